@@ -60,7 +60,7 @@ from umbel.client.policy.site import SecureRandom, Site
 from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.work import name_of
-from umbel.client.rounds.worker import Worker
+from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.failures import FAILURES_MAX
 from umbel.client.state.state_dir import locked
@@ -174,7 +174,7 @@ class ClientLoop:
         self._shutdown = shutdown
         self._layout = Layout.of_state(app.model.state_dict())
         self._delivery = Delivery(coordinator, store)
-        self._worker = Worker(app, coordinator, store, client, site, shutdown, self._layout, self._delivery)
+        self._worker = RoundWorker(app, coordinator, store, client, site, shutdown, self._layout, self._delivery)
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
         self._sent_sample_count = 0  # 0 until the run needs it

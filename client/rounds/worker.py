@@ -32,7 +32,7 @@ from umbel.client.wire.transport import Patience, patiently
 log = logging.getLogger("umbel.client")
 
 
-class Worker:
+class RoundWorker:
     """Does assignments, one after another, for one client."""
 
     def __init__(

@@ -47,7 +47,7 @@ def download(
     Raises `CoordinatorMisbehaved` for a wrong digest, or too many bytes.
     """
     have, started = _size(part), links.clock()
-    source = _Source(links, patience, is_direct=not links.may_follow)
+    source = _DownloadSource(links, patience, is_direct=not links.may_follow)
     while True:
         patiently(lambda: _fetch_rest(coordinator, model, part, source), patience)
         if file_sha256(part) == model.sha256:
@@ -60,7 +60,7 @@ def download(
 
 
 @dataclass(slots=True)
-class _Source:
+class _DownloadSource:
     """Where to download from. `is_direct`: from the coordinator itself; `taken_at`: when the last link was followed."""
 
     links: Links
@@ -94,7 +94,7 @@ class _Source:
         self.waited_s += self.links.clock() - began
 
 
-def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, source: _Source) -> None:
+def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, source: _DownloadSource) -> None:
     """Append the missing bytes to `part`. After a cut they stay for the next try."""
     have = _size(part)
     if have > model.size_bytes:
@@ -111,7 +111,7 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, s
         _follow(redirected, part, have, model.size_bytes, source)
 
 
-def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, source: _Source) -> None:
+def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, source: _DownloadSource) -> None:
     """Download the rest from a link. Raises `LinkFailed` at a time that reveals nothing to the coordinator."""
     source.take_link()
     try:
