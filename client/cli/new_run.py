@@ -49,7 +49,7 @@ def create_run(operator: Operator, file: Path, model: Path, members: Path | None
         typer.echo(
             "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
             "names; should it draw a client that is not, every site declines that round. The same command with "
-            "--members tells it",
+            "--members sends it the list",
             err=True,
         )
     for careful in (unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):

@@ -27,7 +27,7 @@ WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
 RESTART_PATIENCE_S = 300.0
 ENDED_KEPT = 100
-Reason = Annotated[str, typer.Option("--reason", help="Why; clients are told.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; clients see it.")]
 
 run_app = typer.Typer(no_args_is_help=True)
 run_app.command("audit")(audit_verb)

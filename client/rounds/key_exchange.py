@@ -123,8 +123,8 @@ class KeyExchange(Watch):
         self._next, self.pause_s = following, 0.0
 
     def _send(self, phase: Phase, message: bytes) -> None:
-        self._coordinator.say(self._assignment, phase, message)
+        self._coordinator.send_message(self._assignment, phase, message)
 
     def _receive(self, phase: Phase) -> bytes | None:
         self.pause_s = PAUSE_S
-        return self._coordinator.hear(self._assignment, phase, self._n_cohort, self._hold_s)
+        return self._coordinator.fetch_message(self._assignment, phase, self._n_cohort, self._hold_s)

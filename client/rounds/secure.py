@@ -244,14 +244,16 @@ class SecureRound:
         self._site.check_sum(self._invitation, clients)
         agreed = client.agree(inputs)
         self._site.signing(self._invitation, clients)
-        patiently(lambda: self._coordinator.say(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
+        patiently(lambda: self._coordinator.send_message(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
         shares = client.reveal(self._ask(Phase.UNMASKING))
         self._site.revealing(self._invitation)
-        self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
+        self._until_done(
+            lambda hold_s: self._coordinator.send_message(self._id, Phase.UNMASKING, shares, hold_s) or None
+        )
 
     def _ask(self, phase: Phase) -> bytes:
         n_cohort = len(self._invitation.context.cohort)
-        return self._until_done(lambda hold_s: self._coordinator.hear(self._id, phase, n_cohort, hold_s))
+        return self._until_done(lambda hold_s: self._coordinator.fetch_message(self._id, phase, n_cohort, hold_s))
 
     def _until_done(self, step: Callable[[float], T | None]) -> T:
         """Repeat a long poll until it has a result.

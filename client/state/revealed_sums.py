@@ -22,8 +22,8 @@ from umbel.client.errors import StateError
 from umbel.client.files import make_private, sync_directory, write_all
 
 _ADVICE = (
-    "could help to show by two sums what one of them hides: remove it once this run is over, and no other goes on from "
-    "one of its models, then start again"
+    "could help to show by two sums what one of them hides: remove it once this run is over, and no other continues "
+    "from one of its models, then start again"
 )
 
 

@@ -106,7 +106,7 @@ class SecureStore:
             raise WorkRefused(
                 f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than the "
                 f"{SUMS_BYTES_MAX >> 20} that are meant for them. Pin a member list in the policy if there is none; "
-                "then remove the files of runs that are over, if no other run goes on from one of their models",
+                "then remove the files of runs that are over, if no other run continues from one of their models",
                 public_reason="this site has no room to remember another sum",
             )
 

@@ -134,7 +134,7 @@ class CoordinatorClient:
             Decline(reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"),
         )
 
-    def say(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
+    def send_message(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
         """Send this client's message for a phase of a secure round. False if it must be sent again to await the result.
 
         `wait_s`: how long the coordinator may hold an unmasking message open for the result.
@@ -143,7 +143,7 @@ class CoordinatorClient:
         answer = self._transport.ask("PUT", path, query=query, body=message, headers=_BINARY, hold_s=wait_s)
         return answer.status != 202
 
-    def hear(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
+    def fetch_message(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
         """What this client needs for a phase of a secure round of `n_cohort` clients; None if it is not ready yet.
 
         Held open for up to `wait_s` seconds.

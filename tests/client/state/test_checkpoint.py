@@ -292,4 +292,4 @@ def test_a_client_that_is_killed_in_mid_training_sends_the_same_update(
     caplog.set_level(logging.INFO)
     assert update_sha256(tmp_path / "killed", kills=2) == update_sha256(tmp_path / "undisturbed", kills=0)
     log = (tmp_path / "killed" / "log").read_text()
-    assert log.count("goes on after step") == 2
+    assert log.count("training resumes after step") == 2
