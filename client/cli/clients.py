@@ -1,68 +1,21 @@
 """`umbel client` and `umbel token`: enrolled clients, and the tokens that let new ones in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.client.cli.options import AsJson, KeyFile, Server, Yes, labels_of, operator_at
+from umbel.client.cli.options import AsJson, Yes, labels_of, operator_verb
 from umbel.client.cli.output import moment, print_json, screen
 from umbel.client.operator.operator import EnrolledClient, Operator
 from umbel.client.printable import printable
 
-client_app = typer.Typer(no_args_is_help=True)
-token_app = typer.Typer(no_args_is_help=True)
 
-
-@token_app.callback()
-def _group() -> None:
-    """Keep the verb's name: Typer drops it from a group of one verb."""
-
-
-@client_app.command("list")
-def list_verb(server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def list_clients(operator: Operator, as_json: AsJson = False) -> None:
     """List all enrolled clients: the labels from each one's token and its own, when it enrolled and was last seen, and
     whether it was removed."""
-    with operator_at(server, admin_key_file) as operator:
-        list_clients(operator, as_json)
-
-
-@client_app.command("remove")
-def remove_verb(
-    client: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
-    server: Server,
-    yes: Yes = False,
-    admin_key_file: KeyFile = None,
-) -> None:
-    """Refuse a client from now on. This cannot be undone: its name stays taken, so it returns only under a new one."""
-    with operator_at(server, admin_key_file) as operator:
-        remove_client(operator, client, yes)
-
-
-@token_app.command("create")
-def create_tokens_verb(
-    server: Server,
-    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="How many clients to let in.")] = 1,
-    ttl_hours: Annotated[float, typer.Option("--ttl-hours", min=0.01, help="How long they stay valid.")] = 168.0,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Enrols this client and no other; nobody else can take the name.")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="A fact about the clients, such as tier=ward; repeatable."),
-    ] = None,
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make one-time enrolment tokens, one a line; give each to one client. A run's coverage counts by name only clients
-    whose token had a --name, and by tier only those whose token had a --label tier=..."""
-    with operator_at(server, admin_key_file) as operator:
-        create_tokens(operator, count, ttl_hours, name, label or (), as_json)
-
-
-def list_clients(operator: Operator, as_json: bool) -> None:
     clients = operator.clients()
     if as_json:
         print_json(clients)
@@ -73,7 +26,12 @@ def list_clients(operator: Operator, as_json: bool) -> None:
     screen().print(table)
 
 
-def remove_client(operator: Operator, client: str, yes: bool) -> None:
+def remove_client(
+    operator: Operator,
+    client: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
+    yes: Yes = False,
+) -> None:
+    """Refuse a client from now on. This cannot be undone: its name stays taken, so it returns only under a new one."""
     if not yes:
         question = f"Refuse {client} from now on? This cannot be undone, and its name stays taken"
         typer.confirm(question, abort=True, err=True)
@@ -82,9 +40,21 @@ def remove_client(operator: Operator, client: str, yes: bool) -> None:
 
 
 def create_tokens(
-    operator: Operator, count: int, ttl_hours: float, name: str | None, labels: Sequence[str], as_json: bool
+    operator: Operator,
+    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="How many clients to let in.")] = 1,
+    ttl_hours: Annotated[float, typer.Option("--ttl-hours", min=0.01, help="How long they stay valid.")] = 168.0,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Enrols this client and no other; nobody else can take the name.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="A fact about the clients, such as tier=ward; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(labels))
+    """Make one-time enrolment tokens, one a line; give each to one client. A run's coverage counts by name only clients
+    whose token had a --name, and by tier only those whose token had a --label tier=..."""
+    tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(label or ()))
     if as_json:
         print_json({"tokens": tokens})
     else:
@@ -101,3 +71,11 @@ def _cells(client: EnrolledClient) -> tuple[str, ...]:
 
 def _words(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+client_app = typer.Typer(no_args_is_help=True)
+client_app.command("list")(operator_verb(list_clients))
+client_app.command("remove")(operator_verb(remove_client))
+token_app = typer.Typer(no_args_is_help=True)
+token_app.callback()(lambda: None)  # without a callback Typer drops the verb's name from a group of one verb
+token_app.command("create")(operator_verb(create_tokens))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 import umbel
 from umbel.aggregation.run.records import VersionRecord
-from umbel.client.cli.options import App, AsJson, KeyFile, RunName, Server, operator_at
+from umbel.client.cli.options import App, AsJson, RunName
 from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, screen, table_lines
 from umbel.client.cli.view_rounds import measured
 from umbel.client.operator.operator import Operator
@@ -58,30 +58,8 @@ def init_verb(
         typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
 
 
-def versions_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
     """List a run's model versions: where each is from, its metrics, and which were deleted."""
-    with operator_at(server, admin_key_file) as operator:
-        list_versions(operator, run, as_json)
-
-
-def export_verb(
-    run: RunName,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
-    server: Server,
-    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
-    full_precision: Annotated[
-        bool,
-        typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
-    ] = False,
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a model version to a file, checked against its digest; whole, or not at all."""
-    with operator_at(server, admin_key_file) as operator:
-        export_model(operator, run, version, out, as_json, full_precision=full_precision)
-
-
-def list_versions(operator: Operator, run: str, as_json: bool) -> None:
     versions = operator.versions(run)
     if as_json:
         print_json(versions)
@@ -102,8 +80,17 @@ def list_versions(operator: Operator, run: str, as_json: bool) -> None:
 
 
 def export_model(
-    operator: Operator, run: str, version: int | None, out: Path, as_json: bool, *, full_precision: bool = False
+    operator: Operator,
+    run: RunName,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
+    full_precision: Annotated[
+        bool,
+        typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
+    """Write a model version to a file, checked against its digest; whole, or not at all."""
     newest = operator.run(run).model.version
     found = _kept(operator.versions(run, first=newest if version is None else version, count=1), run, version, newest)
     sha256 = found.master_sha256 if full_precision else found.sha256

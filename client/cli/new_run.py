@@ -9,34 +9,25 @@ from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
-from umbel.client.cli.options import AsJson, KeyFile, Server, operator_at
+from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import print_run
 from umbel.client.operator.operator import Operator
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import read_members_file
 
 
-def create_verb(
+def create_run(
+    operator: Operator,
     file: Annotated[Path, typer.Argument(help="The run file, in TOML.")],
     model: Annotated[Path, typer.Option("--model", help="The first model, in safetensors.")],
-    server: Server,
     members: Annotated[
         Path | None,
-        typer.Option(
-            "--members", metavar="FILE", help="The member list that the run file names: only members take part."
-        ),
+        typer.Option("--members", metavar="FILE", help="The member list of the run file: only members take part."),
     ] = None,
-    admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a run from a run file and its first model. The same command again changes nothing, with one exception: it
     can add --members to a run that was created without it."""
-    with operator_at(server, admin_key_file) as operator:
-        create_run(operator, file, model, members, as_json)
-
-
-def create_run(operator: Operator, file: Path, model: Path, members: Path | None, as_json: bool) -> None:
-    """Check the files, upload the model and create the run. Warns of settings that sites may refuse."""
     from umbel.client.state.model_files import layout_in  # it imports torch
 
     text, run_file = read_run_file(file)

@@ -1,10 +1,11 @@
 """Flags that several verbs share, and the connection that an operator's flags describe."""
 
+import inspect
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,6 +56,28 @@ def operator_at(server: str, admin_key_file: Path | None) -> Generator["Operator
 
     with one_sentence_errors(), Operator(server, _admin_key(admin_key_file)) as operator:
         yield operator
+
+
+def operator_verb(action: Callable[..., None]) -> Callable[..., None]:
+    """The verb of an action whose first argument is an operator: in its place it has the flags of the connection."""
+
+    def verb(server: str, admin_key_file: Path | None, **flags: Any) -> None:
+        with operator_at(server, admin_key_file) as operator:
+            action(operator, **flags)
+
+    _, *own = inspect.signature(action).parameters.values()
+    connection = inspect.signature(_connection_flags).parameters
+    required = [one for one in own if one.default is one.empty]
+    optional = [one for one in own if one.default is not one.empty]
+    flags = [*required, connection["server"], *optional, connection["admin_key_file"]]
+    verb.__doc__ = action.__doc__
+    verb.__annotations__ = {one.name: one.annotation for one in flags}
+    setattr(verb, "__signature__", inspect.Signature(flags))  # noqa: B010 - functions declare no such attribute
+    return verb
+
+
+def _connection_flags(server: Server, admin_key_file: KeyFile = None) -> None:
+    """The flags that `operator_verb` adds."""
 
 
 def labels_of(texts: Sequence[str]) -> dict[str, str]:

@@ -13,11 +13,11 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.records import RoundRecord, RunProgress
 from umbel.client.cli.audit import audit_verb, replay_verb, verify_verb
-from umbel.client.cli.models import export_verb, versions_verb
-from umbel.client.cli.new_run import create_verb
-from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, Yes, operator_at
+from umbel.client.cli.models import export_model, list_versions
+from umbel.client.cli.new_run import create_run
+from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
 from umbel.client.cli.output import print_json, print_run, screen
-from umbel.client.cli.trace import export_trace_verb
+from umbel.client.cli.trace import export_trace
 from umbel.client.cli.view import RunPicture
 from umbel.client.cli.view_rounds import Events
 from umbel.client.operator.operator import Operator
@@ -29,90 +29,9 @@ RESTART_PATIENCE_S = 300.0
 ENDED_KEPT = 100
 Reason = Annotated[str, typer.Option("--reason", help="Why; clients see it.")]
 
-run_app = typer.Typer(no_args_is_help=True)
-run_app.command("audit")(audit_verb)
-run_app.command("verify")(verify_verb)
-run_app.command("replay")(replay_verb)
-run_app.command("create")(create_verb)
 
-
-@run_app.command("list")
-def list_verb(server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def list_runs(operator: Operator, as_json: AsJson = False) -> None:
     """List all runs of a coordinator."""
-    with operator_at(server, admin_key_file) as operator:
-        list_runs(operator, as_json)
-
-
-@run_app.command("show")
-def show_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Show one run: its rounds so far and the one under way."""
-    with operator_at(server, admin_key_file) as operator:
-        show_run(operator, run, as_json)
-
-
-@run_app.command("watch")
-def watch_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. In a file or a pipe: a
-    line an event, each with its date. --json: a line for each round's end."""
-    with operator_at(server, admin_key_file) as operator:
-        watch_run(operator, run, as_json)
-
-
-@run_app.command("stop")
-def stop_verb(
-    run: RunName,
-    server: Server,
-    reason: Reason = "stopped by the operator",
-    yes: Yes = False,
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """End a run now, for good; its newest model stays."""
-    with operator_at(server, admin_key_file) as operator:
-        stop_run(operator, run, reason, yes, as_json)
-
-
-@run_app.command("pause")
-def pause_verb(
-    run: RunName,
-    server: Server,
-    reason: Reason = "paused by the operator",
-    now: Annotated[bool, typer.Option("--now", help="Abandon the open round instead of letting it finish.")] = False,
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Begin no further round until the run is resumed; its clients stay, and a restart leaves it paused."""
-    with operator_at(server, admin_key_file) as operator:
-        pause_run(operator, run, reason, now, as_json)
-
-
-@run_app.command("resume")
-def resume_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Continue a paused run."""
-    with operator_at(server, admin_key_file) as operator:
-        resume_run(operator, run, as_json)
-
-
-@run_app.command("rollback")
-def roll_back_verb(
-    run: RunName,
-    to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to continue from.")],
-    server: Server,
-    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "rolled back by the operator",
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
-    with operator_at(server, admin_key_file) as operator:
-        roll_back(operator, run, to, reason, as_json)
-
-
-run_app.command("versions")(versions_verb)
-run_app.command("export")(export_verb)
-run_app.command("export-trace")(export_trace_verb)
-
-
-def list_runs(operator: Operator, as_json: bool) -> None:
     runs = operator.runs()
     if as_json:
         print_json(runs)
@@ -125,7 +44,8 @@ def list_runs(operator: Operator, as_json: bool) -> None:
     screen().print(table)
 
 
-def show_run(operator: Operator, run: str, as_json: bool) -> None:
+def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+    """Show one run: its rounds so far and the one under way."""
     progress = _whole_progress(operator, run)
     if as_json:
         print_json(progress)
@@ -133,7 +53,9 @@ def show_run(operator: Operator, run: str, as_json: bool) -> None:
         screen().print(RunPicture(progress.run, progress.ended, progress.live, progress.turned_away))
 
 
-def watch_run(operator: Operator, run: str, as_json: bool) -> None:
+def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. In a file or a pipe: a
+    line an event, each with its date. --json: a line for each round's end."""
     terminal = screen()
     if as_json:
         status = _follow_json(operator, run)
@@ -145,7 +67,14 @@ def watch_run(operator: Operator, run: str, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool) -> None:
+def stop_run(
+    operator: Operator,
+    run: RunName,
+    reason: Reason = "stopped by the operator",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a run now, for good; its newest model stays."""
     view = operator.run(run)
     if not (view.status.is_over or yes):
         done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
@@ -155,19 +84,34 @@ def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool
     print_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
 
 
-def pause_run(operator: Operator, run: str, reason: str, now: bool, as_json: bool) -> None:
+def pause_run(
+    operator: Operator,
+    run: RunName,
+    reason: Reason = "paused by the operator",
+    now: Annotated[bool, typer.Option("--now", help="Abandon the open round instead of letting it finish.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Begin no further round until the run is resumed; its clients stay, and a restart leaves it paused."""
     if operator.run(run).status is RunStatus.PAUSED and not now and not as_json:
         typer.echo(f"{run} is paused already", err=True)
     print_run(operator.pause_run(run, reason, now), as_json)
 
 
-def resume_run(operator: Operator, run: str, as_json: bool) -> None:
+def resume_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+    """Continue a paused run."""
     if operator.run(run).status is RunStatus.RUNNING and not as_json:
         typer.echo(f"{run} is not paused", err=True)
     print_run(operator.resume_run(run), as_json)
 
 
-def roll_back(operator: Operator, run: str, to: str, reason: str, as_json: bool) -> None:
+def roll_back(
+    operator: Operator,
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to continue from.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "rolled back by the operator",
+    as_json: AsJson = False,
+) -> None:
+    """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
     before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
     if after.model.version == before.model.version and not as_json:
         typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
@@ -217,3 +161,20 @@ def _follow_json(operator: Operator, run: str) -> RunStatus:
             print_json(record)
         status = progress.run.status
     return status
+
+
+run_app = typer.Typer(no_args_is_help=True)
+run_app.command("audit")(audit_verb)
+run_app.command("verify")(verify_verb)
+run_app.command("replay")(replay_verb)
+run_app.command("create")(operator_verb(create_run))
+run_app.command("list")(operator_verb(list_runs))
+run_app.command("show")(operator_verb(show_run))
+run_app.command("watch")(operator_verb(watch_run))
+run_app.command("stop")(operator_verb(stop_run))
+run_app.command("pause")(operator_verb(pause_run))
+run_app.command("resume")(operator_verb(resume_run))
+run_app.command("rollback")(operator_verb(roll_back))
+run_app.command("versions")(operator_verb(list_versions))
+run_app.command("export")(operator_verb(export_model))
+run_app.command("export-trace")(operator_verb(export_trace))

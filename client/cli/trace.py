@@ -12,7 +12,7 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
-from umbel.client.cli.options import AsJson, KeyFile, Server, operator_at
+from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import moment, print_json
 from umbel.client.files import write_atomically
 from umbel.client.operator.operator import Operator
@@ -38,22 +38,15 @@ class ExportedTrace:
     secure: int  # attempts with masked updates
 
 
-def export_trace_verb(
+def export_trace(
+    operator: Operator,
     runs: Annotated[list[str], typer.Argument(metavar="NAME", help="Runs of the same clients, one or more.")],
     out: Annotated[Path, typer.Option("--out", help="Where to write the trace, in JSON.")],
-    server: Server,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Write how rounds went, without names, so that `umbel simulate` can have clients like these
     (docs/reference/traces.md). A run under way is included as far as it has ended."""
-    with operator_at(server, admin_key_file) as operator:
-        export_trace(operator, runs, out, force, as_json)
-
-
-def export_trace(operator: Operator, runs: Sequence[str], out: Path, force: bool, as_json: bool) -> None:
-    """Write the trace of these runs to `out`. Raises `ValueError`, `ClientError`, `OSError`."""
     if len(set(runs)) < len(runs):
         raise ValueError("a run is named twice; its rounds would count twice")
     if not out.parent.is_dir():

@@ -34,7 +34,7 @@ def test_a_stopped_run_is_told_by_its_name_as_it_is(capsys: pytest.CaptureFixtur
 
 
 def test_tokens_are_told_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    create_tokens(operator_that_hears({"POST /tokens": {"tokens": [NAME]}}), 1, 1.0, None, (), as_json=False)
+    create_tokens(operator_that_hears({"POST /tokens": {"tokens": [NAME]}}), 1, 1.0, None, None, as_json=False)
     assert capsys.readouterr().out == SHOWN + "\n"
 
 

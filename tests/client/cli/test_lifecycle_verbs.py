@@ -109,7 +109,7 @@ def test_a_version_that_is_gone_is_not_exported(tmp_path: Path) -> None:
     for found, sentence in (([VERSIONS[1]], "version 1 was deleted"), ([], "no version 1, only 0 to 3")):
         operator = operator_that_hears({"GET /runs/ward": [RUN], "GET /runs/ward/versions": [found, []]})
         with pytest.raises(ValueError, match=sentence):
-            export_model(operator, "ward", 1, out, as_json=False)
+            export_model(operator, "ward", out, 1, as_json=False)
     assert list(tmp_path.iterdir()) == []
 
 
