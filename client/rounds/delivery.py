@@ -8,7 +8,7 @@ from umbel.aggregation.messages import AssignmentState, Outcome, ReportAnswer
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError
 from umbel.client.state.store import PendingReport, Store
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import WINDOW_S_MAX
 from umbel.client.wire.transport import Patience, patiently
@@ -21,7 +21,7 @@ class Delivery:
     """Sends updates and reports from one client's disk to its coordinator, and counts the reports."""
 
     def __init__(self, coordinator: CoordinatorClient, store: Store) -> None:
-        self.link = Link()  # the measured bandwidth
+        self.bandwidth = Bandwidth()  # the measured bandwidth
         self.reports = 0
         self.accepted = 0  # reports that the coordinator accepted at once; it may have abandoned their rounds since
         self.masked = 0  # reports of secure rounds
@@ -33,7 +33,7 @@ class Delivery:
         """Upload, report, and forget the work once the report is answered: the coordinator has stored it then."""
         self.upload(pending.assignment, pending.update_bytes, pending.work.update_sha256, window_s, patience, resume)
         # After a resumed upload the measured rate is too high: a part had arrived before.
-        work = replace(pending.work, upload_bytes_per_s=None if resume else self.link.up)
+        work = replace(pending.work, upload_bytes_per_s=None if resume else self.bandwidth.up)
         answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
         if answer.outcome is Outcome.ACCEPTED:
             self._store.feedback.keep()
@@ -52,8 +52,10 @@ class Delivery:
         """Send the update on disk. `resume`: the coordinator may have a part of it."""
         started = time.perf_counter()
         with self._store.open_update() as file:
-            Upload(self._coordinator, assignment, file, n_bytes, sha256, self.link, window_s).send(patience, resume)
-        self.link = self.link.after_upload(n_bytes, time.perf_counter() - started)
+            Upload(self._coordinator, assignment, file, n_bytes, sha256, self.bandwidth, window_s).send(
+                patience, resume
+            )
+        self.bandwidth = self.bandwidth.after_upload(n_bytes, time.perf_counter() - started)
 
     def window_left_s(self, assignment: AssignmentId, patience: Patience) -> float:
         """How long the coordinator still waits for the report. Raises `AssignmentClosed` if it does not."""

@@ -16,7 +16,7 @@ from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.state.model_files import apply_changes, load_model
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.download import download
 from umbel.client.wire.redirect import Links
@@ -35,8 +35,8 @@ class Wanted:
 
 
 def fetch_model(
-    coordinator: CoordinatorClient, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
-) -> tuple[Path, Link]:
+    coordinator: CoordinatorClient, store: Store, wanted: Wanted, bandwidth: Bandwidth, patience: Patience, links: Links
+) -> tuple[Path, Bandwidth]:
     """The model's path on disk, and the measured bandwidth. Every other model is removed.
 
     Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
@@ -45,17 +45,17 @@ def fetch_model(
     path = store.model_path(model.sha256)
     if _is_here(path, model.sha256):
         store.keep_only(model.sha256)
-        return path, link
+        return path, bandwidth
     needed = _needed(store, wanted.changes)
     store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
     if not (needed and _is_made(coordinator, store, wanted, needed, patience, links)):
         store.keep_only(model.sha256)  # first, because the disk may have no room for both
         part = store.part_path(model.sha256)
         came = download(coordinator, model, part, patience, links)
-        link = link.after_download(came.n_bytes, came.seconds)
+        bandwidth = bandwidth.after_download(came.n_bytes, came.seconds)
         part.replace(path)
     store.keep_only(model.sha256)
-    return path, link
+    return path, bandwidth
 
 
 def _is_here(path: Path, sha256: str) -> bool:

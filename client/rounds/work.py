@@ -24,7 +24,7 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 
 _STEPS_TO_SPARE = 2  # because the next step may be the longest
 log = logging.getLogger("umbel.client")
@@ -130,15 +130,15 @@ def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) 
 
 
 def save_work(
-    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store, link: Link
+    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store, bandwidth: Bandwidth
 ) -> PendingReport:
     """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
 
-    `link`: the measured bandwidth, for a canary's report.
+    `bandwidth`: as measured, for a canary's report.
     """
     with unfit_refused(offer):
         sha256, update_bytes = _save_update(app, layout, start, offer, store)
-    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
     return pending
 
@@ -191,7 +191,7 @@ def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.T
             yield weight_change(spec, values[piece].cpu(), start_values[piece])
 
 
-def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link: Link) -> WorkDone:
+def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:
     result, evaluation = done.result, done.evaluation
     if result.sample_count > app.sample_count:
         raise WorkRefused(
@@ -210,7 +210,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link:
             metrics=finite(result.metrics),
             evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
-            probe=probe_of(app, result, done.step_s, offer, link) if offer.task.tries_clients else None,
+            probe=probe_of(app, result, done.step_s, offer, bandwidth) if offer.task.tries_clients else None,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error

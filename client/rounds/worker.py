@@ -85,7 +85,7 @@ class RoundWorker:
         self._warn_if_too_slow(offer, done, window_end)
         if watch.closed is not None:
             raise AssignmentClosed("assignment-closed", watch.closed, 200)
-        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._delivery.link)
+        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._delivery.bandwidth)
         self._delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
@@ -184,8 +184,8 @@ class RoundWorker:
         wanted = Wanted(offer.model, self._layout, offer.changes)
         try:
             with self._shutdown.interruptible():
-                path, self._delivery.link = fetch_model(
-                    self._coordinator, self._store, wanted, self._delivery.link, patience, self._links
+                path, self._delivery.bandwidth = fetch_model(
+                    self._coordinator, self._store, wanted, self._delivery.bandwidth, patience, self._links
                 )
                 return path
         except Interrupted as interruption:
@@ -201,7 +201,7 @@ class RoundWorker:
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
         return replace(
             asked_of_site(offer.training, offer.seed, offer.share),
-            deadline=window_end - self._delivery.link.reserve_s(update_bytes_max, offer.window_s),
+            deadline=window_end - self._delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
             told_to_stop=_first_reason(lambda: watch.ended, lambda: self._shutdown.reason),
         )
 

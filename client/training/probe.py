@@ -11,7 +11,7 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import Probe
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client, TrainResult
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 
 _STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")
@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, but on a Mac bytes
 
 
-def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment, link: Link) -> Probe:
+def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment, bandwidth: Bandwidth) -> Probe:
     """The measurements after training, before the upload. Raises `ValueError` if the step counts are inconsistent."""
     mean = result.metrics.get("loss")
     first, last = result.first_loss, mean if result.last_loss is None else result.last_loss
@@ -27,7 +27,7 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
     return Probe(
         steps_full=_steps_full(app, result, offer),
         step_s=step_s,
-        download_bytes_per_s=link.down,
+        download_bytes_per_s=bandwidth.down,
         memory_bytes=memory_peak_bytes(),
         memory_free_bytes=memory_free_bytes(),
         device_memory_bytes=device,

@@ -14,17 +14,17 @@ CHUNK_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Bandwidth:
     """The last transfer each way, in bytes per second with round trips; None until measured."""
 
     down: float | None = None
     up: float | None = None
     update_bytes: int | None = None  # the length of the last update
 
-    def after_download(self, n_bytes: int, seconds: float) -> "Link":
+    def after_download(self, n_bytes: int, seconds: float) -> "Bandwidth":
         return replace(self, down=n_bytes / max(seconds, MEASURED_S_MIN)) if n_bytes else self
 
-    def after_upload(self, n_bytes: int, seconds: float) -> "Link":
+    def after_upload(self, n_bytes: int, seconds: float) -> "Bandwidth":
         return replace(self, up=n_bytes / max(seconds, MEASURED_S_MIN), update_bytes=n_bytes) if n_bytes else self
 
     @property

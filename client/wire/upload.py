@@ -10,7 +10,7 @@ from typing import BinaryIO
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Link, chunk_bytes
+from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
 from umbel.client.wire.coordinator import CoordinatorClient, UploadState
 from umbel.client.wire.transport import FileBody, Patience, patiently
 
@@ -18,7 +18,7 @@ _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
 
 
 class Upload:
-    """The upload of one update. `total`: bytes in `file`; `sha256`: of them, in hex; `link`: the bandwidth so far."""
+    """The upload of one update. `total`, `sha256`: of `file`, in bytes and in hex; `bandwidth`: as measured so far."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Upload:
         file: BinaryIO,
         total: int,
         sha256: str,
-        link: Link,
+        bandwidth: Bandwidth,
         window_s: float,
     ) -> None:
         self._coordinator = coordinator
@@ -37,7 +37,7 @@ class Upload:
         self._sha256 = sha256
         self._window_s = window_s
         self._longest = CHUNK_BYTES_MAX
-        self._chunk_bytes = self._within(link.chunk_bytes(window_s))
+        self._chunk_bytes = self._within(bandwidth.chunk_bytes(window_s))
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0

@@ -35,7 +35,7 @@ from umbel.aggregation.update.wire import float32_header
 from umbel.client import Operator
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
@@ -158,7 +158,7 @@ def _send(site: CoordinatorClient, run: str, layout: Layout, update: bytes, gate
     assignment = checked_in.assignment.id
     sha256 = hashlib.sha256(update).hexdigest()
     gate.wait(_LIMIT_S)
-    upload = Upload(site, assignment, io.BytesIO(update), len(update), sha256, Link(), _LIMIT_S)
+    upload = Upload(site, assignment, io.BytesIO(update), len(update), sha256, Bandwidth(), _LIMIT_S)
     upload.send(Patience(until=time.monotonic() + _LIMIT_S), resume=False)
     answer = site.report(assignment, WorkDone(100, 1, 1, sha256))
     if answer.outcome is not Outcome.ACCEPTED:

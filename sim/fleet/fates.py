@@ -113,7 +113,7 @@ def undisturbed(ask: CohortAsk, lines: LineRates, step_s: Floats) -> tuple[Round
 
 
 def reserve_s(ask: CohortAsk, lines: LineRates) -> Floats:
-    """What each keeps of the window for its upload: `Link.reserve_s` of the SDK, for all of them at once.
+    """What each keeps of the window for its upload: `Bandwidth.reserve_s` of the SDK, for all of them at once.
 
     A device that has sent an update takes its line for what it was then, and expects an update half as long again; a
     new one takes it for slow, by its download, and expects the longest.

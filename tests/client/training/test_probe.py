@@ -21,7 +21,7 @@ from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.rounds.work import train
 from umbel.client.training.probe import memory_free_bytes, probe_of
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.offers import check_offer
 
 
@@ -93,7 +93,7 @@ def test_the_ready_trainer_does_its_share_and_says_what_a_whole_round_is() -> No
 def test_a_whole_round_is_estimated_where_the_site_does_not_tell(
     training: TrainingPlan, planned: int, full: int
 ) -> None:
-    probe = probe_of(Ward(), TrainResult(100, 1, planned), 3.0, offer(training), Link())
+    probe = probe_of(Ward(), TrainResult(100, 1, planned), 3.0, offer(training), Bandwidth())
     assert (probe.steps_full, probe.step_s) == (full, 3.0)
     assert (probe.download_bytes_per_s, probe.first_loss, probe.last_loss) == (None, None, None)
     assert probe.memory_bytes is not None
@@ -102,17 +102,17 @@ def test_a_whole_round_is_estimated_where_the_site_does_not_tell(
 
 def test_losses_are_taken_from_where_they_are() -> None:
     told = TrainResult(100, 2, 2, {"loss": 0.5}, 200, 0.75, 0.25)
-    probe = probe_of(Ward(), told, 3.0, offer(), Link(down=7e6))
+    probe = probe_of(Ward(), told, 3.0, offer(), Bandwidth(down=7e6))
     assert (probe.steps_full, probe.step_s, probe.download_bytes_per_s) == (200, 3.0, 7e6)
     assert (probe.first_loss, probe.last_loss, probe.is_loss_finite) == (0.75, 0.25, True)
-    mean = probe_of(Ward(), TrainResult(100, 1, 1, {"loss": 0.5}), 3.0, offer(), Link())
+    mean = probe_of(Ward(), TrainResult(100, 1, 1, {"loss": 0.5}), 3.0, offer(), Bandwidth())
     assert (mean.first_loss, mean.last_loss) == (None, 0.5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_said_and_not_sent(bad: float) -> None:
     for result in (TrainResult(100, 1, 1, {"loss": bad}), TrainResult(100, 1, 1, {}, 1, 1.0, bad)):
-        probe = probe_of(Ward(), result, 3.0, offer(), Link())
+        probe = probe_of(Ward(), result, 3.0, offer(), Bandwidth())
         assert (probe.last_loss, probe.is_loss_finite) == (None, False)
 
 
@@ -144,7 +144,7 @@ def test_the_memory_of_the_fullest_gpu_is_told_where_one_was_used(
         "get_device_properties": lambda device: SimpleNamespace(total_memory=totals[device]),
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    probe = probe_of(Ward(), TrainResult(100, 1, 1), 3.0, offer(), Link())
+    probe = probe_of(Ward(), TrainResult(100, 1, 1), 3.0, offer(), Bandwidth())
     assert (probe.device_memory_bytes, probe.device_memory_total_bytes) == told
 
 

@@ -29,7 +29,7 @@ from umbel.client.rounds.fetch import Wanted, fetch_model
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
 from umbel.client.wire.http_deadline import timed_by
@@ -133,7 +133,7 @@ def fetched(double: Double, handle: Handler, tmp_path: Path, links: Links, clock
         coordinator = CoordinatorClient(Transport(replicas, Identity("ward-7", key).authorize))
         patience = Patience(TIMING, time.monotonic() + LIMIT_S, wait)
         wanted = Wanted(ref, double.layout)
-        path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Link(), patience, links)
+        path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Bandwidth(), patience, links)
     assert link.down is not None
     return path.read_bytes()
 

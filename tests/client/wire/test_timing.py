@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN
 from umbel.client.rounds.watch import renewal_s
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Link
+from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth
 from umbel.client.wire.timing import IDLE_BACKOFF as IDLE
 from umbel.client.wire.timing import RETRY_AFTER_MAX_S, Backoff, Timing, within
 
@@ -56,25 +56,25 @@ def test_a_stalled_connection_costs_a_small_part_of_a_window() -> None:
 
 @given(st.integers(0, 1 << 40), st.floats(1, 1e12), st.floats(1e-3, 1e7))
 def test_the_reserve_leaves_half_the_window_for_training(update_bytes: int, speed: float, window_s: float) -> None:
-    link = Link().after_download(1 << 20, (1 << 20) / speed)
+    link = Bandwidth().after_download(1 << 20, (1 << 20) / speed)
     assert 0 < link.reserve_s(update_bytes, window_s) <= window_s / 2
 
 
 def test_a_slow_link_reserves_more() -> None:
-    slow, fast = (Link().after_download(10**6, seconds) for seconds in (10.0, 0.1))
+    slow, fast = (Bandwidth().after_download(10**6, seconds) for seconds in (10.0, 0.1))
     assert slow.reserve_s(10**6, 600) > 50 > fast.reserve_s(10**6, 600)
 
 
 def test_a_measured_upload_outranks_a_measured_download() -> None:
-    link = Link().after_download(10**6, 1.0)
+    link = Bandwidth().after_download(10**6, 1.0)
     assert link.after_upload(10**6, 1.0).reserve_s(10**7, 600) < link.reserve_s(10**7, 600)
 
 
 def test_chunks_follow_the_link() -> None:
-    assert Link().chunk_bytes(60) == CHUNK_BYTES_MIN
-    assert Link(up=1e9).chunk_bytes(60) == CHUNK_BYTES_MAX
-    assert Link(up=1e6).chunk_bytes(60) == 300_000  # 0.3 s
-    assert Link(up=1e6).chunk_bytes(86400) == 2_000_000  # a cut costs two seconds at most
+    assert Bandwidth().chunk_bytes(60) == CHUNK_BYTES_MIN
+    assert Bandwidth(up=1e9).chunk_bytes(60) == CHUNK_BYTES_MAX
+    assert Bandwidth(up=1e6).chunk_bytes(60) == 300_000  # 0.3 s
+    assert Bandwidth(up=1e6).chunk_bytes(86400) == 2_000_000  # a cut costs two seconds at most
 
 
 def test_a_client_is_heard_of_often_enough() -> None:

@@ -14,7 +14,7 @@ from tests.client.doubles.double import Handler, problem, stream
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.state.identity import Identity
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Link
+from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.timing import within
 from umbel.client.wire.transport import Patience, Transport, connect
@@ -22,12 +22,12 @@ from umbel.client.wire.upload import Upload
 
 UPDATE_BYTES = 400 << 20
 N_TRIES = 40  # enough to halve the longest chunk until it is the shortest
-FAST, SLOW = Link(up=1e9), Link(up=1.0)
+FAST, SLOW = Bandwidth(up=1e9), Bandwidth(up=1.0)
 WINDOW_S = 60.0
 
 
 @contextmanager
-def upload_of(path: Path, link: Link, handle: Handler) -> Generator[Upload]:
+def upload_of(path: Path, link: Bandwidth, handle: Handler) -> Generator[Upload]:
     """An upload of the update in `path`, to a coordinator that answers so."""
     with path.open("rb") as file, connect("https://coordinator.test", httpx.MockTransport(handle)) as replicas:
         coordinator = CoordinatorClient(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn, require_share
 from umbel.aggregation.secagg.turns import Phase
-from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.bandwidth import Bandwidth
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.dropouts import DeviceStage, Losses, RoundTimes
 from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates, disturbed, reserve_s, undisturbed
@@ -47,7 +47,7 @@ def lines_of(down: float, up: float, latency_s: float = 0.0) -> LineRates:
 def test_the_reserve_is_that_of_the_sdk(
     model: int, update: int, more: int, down: float, up: float, latency_s: float, window_s: float, is_new: bool
 ) -> None:
-    link = Link().after_download(model, model / down + latency_s)
+    link = Bandwidth().after_download(model, model / down + latency_s)
     if not is_new:
         link = link.after_upload(update, update / up + latency_s)
     ask = CohortAsk(
