@@ -115,14 +115,11 @@ def run_client(
 ) -> RunEnd:
     """Take part in `run` until it ends or this client is asked to leave.
 
-    Raises `ClientError`; `ValueError` for unusable arguments; `OSError` or `MembersRefused` for the policy's member
-    list.
+    Raises `ClientError`; `ValueError` for unusable arguments; `OSError`, `MembersRefused` for the policy's list.
 
     Args:
-        app: the site's own code.
         server: the coordinator's address, or those of its replicas, `URL[,URL...]`.
         state_dir: this client's own directory, for its key and unsent work.
-        run: the run's name.
         token: the one-time token; needed until the client has enrolled.
         name: the client's name; by default made from the host's name.
         labels: facts about this site, sent at its enrolment, such as `{"tier": "hospital"}`.
@@ -198,8 +195,6 @@ class ClientLoop:
     def end(self, status: str, reason: str) -> RunEnd:
         sent = self._delivery
         return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
-
-    # --- asking for work ---
 
     def _check_in(self) -> CheckedIn:
         with self._shutdown.interruptible():
