@@ -208,7 +208,7 @@ def test_a_canary_out_of_its_place_is_found(attempts: list[int], n_rounds_before
 
 def test_another_clients_key_does_not_pass() -> None:
     other = public_key_text(CLIENT_KEYS["c"].public_key().public_bytes_raw())
-    with pytest.raises(AuditFailed, match="the report of a is not what"):
+    with pytest.raises(AuditFailed, match="the report of a was not signed with"):
         verify(forged(2, lambda facts: facts["clients"][0].update(key=other)), KEYS)
 
 
