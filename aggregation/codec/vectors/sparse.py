@@ -59,7 +59,7 @@ def gaps_read(data: Tensor, count: int, n_values: int) -> Tensor:
     """The inverse of `gaps_written`: `count` indices below `n_values`. Raises `MalformedUpdate` or `LyingLength`."""
     is_last = data < 0x80
     if int(is_last.sum()) != count or (data.numel() and not bool(is_last[-1])):
-        raise LyingLength(f"the payload declares {count} coordinates and lists {int(is_last.sum())}")
+        raise LyingLength(f"the payload lists {int(is_last.sum())} coordinates but declares {count}")
     ends = is_last.nonzero().view(-1)
     lengths = torch.diff(ends, prepend=torch.tensor([-1]))
     if bool((lengths > GAP_BYTES_MAX).any()) or bool(((data[ends] == 0) & (lengths > 1)).any()):
@@ -87,7 +87,7 @@ def bitmap_read(data: Tensor, count: int, n_values: int) -> Tensor:
         raise LyingLength(f"a bitmap of {n_values} coordinates takes {bitmap_bytes(n_values)} bytes")
     indices = (data.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).view(-1).nonzero().view(-1)
     if indices.numel() != count:
-        raise LyingLength(f"the payload declares {count} coordinates and its bitmap has {indices.numel()}")
+        raise LyingLength(f"the bitmap has {indices.numel()} coordinates, but the payload declares {count}")
     if count and int(indices[-1]) >= n_values:
         raise MalformedUpdate(f"the bitmap names coordinate {int(indices[-1])} of {n_values}")
     return indices
