@@ -1,13 +1,12 @@
-"""Audit bundles: what a coordinator signs of a run, one bundle when it is created and one for each attempt that ends.
+"""Audit bundles: the coordinator's signed record of a run, one when the run is created and one for each ended attempt.
 
-A bundle is a JSON object in canonical form (`canonical.py`). Its hash is the SHA-256 of those bytes; it names the hash
-of the bundle before it, so that a run's bundles are a chain from its creation on; and the coordinator signs the hash
-with its audit key (Ed25519), as
+A bundle is a JSON object in canonical form (`canonical.py`). Its hash is the SHA-256 of those bytes. It contains the
+hash of the bundle before, so a run's bundles form a chain. The coordinator signs the hash with its audit key (Ed25519):
 
     umbel audit bundle 1\n<the hash, 64 hex digits>
 
-With the updates that a bundle names and the model that it began with, anyone can make the model that it ended with
-(`replay.py`). `audit_chain.py` is the auditor; docs/reference/audit-bundle.md the contract for other languages.
+With a bundle's updates and the model that its round began with, anyone can make the round's model again (`replay.py`).
+`chain.py` is the auditor. docs/reference/audit-bundle.md is the contract for other languages.
 """
 
 import base64
@@ -32,21 +31,21 @@ _PURPOSE = b"umbel audit bundle 1\n"
 
 
 class AuditFailed(Exception):
-    """What was found does not fit; `str(error)` says what, in one sentence."""
+    """An audit has failed; `str(error)` says why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelId:
-    """A model version. `sha256`: of the published file; `master_sha256`: of the coordinator's full-precision copy."""
+    """A model version."""
 
     version: int
-    sha256: str
-    master_sha256: str
+    sha256: str  # of the published file
+    master_sha256: str  # of the coordinator's full-precision copy
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What made a bundle: versions of umbel, torch and Python, and the machine's architecture."""
+    """The software that made a bundle: versions of umbel, torch and Python, and the machine's architecture."""
 
     umbel: str
     torch: str
@@ -56,34 +55,28 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class SignedReport:
-    """A client's report as it was sent: the body of its PUT, and what its signature (RFC 9421) is made of.
+    """A client's report as it was sent, with the parts of its signature (RFC 9421)."""
 
-    An empty `signature`: the coordinator did not keep it, and `body` is what it had read there.
-    """
-
-    body: str
+    body: str  # of the PUT
     created: int = 0
     nonce: str = ""
-    signature: str = ""
+    signature: str = ""  # empty if the coordinator did not keep it; then `body` is what it had read
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One client of the cohort. `key`: its public key, base64; `announced`: samples, when the cohort was drawn.
-
-    `weight`, `report`: None unless it reported in time. `report_s`: seconds from the opening to its report.
-    """
+    """One client of the cohort."""
 
     client: str
-    key: str
+    key: str  # its public key, base64
     draws: int
-    announced: int
+    announced: int  # its samples, when the cohort was drawn
     tier: str
     fate: Fate
     reason: str
-    weight: int | None
-    report: SignedReport | None
-    report_s: float | None
+    weight: int | None  # None unless it reported in time
+    report: SignedReport | None  # likewise
+    report_s: float | None  # seconds from the opening to its report
     silent_s: float
     bytes_up: int
     bytes_down: int
@@ -91,17 +84,13 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The integers that the model was made of. `sha256`: of them as int64, little-endian, in the layout's order.
+    """The exact sum that the model was made from; of a secure round, the unmasked sum."""
 
-    `update_rms`: the root mean square of the updates, where their codec measures it; the next step is made of it.
-    `shown`: of a secure round, whose sum is the unmasked one: the next round's numbers are made of it.
-    """
-
-    sha256: str
+    sha256: str  # of the integers as int64, little-endian, in the layout's order
     total_weight: int
     n_clients: int
-    update_rms: float | None = None
-    shown: SumShown | None = None
+    update_rms: float | None = None  # the updates' root mean square, if the codec measures it; gives the next step
+    shown: SumShown | None = None  # of a secure round; gives the next round's numbers
 
     def __post_init__(self) -> None:
         if self.update_rms is not None and not 0 <= self.update_rms < math.inf:  # also refuses a NaN
@@ -110,35 +99,27 @@ class ExactSum:
 
 @dataclass(frozen=True, slots=True)
 class KeptUpdates:
-    """What the run's policy says of this attempt's updates.
+    """What the run's retention policy did when this attempt ended."""
 
-    `kept`: whether they were kept when it ended. `deleted`: numbers of the bundles whose updates went at that moment.
-    `reason`: in words.
-    """
-
-    kept: bool
-    deleted: tuple[int, ...]
+    kept: bool  # whether this attempt's updates were kept
+    deleted: tuple[int, ...]  # numbers of the bundles whose updates were deleted at that moment
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunCreated:
-    """The first bundle's facts. `run_file`: whole; `layout`: the model's, as the text whose SHA-256 is its digest."""
+    """The first bundle's facts."""
 
     at: float
-    run_file: Mapping[str, Any]
+    run_file: Mapping[str, Any]  # the whole file
     run_file_sha256: str
     model: ModelId
-    layout: str
+    layout: str  # the model's, as canonical JSON: the text whose SHA-256 is the layout's digest
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """An ended attempt's facts: of a round of training, or of evaluation (`plan.task`), which makes no model.
-
-    `sum`: None unless a model was made of it; `model_out`: likewise, or the copy of version `rolled_back_to` from which
-    the run went on, where a rollback ended the attempt. Times in Unix seconds.
-    """
+    """The facts of an ended attempt at a round. `plan.task` says whether such a round makes a model."""
 
     round: int
     attempt: int
@@ -149,41 +130,39 @@ class RoundEnded:
     run_file_sha256: str
     layout_digest: str
     model_in: ModelId
-    model_out: ModelId | None
-    rolled_back_to: int | None
+    model_out: ModelId | None  # None unless the round made a model, or a rollback ended it
+    rolled_back_to: int | None  # the version that a rollback copied to `model_out`
     plan: RoundPlan
     grid: Grid
     training: TrainingPlan
     server_learning_rate: float
     clients: tuple[Participant, ...]
-    sum: ExactSum | None
+    sum: ExactSum | None  # None unless a model was made
     passed_over: int
     samples_passed_over: int
     uncovered: tuple[Gap, ...]
     metrics: Mapping[str, float]
     evaluation: Mapping[str, float]
-    opened_at: float
+    opened_at: float  # Unix seconds, as the two below
     closed_at: float
     ended_at: float
     updates: KeptUpdates
 
     @property
     def accepted(self) -> tuple[Participant, ...]:
-        """Those whose updates are in the sum."""
+        """The clients whose updates are in the sum."""
         return tuple(one for one in self.clients if one.weight is not None) if self.sum is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle. `number`: 0 for the run's creation, then one more each. `previous`: the hash before, first empty.
-    `key`: the coordinator's public audit key, base64.
-    """
+    """An audit bundle."""
 
     kind: Literal["run", "round"]
     run: str
-    number: int
-    previous: str
-    key: str
+    number: int  # 0 for the run's creation, then one more each
+    previous: str  # the hash of the bundle before; empty in the first
+    key: str  # the coordinator's public audit key, base64
     maker: Maker
     facts: RunCreated | RoundEnded
     format: int = FORMAT
@@ -196,7 +175,7 @@ def bundle_of(run: str, number: int, previous: str, key: str, maker: Maker, fact
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A bundle's canonical text, its SHA-256 (hex) and the signature (base64)."""
+    """A signed bundle: canonical text, its SHA-256 (hex) and the signature (base64)."""
 
     text: str
     sha256: str
@@ -205,7 +184,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class PublicAuditKey:
-    """GET /v1/audit-key: the key whose signatures stand on audit bundles, base64 of its 32 bytes."""
+    """The answer of GET /v1/audit-key: the key that signs audit bundles, base64 of its 32 bytes."""
 
     public_key: str
     algorithm: Literal["ed25519"] = "ed25519"
@@ -221,11 +200,11 @@ def seal(bundle: Bundle, key: Ed25519PrivateKey) -> Sealed:
 def unseal(bundle: Json, sha256: str, signature: str, key: bytes) -> None:
     """Raise `AuditFailed` unless a bundle, read from JSON, hashes to `sha256` and `key` (32 bytes) has signed that."""
     if hashlib.sha256(canonical(bundle).encode()).hexdigest() != sha256:
-        raise AuditFailed("its content does not have the hash that stands beside it: it was changed")
+        raise AuditFailed("its content does not have the hash that comes with it: it was changed")
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(base64.b64decode(signature, validate=True), _signed(sha256))
     except (InvalidSignature, ValueError) as error:
-        raise AuditFailed("its signature is not of the audit key that it names") from error
+        raise AuditFailed("its signature was not made with the audit key that it names") from error
 
 
 def json_sha256(value: object) -> str:

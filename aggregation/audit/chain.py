@@ -1,9 +1,9 @@
-"""An auditor of one run: takes its bundles in order, and says what the first thing is that does not fit.
+"""The auditor of one run: it reads the run's bundles in order, and reports the first fault.
 
-What it can check without updates: hashes, signatures and links; that every model came from the one before; that
-weights, sums and grids follow from the plan and the reports; and that each report is what its client signed. What no
-chain can show by itself is that it was cut off at its end, or made up anew by whoever has the audit key: note heads
-elsewhere and ask for them (`require_head`). docs/explanation/audit.md says what that leaves.
+Without updates it can check hashes, signatures and links; that every model came from the one before; that weights, sums
+and grids follow from the plan and the reports; and that each client signed its report. No chain can show that its end
+was cut off, or that the holder of the audit key made it up anew. So note heads elsewhere, and require them
+(`require_head`). docs/explanation/audit.md says what remains open.
 """
 
 import hashlib
@@ -49,9 +49,10 @@ Section = TypeVar("Section")
 
 
 class Auditor:
-    """What is known after the bundles so far. `keys`: the audit keys (32 bytes each) that are trusted."""
+    """Checks a chain of bundles, one after the other."""
 
     def __init__(self, keys: Collection[bytes], parse: Parse) -> None:
+        """`keys`: the trusted audit keys, 32 bytes each."""
         self.heads: list[str] = []
         self.rounds: dict[int, tuple[int, RoundEnded]] = {}
         self.created: RunCreated | None = None
@@ -76,20 +77,17 @@ class Auditor:
 
     @property
     def members_sha256(self) -> str:
-        """Of the member list that the signed run file binds the run to; empty without one, and before the first bundle.
-
-        Raises `AuditFailed`.
-        """
+        """The hash of the member list that the run file names; empty without one. Raises `AuditFailed`."""
         if self.created is None:
             return ""
         section = section_of(self.created.run_file, "secure_aggregation", SecureAggregationSection)
         return section.members_sha256 if section.enabled else ""
 
     def privacy(self) -> PrivacySpent | None:
-        """What the sums have cost that the chain so far tells of, by the noise of its plans; None of a run without.
+        """What the revealed sums have cost of the privacy budget; None for a run without [privacy].
 
-        A sum that the newest attempt has revealed in vain is not among them: the next one's plan counts it. Raises
-        `AccountantMissing`, `AuditFailed`.
+        A sum that the newest attempt revealed without making a model is not counted yet: the next attempt's plan counts
+        it. Raises `AccountantMissing`, `AuditFailed`.
         """
         privacy, rounds = (None, 0) if self.created is None else _privacy_of(self.created)
         if privacy is None or self._noise is None:
@@ -97,14 +95,14 @@ class Auditor:
         return spent_after(privacy, self._noise, self._n_revealed, rounds)
 
     def follow(self, bundle: Json, sha256: str, signature: str) -> Bundle:
-        """Take the next bundle. Raises `AuditFailed`, naming it."""
+        """Check the next bundle. Raises `AuditFailed`, naming it."""
         try:
             return self._follow(bundle, sha256, signature)
         except AuditFailed as failed:
             raise AuditFailed(f"bundle {len(self.heads)}{_name(bundle)}: {failed}") from failed
 
     def require_head(self, sha256: str) -> None:
-        """Raise `AuditFailed` unless a hash that was noted elsewhere is one of this chain's."""
+        """Raise `AuditFailed` unless this chain has a bundle with this hash, which was noted elsewhere."""
         if sha256 not in self.heads:
             raise AuditFailed(
                 f"no bundle of this chain has the hash {sha256[:16]}… that was noted: bundles are missing or replaced"
@@ -113,7 +111,7 @@ class Auditor:
     def _follow(self, raw: Json, sha256: str, signature: str) -> Bundle:
         key = raw.get("key") if isinstance(raw, dict) else None
         if not isinstance(key, str) or key not in self._keys:
-            raise AuditFailed(f"it names the audit key {key!r}, which is none of those that are trusted")
+            raise AuditFailed(f"it names the audit key {key!r}, which is not trusted")
         unseal(raw, sha256, signature, public_key_bytes(key))
         bundle = self._parse(raw)
         self._link(bundle)
@@ -130,13 +128,13 @@ class Auditor:
         if bundle.format != FORMAT:
             raise AuditFailed(f"it has format {bundle.format}, this umbel knows {FORMAT}")
         if bundle.number != number:
-            raise AuditFailed(f"it says that it is bundle {bundle.number}: one is missing, out of order, or twice here")
+            raise AuditFailed(f"it is numbered {bundle.number}: a bundle is missing, out of order, or repeated")
         if bundle.previous != self.head:
             raise AuditFailed("it does not follow the bundle before it: its `previous` is another hash")
         if number and bundle.run != self.run:
             raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self.run!r}")
         if isinstance(bundle.facts, RunCreated) is not (number == 0):
-            raise AuditFailed("a chain begins with its run's creation, and holds that once")
+            raise AuditFailed("a chain begins with its run's creation, and has it once")
 
     def _created(self, created: RunCreated, bundle: Bundle) -> None:
         _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
@@ -163,12 +161,15 @@ class Auditor:
             self.rounds[ended.round] = (bundle.number, ended)
 
     def _check_models(self, ended: RoundEnded) -> None:
-        """That it began with the newest model, and made the next one, or none."""
+        """Check that it began with the newest model, and made the next one or none."""
         _require(ended.model_in == self._versions[-1], "the model that it began with is not the run's newest before it")
         is_model = ended.committed and ended.plan.task.makes_model
         _require((ended.sum is not None) is is_model, "it has a sum without a model, or a model without a sum")
         back_to, made = ended.rolled_back_to, ended.model_out
-        _require((made is not None) is (is_model or back_to is not None), "it says that it made a model, and did not")
+        _require(
+            (made is not None) is (is_model or back_to is not None),
+            "it names a new model and made none, or made one and names none",
+        )
         if made is None:
             return
         _require(made.version == len(self._versions), f"the version after its model is {len(self._versions)}")
@@ -179,7 +180,7 @@ class Auditor:
         self._versions.append(made)
 
     def _check_place(self, ended: RoundEnded) -> None:
-        """That rounds and their attempts follow each other; canaries and evaluations have counts of their own."""
+        """Check the order of rounds and attempts. Canaries and evaluations are counted apart."""
         place = (ended.round, ended.attempt)
         match ended.plan.task:
             case Task.CANARY:
@@ -200,7 +201,7 @@ class Auditor:
                 assert_never(ended.plan.task)
 
     def _check_codec(self, ended: RoundEnded, created: RunCreated) -> None:
-        """That its step is what the run file makes of the round before it."""
+        """Check that its codec plan follows from the run file and the round before it."""
         if ended.plan.is_secure:
             self._check_secure(ended, created)
             return
@@ -212,7 +213,7 @@ class Auditor:
             self._codec = codec.after(self._codec, number, shown, key)
 
     def _check_secure(self, ended: RoundEnded, created: RunCreated) -> None:
-        """That the numbers of a secure round are what the run file makes of the round before it."""
+        """Check that a secure round's numbers follow from the run file and the round before it."""
         section = section_of(created.run_file, "secure_aggregation", SecureAggregationSection)
         codec = section_of(created.run_file, "codec", CodecSection)
         plan, key = ended.plan, codec_key(_seed(created), ended.round)
@@ -221,10 +222,10 @@ class Auditor:
         privacy, rounds = _privacy_of(created)
         if privacy is not None:
             try:
-                step, clip, told = codec.step_asked, codec.clip_norm, plan.secure.noise
-                numbers = private_numbers(privacy, step, clip, plan, n_values, rounds, told)
+                step, clip, signed = codec.step_asked, codec.clip_norm, plan.secure.noise
+                numbers = private_numbers(privacy, step, clip, plan, n_values, rounds, signed)
             except (AccountantMissing, ValueError) as error:
-                raise AuditFailed(f"the noise of its rounds cannot be reckoned: {error}") from error
+                raise AuditFailed(f"the noise of its rounds cannot be computed: {error}") from error
             following, secure = again(numbers, key)
             numbers = following, replace(secure, minimum_work=section.work_floor(has_noise=True))
         elif self._summed is None:
@@ -241,7 +242,7 @@ class Auditor:
             self._noise, self._n_revealed = plan.secure.noise, plan.n_released + (ended.sum is not None)
         if ended.sum is not None:
             if ended.sum.shown is None:
-                raise AuditFailed("its sum does not say what it has shown")
+                raise AuditFailed("its sum lacks what the next round's numbers are made from (`shown`)")
             self._summed = (plan.codec, plan.secure), ended.sum.shown
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
@@ -249,9 +250,9 @@ class Auditor:
         _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
         if report is None:
             return
-        is_masked = ended.plan.is_secure  # and says nothing of its weight
+        is_masked = ended.plan.is_secure  # so the report does not say its weight
         expected = 1 if is_masked else weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
-        _require(one.weight == expected, f"the weight of {one.client} is not what its report asks for, {expected}")
+        _require(one.weight == expected, f"the weight of {one.client} is {one.weight}; its report gives {expected}")
         if not report.signature:
             self.n_reports_unsigned += 1
             return
@@ -260,21 +261,21 @@ class Auditor:
         check_report(report, one, report_target(assignment, ended.plan.task))
         _require(
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
-            f"the report of {one.client} was signed at another time than the round's",
+            f"the report of {one.client} was signed outside the time of the round",
         )
 
 
 def section_of(run_file: Mapping[str, Any], name: str, section: Callable[..., Section]) -> Section:
-    """What a run file says in a section; one from before there was such, its defaults. Raises `AuditFailed`."""
+    """A section of a run file; its defaults if the run file lacks it. Raises `AuditFailed`."""
     try:
         said = run_file.get(name) or {}
         return section(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
     except (TypeError, ValueError, AttributeError) as error:
-        raise AuditFailed(f"the run file's section [{name}] makes no sense: {error}") from error
+        raise AuditFailed(f"the run file's section [{name}] is invalid: {error}") from error
 
 
 def _privacy_of(created: RunCreated) -> tuple[PrivacySection | None, int]:
-    """What the run file says of noise, None where it says nothing; and how many sums the run may reveal."""
+    """The run file's section [privacy], None without one, and the most sums that the run may reveal."""
     if created.run_file.get("privacy") is None:
         return None, 0
     return section_of(created.run_file, "privacy", PrivacySection), int(created.run_file["rounds"]["count"])
@@ -291,7 +292,7 @@ def _seed(created: RunCreated) -> int:
     try:
         return int(created.run_file.get("seed", 0))
     except (TypeError, ValueError) as error:
-        raise AuditFailed("the run file's seed is no number") from error
+        raise AuditFailed("the run file's seed is not a number") from error
 
 
 def update_sha256_of(one: Participant) -> str:
@@ -300,7 +301,7 @@ def update_sha256_of(one: Participant) -> str:
 
 
 def _shown(ended: RoundEnded, n_values: int) -> RoundShown:
-    """What a round's bundle says of its updates: the next codec is made of it. Raises `AuditFailed`."""
+    """What a round has shown of its updates, for the next codec plan. Raises `AuditFailed`."""
     rates = [_work(one).get("upload_bytes_per_s") for one in ended.accepted]
     return RoundShown(
         ended.plan.window_s,
@@ -315,12 +316,12 @@ def sample_count_of(one: Participant) -> int:
     """The samples that a report names. Raises `AuditFailed`."""
     count = _work(one).get("sample_count")
     if not isinstance(count, int):
-        raise AuditFailed(f"the report of {one.client} names no number of samples")
+        raise AuditFailed(f"the report of {one.client} has no sample count")
     return count
 
 
 def report_target(assignment: AssignmentId, task: Task) -> Target:
-    """Where a report goes: the one spelling that its signature may cover."""
+    """The request line of a report, in the one spelling that its signature may cover."""
     what = "report" if task.sends_updates else "evaluation"
     return Target("PUT", f"/v1/assignments/{assignment}/{what}")
 
@@ -332,13 +333,16 @@ def check_report(report: SignedReport, one: Participant, target: Target) -> None
         headers = signed_headers(one.client, digest, report.created, report.nonce, report.signature)
         parse(headers).verify(public_key_bytes(one.key), target, report.created)
     except (SignatureRefused, ValueError) as error:
-        raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
+        raise AuditFailed(f"the report of {one.client} was not signed with this client's key: {error}") from error
 
 
 def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     plan = ended.plan
-    _require((plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt), "its plan is another's")
-    _require(ended.grid == plan.grid, "its grid is not the one that its plan makes")
+    _require(
+        (plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt),
+        "its plan is of another round",
+    )
+    _require(ended.grid == plan.grid, "its grid does not follow from its plan")
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")
@@ -353,19 +357,19 @@ def _check_sum(ended: RoundEnded) -> None:
     if ended.sum is None:
         return
     accepted = ended.accepted
-    _require(ended.sum.n_clients == len(accepted), "its sum is of more or fewer reports than were accepted")
+    _require(ended.sum.n_clients == len(accepted), "its sum has more or fewer reports than were accepted")
     total = sum(one.weight or 0 for one in accepted)
     _require(ended.sum.total_weight == total, f"its sum has the weight {ended.sum.total_weight}, the reports {total}")
 
 
 def _work(one: Participant) -> dict[str, Any]:
-    """What a client reported. Read as the coordinator read it: of a key that comes twice, the last counts."""
+    """What a client reported, read as the coordinator read it: the last of repeated keys counts."""
     try:
         work = json.loads(one.report.body if one.report else "")
     except (ValueError, RecursionError) as error:
-        raise AuditFailed(f"the report of {one.client} is no JSON") from error
+        raise AuditFailed(f"the report of {one.client} is not JSON") from error
     if not isinstance(work, dict):
-        raise AuditFailed(f"the report of {one.client} is no object")
+        raise AuditFailed(f"the report of {one.client} is not a JSON object")
     return work
 
 

@@ -1,4 +1,4 @@
-"""Where a vector has values that no codec may round: see `TensorSpec.is_coded`."""
+"""The values of a vector that no codec may round: those of exact tensors (`TensorSpec.is_coded`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class ExactPlaces:
-    """The places of a layout's exact tensors in its vector. `n_values`: how many values they have."""
+    """The places of a layout's exact tensors in its vector."""
 
     def __init__(self, layout: Layout) -> None:
         self._runs = [(one.offset, one.n_values) for one in layout.owners() if not one.is_coded and one.n_values]
-        self.n_values = sum(length for _, length in self._runs)
+        self.n_values = sum(length for _, length in self._runs)  # of all exact tensors
 
     def within(self, first: int, n_values: int) -> Iterator[tuple[int, slice]]:
-        """The runs of exact values among `n_values` of the vector from `first` on: the index of each run's first value
-        among all exact values, and its place among the `n_values`.
+        """The runs of exact values among the coordinates `first` to `first + n_values`.
+
+        Each is the index of its first value among all exact values, and its place among the `n_values`.
         """
         n_before = 0
         for offset, length in self._runs:
@@ -30,8 +31,9 @@ class ExactPlaces:
             n_before += length
 
     def taken_out(self, values: Tensor, first: int) -> bytes:
-        """The exact ones of `values`, which are float32 and begin with coordinate `first`, as little-endian float32;
-        zeros stay in their places.
+        """Replace the exact ones of `values` with zeros; return them as little-endian float32.
+
+        `values`: float32, the coordinates from `first` on.
         """
         taken = bytearray()
         for _, here in self.within(first, values.numel()):
@@ -40,8 +42,10 @@ class ExactPlaces:
         return bytes(taken)
 
     def put_back(self, values: Tensor, first: int, exact: Tensor) -> Tensor:
-        """`values`, which begin with coordinate `first`, with the exact ones in their places: a copy of the type of
-        `exact` (all that the layout has, in order), or `values` itself if there are none here.
+        """`values`, the coordinates from `first` on, with the exact ones in their places.
+
+        `exact`: all exact values of the layout, in order. Returns a copy of that type, or `values` itself if none of
+        them is here.
         """
         places = tuple(self.within(first, values.numel()))
         if not places:

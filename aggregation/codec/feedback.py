@@ -1,24 +1,24 @@
-"""Error feedback: what a lossy codec has not sent is added to the next change; and deep gradient compression.
+"""Error feedback: the part of a change that a lossy codec did not send is added to the next change.
 
 Karimireddy, Rebjock, Stich and Jaggi: Error feedback fixes SignSGD and other gradient compression schemes (ICML 2019),
-algorithm 2; the idea is that of Seide et al. (2014): with delta the weight change and e what is left over,
+algorithm 2. The idea is from Seide et al. (2014). With the weight change delta and the residual e,
 
     p = delta + e;    send C(p);    e' = p - C(p).
 
-So nothing is lost for good: after any number of rounds, all that was sent and what is left add up to all changes.
+So nothing is lost: after any number of rounds, all payloads and the residual add up to all changes.
 
-Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3, accumulates velocity too (momentum
-correction), so that a coordinate that waits long has moved as far as momentum would have taken it:
+Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3, also accumulates velocity (momentum
+correction). Then a coordinate that waits long has moved as far as momentum would have moved it:
 
     g = delta min(1, C / ||delta||)                local clipping: the paper's threshold divided by sqrt(N), N clients;
     u' = m u + g;    v' = v + u';    send C(v');    u and v become 0 where it was sent (momentum factor masking)
 
-and begins with more coordinates than it ends with (`section.warm_up_share`).
+It sends more coordinates in the first rounds (`section.warm_up_share`).
 
-No codec is stateful; this is. State belongs to a version of the model. It is used with the change of the next version
-alone, and dropped if the client has missed one: by then it leads away from where the others have gone. The functions
-here change nothing: whoever calls them keeps the state from before until the round is committed, for what an abandoned
-round was sent is not in the model, and the attempt after it must begin where that one did.
+Codecs have no state; error feedback has. The state belongs to a version of the model. It is used only with the change
+of the next version, and dropped if the client has missed a version, because by then it points away from the other
+clients' models. These functions change nothing in place: the caller keeps the old state until the round is committed.
+The payload of an abandoned round is not in the model, so the next attempt must begin with the same state.
 """
 
 from __future__ import annotations
@@ -39,14 +39,11 @@ MOMENTUM_MAX = 0.999
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What was left over when the change of model `version` was sent. `values`: float32, one for each coordinate.
+    """The part of a weight change that was not sent."""
 
-    `velocity`: u of deep gradient compression; None in plain error feedback.
-    """
-
-    version: int
-    values: Tensor
-    velocity: Tensor | None = None
+    version: int  # of the model that the change was made from
+    values: Tensor  # float32, one for each coordinate
+    velocity: Tensor | None = None  # u of deep gradient compression; None in plain error feedback
 
     def to_tensors(self) -> dict[str, Tensor]:
         """For a safetensors file."""
@@ -55,12 +52,12 @@ class Residual:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Residual:
-        """The inverse. Raises `ValueError` for anything else."""
+        """The inverse of `to_tensors`. Raises `ValueError` for other tensors."""
         if not {"version", "residual"} <= set(tensors) <= {"version", "residual", "velocity"}:
             raise ValueError(f"not the state of error feedback: it holds {sorted(tensors)}")
         version, values, velocity = tensors["version"], tensors["residual"], tensors.get("velocity")
         if version.dtype != torch.int64 or version.dim() or int(version) < 0:
-            raise ValueError("not the state of error feedback: its version is no count")
+            raise ValueError("not the state of error feedback: its version is not a count")
         for vector in (values, velocity):
             if vector is not None and not _is_change(vector, values.numel()):
                 raise ValueError("not the state of error feedback: its vectors are not finite float32 of one length")
@@ -69,7 +66,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class SentPayload:
-    """A payload, and what is to be kept once the round has been committed."""
+    """A payload, and the residual to keep once the round has been committed."""
 
     pieces: tuple[bytes, ...]
     left: Residual
@@ -77,10 +74,10 @@ class SentPayload:
 
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection:
-    """Deep gradient compression's parameters: `momentum` m, and C, the greatest `clip_norm` of a change; None: none."""
+    """The parameters of deep gradient compression."""
 
-    momentum: float = 0.9
-    clip_norm: float | None = None
+    momentum: float = 0.9  # m
+    clip_norm: float | None = None  # C, the greatest norm of a change; None for no clipping
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum <= MOMENTUM_MAX:
@@ -89,7 +86,7 @@ class MomentumCorrection:
             raise ValueError(f"clip_norm must be finite and above 0, not {self.clip_norm}")
 
     def clipped(self, change: Tensor) -> Tensor:
-        """g."""
+        """g, the clipped change."""
         if self.clip_norm is None:
             return change
         found = norm(change)
@@ -99,9 +96,9 @@ class MomentumCorrection:
 def send(
     codec: VectorCodec, change: Tensor, context: CodecContext, version: int, before: Residual | None
 ) -> SentPayload:
-    """Error feedback: the payload of the change of model `version` and what was left before, and what is left now.
+    """Error feedback: encode the change of model `version` plus the last residual.
 
-    Raises `ValueError` for what cannot be encoded.
+    Raises `ValueError` for values that cannot be encoded.
     """
     require_encodable(change, context)
     kept = _kept(before, context, version)
@@ -118,9 +115,9 @@ def send_corrected(
     before: Residual | None,
     correction: MomentumCorrection,
 ) -> SentPayload:
-    """Deep gradient compression, with a codec that sends some coordinates and not the others (`TopK`).
+    """Deep gradient compression, with a codec that sends some of the coordinates (`TopK`).
 
-    What rounding took from a value that was sent stays in v, as it does in error feedback.
+    The rounding error of a sent value stays in v, as in error feedback.
     """
     require_encodable(change, context)
     kept, velocity = _kept(before, context, version), correction.clipped(change)
@@ -135,14 +132,14 @@ def send_corrected(
 
 
 def _kept(before: Residual | None, context: CodecContext, version: int) -> Residual | None:
-    """What is left from the version just before, of a model of this size."""
+    """The residual, if it is from the version just before and of this model's size."""
     if before is None or before.version + 1 != version or before.values.numel() != context.n_values:
         return None
     return before
 
 
 def _decoded(codec: VectorCodec, pieces: tuple[bytes, ...], context: CodecContext) -> Tensor:
-    """As the coordinator will read it."""
+    """The payload as the coordinator will decode it."""
     return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 
 

@@ -2,22 +2,22 @@
 
     k = floor(x / D + u + phi)        u: shared by the cohort, phi: the client's own; `quantize.py`
 
-The sum of the integers is exact, and what the dither has added to it is known. There is no rotation: entropy coding
-lives on what a rotation destroys. Cost: about log2(rms / D) + 2.05 bits for Gaussian values, 1 to 1.3 bits less for
-real updates; `entropy.py` writes them.
+The sum of the integers is exact, and what the dither has added to it is known. There is no rotation, because it would
+destroy the structure that entropy coding uses. Cost: about log2(rms / D) + 2.05 bits for Gaussian values, and 1 to 1.3
+bits less for real updates (`entropy.py`).
 
-Values of exact tensors (`TensorSpec.is_coded`: counters, masks, running statistics) are not rounded so: they travel as
-float32 and stand on the round's grid (`grid.py`), exactly as codec 0 has them. In the integers their places hold zeros.
+Values of exact tensors (`TensorSpec.is_coded`: counters, masks, running statistics) travel as float32, on the round's
+grid (`grid.py`), as in codec 0. The integers have zeros in their places.
 
-The payload is a head (`levels_head.py`), the exact values as float32 in layout order, if energies are used a block of
-a byte for each row and column (`classes.py`), and the segments of the integers. A client tries on a sample whether
-energies, the dither, both or neither make the update shortest.
+The payload is a head (`coded_levels.LevelsHead`), the exact values as float32 in layout order, a block with a byte for
+each row and column if energies are used (`classes.py`), and the segments of the integers. On a sample, a client finds
+out whether energies, the dither, both or neither make the update shortest.
 
-The norm is what the next round's step is made of (`plan.py`): one more coordinate of the sum, so that it adds up as the
-others do, at any replica and in a replay. A client could lie about it as it could about its update; the integers bound
-by how much, for each is off by less than one: | ||k|| - ||x|| / D | <= sqrt(n).
+The next round's step is made from the norm (`step.py`). The norm is one more coordinate of the sum, so it adds up like
+the others, at any replica and in a replay. A client could lie about it, as about its update. The integers bound the
+lie, because each is off by less than one: | ||k|| - ||x|| / D | <= sqrt(n).
 
-Values beyond 32,765 steps are cut there before they are encoded.
+Values beyond 32,765 steps are cut to that before they are encoded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _SUM_BITS, _LEVEL_BITS, _RMS_BITS_MAX = 62, 15, 24
 _LEVELS = Levels()
-_WITHIN = 1 + 2.0**-20  # what float32 may add to a norm
+_WITHIN = 1 + 2.0**-20  # how far float32 may raise a norm
 _SAMPLED_SEGMENTS = 2
 
 
@@ -69,14 +69,12 @@ class Weighed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    """Of a change, before clipping: its L2 norm, its rows' and columns' energies, a few of its segments from all over
-    it, and its exact values as bytes.
-    """
+    """What the first pass over a change finds, before clipping."""
 
-    norm: float
-    meter: EnergyMeter
-    sample: list[tuple[int, Tensor]]
-    exact: bytes
+    norm: float  # L2
+    meter: EnergyMeter  # of its rows and columns
+    sample: list[tuple[int, Tensor]]  # some segments from all over it, each with its first coordinate
+    exact: bytes  # the values of exact tensors
 
 
 class IntegerCodec:
@@ -105,7 +103,7 @@ class IntegerCodec:
     # --- a client's side ----------------------------------------------------------------------------------------------
 
     def encode(self, change: Callable[[], Iterator[Tensor]], rank: int) -> Iterator[bytes]:
-        """The update, whole when its first piece comes: its length stands at its head."""
+        """The update. It is encoded as a whole before its first piece, because the header states the length."""
         survey = self._survey(change)
         scale = self._plan.scale(survey.norm)
         norm = as_float32(survey.norm * scale)
@@ -139,9 +137,9 @@ class IntegerCodec:
     def _segments(
         self, change: Callable[[], Iterator[Tensor]], exact: bytearray | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The change in segments, each with the index of its first value; checked, and cut to the greatest level.
+        """The change in segments, each with the index of its first value: checked, and cut to the greatest level.
 
-        Exact values are zero in them, and are put into `exact`.
+        Exact values become zero and are appended to `exact`.
         """
         most = (LEVEL_MAX - 1) / self._plan.inverse_step
         for first, values in in_segments(change(), entropy.SEGMENT):
@@ -167,7 +165,7 @@ class IntegerCodec:
         yield torch.tensor([round(min(rms, LEVEL_MAX) * self._rms_unit)], dtype=torch.int64)
 
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
-        """Rounded down: a level is off by less than one."""
+        """The largest change, rounded down, because a level is off by less than one."""
         head, payload = self._opened(header, pieces, rank)
         exact = float(self._exact_values(payload).abs().amax()) if self._exact.n_values else 0.0
         largest = max((segment.folded.greatest for segment in self._checked(head, payload)), default=0)
@@ -179,7 +177,7 @@ class IntegerCodec:
         return values
 
     def _checked(self, head: LevelsHead, payload: Payload) -> Iterator[Segment]:
-        """The segments; at their end it is certain that all of them are fit to be summed."""
+        """The segments. Only after the last one is it certain that all of them may be summed."""
         largest_allowed, energy = min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1), 0
         for segment in self._coder.read(payload, head.coding, self._dither(head.rank)):
             if (largest := segment.folded.greatest) > largest_allowed:
@@ -201,7 +199,7 @@ class IntegerCodec:
         return float(total.sums[-1]) / self._rms_unit / total.total_weight / self._plan.inverse_step
 
     def _opened(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> tuple[LevelsHead, Payload]:
-        """What the first bytes of an update say, which must be what the plan asks for; and what follows them."""
+        """The head of an update, checked against the plan, and the rest of the payload."""
         if len(header) < self.header_bytes:
             raise MalformedUpdate(f"an update of this codec starts with {self.header_bytes} bytes; {len(header)} came")
         said = read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
@@ -211,10 +209,10 @@ class IntegerCodec:
         if head.rank != rank:
             raise WrongCodec(f"this client's rank is {rank}, the update says {head.rank}")
         if not 0 <= head.norm < math.inf:
-            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}, which none can be")
+            raise UpdateOutOfRange(f"the update claims the norm {head.norm}, which is impossible")
         if self._plan.clip_norm is not None and head.norm > self._plan.clip_norm * _WITHIN:
             raise UpdateOutOfRange(
-                f"the update says that its norm is {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
+                f"the update claims the norm {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
             )
         return head, Payload(exactly(pieces, said.payload_bytes - LEVELS_HEAD_BYTES))
 
@@ -222,11 +220,11 @@ class IntegerCodec:
         """Raise `UpdateOutOfRange` unless an update of this norm could have these integers."""
         off = abs(math.sqrt(energy) - norm * self._plan.inverse_step)
         if off > math.sqrt(self._n_values) + 1e-3 * math.sqrt(energy):
-            raise UpdateOutOfRange(f"the update says that its norm is {norm:g}, and its integers say otherwise")
+            raise UpdateOutOfRange(f"the update claims the norm {norm:g}, which does not fit its integers")
 
 
 class MeanOfLevels:
-    """The weighted mean of the updates in a sum of levels: what the dither has added is taken off."""
+    """The weighted mean of the updates in a sum of levels, with the dither subtracted."""
 
     def __init__(self, total: IntegerSum, dithers: Dithers, plan: CodecPlan, grid: Grid, exact: ExactPlaces) -> None:
         self._total = total
@@ -258,9 +256,9 @@ def _levels(first: int, values: Tensor, quantizer: Quantizer) -> Tensor:
 
 
 def in_segments(pieces: Iterable[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
-    """Float32 pieces of any lengths as segments of one, the last shorter, with the index of each one's first value.
+    """Float32 pieces of any lengths as segments of `size`, the last shorter, each with the index of its first value.
 
-    A segment is overwritten by the next.
+    Each segment overwrites the one before.
     """
     segment, n_held, first = torch.empty(size), 0, 0
     for piece in pieces:

@@ -1,8 +1,8 @@
-"""A cohort's integers as tensors that an all-reduce adds up: bytes modulo 256, or lanes with room for the sum.
+"""A cohort's integers as tensors for an all-reduce: bytes modulo 256, or lanes with room for the sum.
 
-Gloo and NCCL add int8, int32 and int64, wrapping (and no int16): such a sum is exact and the same in any order, so that
-every rank decodes the same bits. Here are only the tensors; who sends them is not this package's business. Levels are
-those of `rotated.py`; a rank is a client's.
+Gloo and NCCL add int8, int32 and int64 with wrap-around (and no int16). Such a sum is exact and the same in any order,
+so every rank decodes the same bits. This file makes the tensors only; the caller sends them. Levels are those of
+`rotated.py`; a rank is a client.
 
 - `ByteLanes`: each coordinate's level modulo 256, in a byte. Nothing is packed. The sum must stay within 128 levels, so
   the step grows with the sum: for n gradients that have nothing in common, D = 6 sqrt(n) / 128 rms, and an error of
@@ -16,23 +16,19 @@ all of them come to the same step. One that is too fine, because gradients have 
 larger than 128 levels (or n h), and by them the next step grows 3.4-fold (or LANE_SIGMAS-fold, if all was cut).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.kernels.quantizer import Levels
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.residue_bits import SIGMAS
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BYTE_RANKS_MAX = 64
 LANE_SIGMAS = 4.0
@@ -41,9 +37,7 @@ _LEAST_LEVEL = 2  # with fewer, rounding alone fills the lanes, and the step wou
 
 
 class AllReduced(ABC):
-    """How `n_ranks` vectors become tensors, and those tensors' sum the mean. It has no state: one serves every round
-    of its plan.
-    """
+    """Encodes the vectors of `n_ranks` as tensors, and decodes their sum. It has no state: one serves a whole plan."""
 
     def __init__(self, rotated: Rotated, n_ranks: int) -> None:
         self.rotated = rotated
@@ -54,14 +48,14 @@ class AllReduced(ABC):
     def encode(self, values: Tensor, rank: int) -> Tensor:
         """A new tensor on the device of `values` (float32, `rotated.n_values`), to be summed over all ranks.
 
-        Raises `ValueError` for other values, for those that are not finite, and for a rank that there is not.
+        Raises `ValueError` for other values, for those that are not finite, and for an unknown rank.
         """
 
     @abstractmethod
     def sums(self, summed: Tensor) -> Iterator[Tensor]:
         """The exact sums of the ranks' levels in consecutive parts, int32 or int64.
 
-        Raises `ValueError` for a tensor that is no such sum.
+        Raises `ValueError` for a tensor that is not such a sum.
         """
 
     def mean(self, summed: Tensor) -> Tensor:
@@ -81,7 +75,7 @@ class AllReduced(ABC):
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.n_ranks:
-            raise ValueError(f"there are {self.n_ranks} ranks, and none is {rank}")
+            raise ValueError(f"ranks go from 0 to {self.n_ranks - 1}; {rank} is none of them")
 
 
 class ByteLanes(AllReduced):
@@ -164,9 +158,7 @@ class Lanes(AllReduced):
 
     @property
     def _steps_for_sigma(self) -> float:
-        """As if the ranks had nothing in common; where they agree, their dithers make up for a step that is coarser
-        than it need be.
-        """
+        """For ranks that have nothing in common. Where ranks agree, their dithers make up for the coarser step."""
         return LANE_SIGMAS / (self.level_max * math.sqrt(self.n_ranks))
 
 

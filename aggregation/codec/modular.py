@@ -1,18 +1,18 @@
-"""A cohort's integers modulo 2^m: what secure aggregation adds up, masked or not.
+"""A cohort's integers modulo 2^m, as secure aggregation adds them up, masked or not.
 
-Each client's levels (`rotated.py`) are not cut to m bits: they are taken modulo 2^m, and it is the *sum* that must fit.
-Cutting each client's would leave an error that no number of bits and no number of clients takes away, for norms differ
-by factors. A mask is a uniform vector modulo 2^m that is added before sending and taken off the sum; it cancels
-exactly, and without it what was sent says nothing.
+Each client's levels (`rotated.py`) are taken modulo 2^m, not cut to m bits. Only the *sum* must fit m bits. Norms
+differ by factors, so cutting each client's levels would leave an error that no number of bits or clients removes. A
+mask is a uniform vector modulo 2^m. It is added before sending and subtracted from the sum, where it cancels exactly; a
+masked vector alone reveals nothing.
 
-All arithmetic is that of int32, which wraps at 2^32: it is right modulo every 2^m up to there. So a residue is any
-int32 whose lowest m bits are right; those are what is packed (`packing.py`), and at the end the sum is lifted to
+All arithmetic is int32, which wraps at 2^32, so it is right modulo every 2^m with m up to 32. A residue is any int32
+whose lowest m bits are right. Those bits are packed (`packing.py`), and at the end the sum is lifted to
 -2^(m-1) .. 2^(m-1) - 1.
 
-Each client rounds with a dither of its own, which nobody else knows. If it were public, whoever sees a sum with few
-levels in it could tell whose they are (docs/decisions, 16). The squared error of the mean is D^2 / 6n for each
-coordinate, if nothing wraps. On twenty real updates (an MLP of 301,066 weights, two digits to a client) that is 2.6e-2
-of the mean's square at D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
+Each client rounds with its own secret dither. With a public one, anyone who sees a sum with few levels could tell whose
+they are (docs/decisions, 16). The squared error of the mean is D^2 / 6n for each coordinate, if nothing wraps. On
+twenty real updates (an MLP of 301,066 weights, two digits to a client) that is 2.6e-2 of the mean's square at
+D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ALARM_AT = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Modular:
-    """What a cohort sends of its `rotated` vectors, in `bits` a coordinate, 1 to 32."""
+    """The residues of a cohort's rotated vectors."""
 
     rotated: Rotated
-    bits: int
+    bits: int  # a coordinate, 1 to 32
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= RESIDUE_BITS_MAX:
@@ -46,22 +46,23 @@ class Modular:
 
     @property
     def n_bytes(self) -> int:
-        """Of a packed vector."""
+        """The length of a packed vector."""
         return packed_bytes(self.rotated.n_levels, self.bits)
 
     # --- a client's side ----------------------------------------------------------------------------------------------
 
     def residues(self, values: Tensor, dither: Dither) -> Iterator[Tensor]:
-        """The client's vector in consecutive parts, int32: for masks to be added to, before they are packed.
+        """The client's vector in consecutive parts: int32, to be masked and then packed.
 
         `values`: float32, `rotated.n_values`, any device. `dither`: the client's own, uniform. Raises `ValueError` for
-        other values, and if they are not finite.
+        other values, and for values that are not finite.
         """
         return self.rotated.levels_with(values, dither)
 
     def packed(self, residues: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The lowest bits of these parts (int8, int16 or int32, whichever hold them): uint8, `n_bytes` in all. Each
-        part but the last: a multiple of 512 long.
+        """The lowest bits of these parts (int8, int16 or int32): uint8, `n_bytes` in all.
+
+        The length of each part but the last must be a multiple of 512.
         """
         return (pack_residues(part, self.bits) for part in residues)
 
@@ -81,20 +82,20 @@ class Modular:
             add_packed(sums[first : first + length], packed[place], self.bits)
 
     def mean(self, sums: Tensor, n_clients: int) -> Tensor:
-        """The mean of the clients whose vectors `sums` has, without masks: float32, `n_values`.
+        """The mean of the clients in an unmasked sum: float32, `n_values`.
 
         Raises `ValueError` for sums of another length, or of no clients.
         """
         self._require_length(sums)
         if n_clients < 1:
-            raise ValueError("a sum has one client at least")
+            raise ValueError("a sum has at least one client")
         lifted = (lift(sums[first : first + n], self.bits) for first, n in self.rotated.parts(sums))
         return self.rotated.plain_mean(lifted, n_clients)
 
     def share_near_the_edge(self, sums: Tensor) -> float:
-        """The share of coordinates beyond three quarters of what the bits hold.
+        """The share of coordinates beyond three quarters of the range of the bits.
 
-        More than `ALARM_SHARE`: some may have wrapped, and the next round needs a bit more.
+        Above `ALARM_SHARE` some may have wrapped, and the next round needs one bit more.
         """
         self._require_length(sums)
         edge, n_beyond = _ALARM_AT * 2 ** (self.bits - 1), 0

@@ -11,18 +11,17 @@ _ROUNDING_VARIANCE = 1 / 6  # of floor(x + a uniform number), over x and the num
 
 
 def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: float = SIGMAS) -> int:
-    """How many bits hold the sum of `n_clients` vectors, up to `sigmas` standard deviations of a rotated coordinate.
+    """The bits that hold the sum of `n_clients` vectors, up to `sigmas` standard deviations of a rotated coordinate.
 
-    `sigma_sum`: the standard deviation that the sum's coordinates are expected to have, in units of the weights: that
-    of the last round's sum, times 1.5, say, for it may grow. Rotated, a sum is Gaussian, with n / 6 squared steps of
-    rounding on top, so
+    `sigma_sum`: the expected standard deviation of the sum's coordinates, in units of the weights. It may grow, so take
+    the last round's times 1.5, for example. A rotated sum is Gaussian, and rounding adds n / 6 squared steps, so
 
         m = ceil(log2(2 t sqrt((sigma_sum / D)^2 + n / 6)))
 
     and at t = 6 one coordinate in 5e8 wraps. (Bonawitz, Salehi, Konecny, McMahan and Gruteser: Federated learning with
-    autotuned communication-efficient secure aggregation, 2019, wrap a rotated sum likewise.) It grows by half a bit
-    with each doubling of clients that have nothing in common, by one where they are the same. No more is taken than
-    holds n times the greatest level. Raises `ValueError` for a cohort or an expectation that cannot be.
+    autotuned communication-efficient secure aggregation, 2019, wrap a rotated sum in the same way.) Doubling the
+    clients adds half a bit if their updates are independent, and one bit if they are equal. The result never exceeds
+    the bits of n times the greatest level. Raises `ValueError` for an impossible cohort or expectation.
     """
     if not 1 <= n_clients <= COHORT_MAX:
         raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")

@@ -1,24 +1,24 @@
-"""A fixed width for any update: clipped, rotated and rounded to integers; and the mean of many from the sum of theirs.
+"""Updates clipped, rotated and rounded to integers of a fixed width, and the mean of many from the sum of integers.
 
     y = rotate(x min(1, C / ||x||));    k = floor(y / D + u + phi);    mean = unrotate((sum of k - S(u)) D / n)
 
 C is the clip norm, D the step, u + phi the cohort's dither, and S(u) what the dithers of these n clients have added
-(`quantize.py`): all public. The sum of the integers is exact, and how it is formed is for others to say: modulo 2^m
-(`modular.py`) or in the lanes of an all-reduce (`lanes.py`). The rotation is undone once, on the sum.
+(`quantize.py`). All of these are public. The sum of the integers is exact. It is formed modulo 2^m (`modular.py`) or in
+the lanes of an all-reduce (`lanes.py`). The rotation is undone once, on the sum.
 
-**A dither of the client's own.** Where a sum is to hide whose levels are in it, the dither must not be public. Whoever
-knows it can tell whose the levels are in a sum that has few (docs/decisions, 16). So each client draws its own, uniform
-and secret (`levels_with`). Nothing is taken off the sum (`plain_mean`), because E[k] is y / D, rounded to 2^-16. The
-squared error is twice that of a shared dither.
+**A secret dither.** Where a sum must hide whose levels are in it, the dither must be secret: with a public one, anyone
+can tell whose levels are in a sum of few (docs/decisions, 16). So each client draws its own uniform dither
+(`levels_with`). Nothing is subtracted from the sum (`plain_mean`), because E[k] is y / D, rounded to 2^-16. The squared
+error is twice that of a shared dither.
 
-**Unbiased** but for what is clipped, **linear**, stateless; a vector of any length, so whoever has more to add up puts
-it behind the weights. One client's error is about D^2 / 12 for each coordinate, and that of the mean a further n times
-less, whatever the update was. Values beyond 32,766 steps are cut there.
+**Unbiased** except for clipping, **linear**, stateless. A vector may have any length, so more values can follow the
+weights. One client's error is about D^2 / 12 for each coordinate, whatever the update was; that of the mean is n times
+less. Values beyond 32,766 steps are cut to that.
 
-The mean is computed in float32 from the sum onwards: it is taken off the dither and divided in float64, rounded once,
-and rotated back by the float32 kernels. On Gaussian values that adds 9e-15 to the relative squared error, as much as
-the rotation before it; 8 bits of levels have 2e-5 of their own. Rotating back in float64 takes twenty times as long.
-Every device comes to the same bits.
+From the sum onwards: the dither is subtracted and the sum divided in float64, then rounded once to float32 and rotated
+back by the float32 kernels. On Gaussian values that adds 9e-15 to the relative squared error, as much as the rotation
+before it; 8 bits of levels have 2e-5 of their own. Rotating back in float64 takes twenty times as long. Every device
+computes the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from umbel.aggregation.types import COHORT_MAX, NORM_MAX
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # what stays in a cache; what keeps a device busy
+_PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # a part that stays in a cache; one that keeps a device busy
 _WHOLE = Levels()
 
 Dither: TypeAlias = "Callable[[int, int], Tensor]"
@@ -49,9 +49,9 @@ Dither: TypeAlias = "Callable[[int, int], Tensor]"
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """What a cohort must agree on: what the plan says, of a vector of `n_values`.
+    """A rotation and a step for vectors of `n_values`, the same for a whole cohort.
 
-    From the plan's key come both the signs of the rotation and the dither.
+    Both the signs of the rotation and the dither come from the plan's key.
     """
 
     plan: CodecPlan
@@ -67,11 +67,11 @@ class Rotated:
 
     @property
     def n_levels(self) -> int:
-        """How many integers a vector has: `n_values`, filled up to whole blocks."""
+        """The number of integers of a vector: `n_values`, padded to whole blocks."""
         return self.blocks.n_padded
 
     def quantizer(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Quantizer:
-        """For `values`, float32 on any device, of the client with this rank: the clipping is in its step.
+        """The quantizer of `values` (float32, any device) for the client with this rank. Its step includes clipping.
 
         Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values`.
         """
@@ -91,7 +91,7 @@ class Rotated:
             yield out
 
     def levels_with(self, values: Tensor, dither: Dither) -> Iterator[Tensor]:
-        """`levels`, rounded with a dither of the client's own.
+        """`levels`, rounded with the client's own dither.
 
         Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values` float32.
         """
@@ -100,7 +100,7 @@ class Rotated:
             yield quantize(rotated, inverse_step, dither(first, rotated.numel()).to(values.device), 0, _WHOLE)
 
     def _inverse_step(self, values: Tensor) -> float:
-        """What `values` are multiplied by before they are rounded: the clipping is in it. Raises `ValueError`."""
+        """The factor of `values` before rounding, including the clipping. Raises `ValueError`."""
         if values.dtype != torch.float32 or values.shape != (self.n_values,):
             raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
         found = self._norm(values)
@@ -109,28 +109,30 @@ class Rotated:
         return as_float32(self.plan.inverse_step * self.plan.scale(found))
 
     def _rotated(self, values: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """The rotated vector in consecutive parts, each valid until the next; and the first position of each."""
+        """The rotated vector in consecutive parts with their first positions. Each part overwrites the one before."""
         buffer = values.new_empty(min(_part(values), self.n_levels))
         for first, length in self.parts(values):
             rotate_into(buffer[:length], values, self.blocks, self.plan.key, first)
             yield buffer[:length], first
 
     def _norm(self, values: Tensor) -> float:
-        """The L2 norm: in a stated order where it decides the step; a library's own, which is ten times as fast, where
-        it only tells whether the values can be rounded at all."""
+        """The L2 norm. It is summed in a stated order if it decides the step.
+
+        Otherwise it only shows whether the values can be rounded, and a library's norm is ten times as fast.
+        """
         if self.plan.clip_norm is not None:
             return norm(values)
         return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in torch.split(values, _part(values))))
 
     def parts(self, like: Tensor) -> Iterator[tuple[int, int]]:
-        """First position and length of the parts that vectors on this device are worked on in."""
+        """First position and length of each part of a vector on this device."""
         size = _part(like)
         return ((first, min(size, self.n_levels - first)) for first in range(0, self.n_levels, size))
 
     def mean(self, sums: Iterable[Tensor], dithers: Dithers) -> Tensor:
         """The mean of the updates whose integers were summed: float32, `n_values`, on the device of `sums`.
 
-        `sums`: consecutive parts as `parts` has them, of any integer type. `dithers`: of the clients in it
+        `sums`: consecutive parts as in `parts`, of any integer type. `dithers`: of the clients in the sum
         (`dithers_of`). Raises `ValueError` for sums of another length.
         """
 
@@ -142,11 +144,11 @@ class Rotated:
         return self._mean(sums, undithered, dithers.total_weight)
 
     def plain_mean(self, sums: Iterable[Tensor], n_clients: int) -> Tensor:
-        """`mean` of clients that each had a dither of their own (`levels_with`)."""
+        """`mean` of clients that each used their own dither (`levels_with`)."""
         return self._mean(sums, lambda part, _first: part.to(torch.float64), n_clients)
 
     def _mean(self, sums: Iterable[Tensor], steps_of: Callable[[Tensor, int], Tensor], total_weight: int) -> Tensor:
-        """`steps_of`: from a part of the sum and its first position to the sum of y / D: float64, a new tensor."""
+        """`steps_of` maps a part of the sum and its first position to the sum of y / D: float64, a new tensor."""
         out, first = None, 0
         for part in sums:
             if out is None:
@@ -160,15 +162,15 @@ class Rotated:
 
 
 def dithers_of(ranks: Iterable[int]) -> Dithers:
-    """What the dithers of these clients add to the sum of their levels. Raises `ValueError` for a rank named twice."""
+    """What the dithers of these clients add to the sum of their levels. Raises `ValueError` for a repeated rank."""
     phases = [phase(rank) for rank in ranks]
     if not phases or len(set(phases)) < len(phases):
-        raise ValueError("a sum has one client at least, and each of them once")
+        raise ValueError("a sum has at least one client, and each client once")
     return Dithers(((1, phi) for phi in phases), _WHOLE)
 
 
 def sum_of_squares(sums: Tensor) -> int:
-    """Exactly, of at most 2^32 integers that int32 could hold: the same on every device and replica."""
+    """The exact sum of squares of at most 2^32 integers in the range of int32."""
     squares = sums.to(torch.int64).square()
     low, high = squares & ((1 << 31) - 1), squares >> 31
     return int(low.sum()) + (int(high.sum()) << 31)

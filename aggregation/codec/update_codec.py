@@ -1,8 +1,7 @@
-"""How the updates of one round are written, read, and summed: what a plan's codec means for a model.
+"""How the updates of one round are encoded, read and summed: a plan's codec for one model.
 
-A codec turns an update into integers of which the round's result is the exact sum (`IntegerSum`); all integers of a
-round stand on one public grid. There is one kind of object for both ends: a client encodes with it, and the
-coordinator, or whoever replays a round, reads with it.
+A codec turns an update into integers on the round's public grid. The round's result is their exact sum (`IntegerSum`).
+One object serves both ends: a client encodes with it, and the coordinator or a replay reads with it.
 """
 
 from __future__ import annotations
@@ -33,56 +32,58 @@ Change: TypeAlias = "Callable[[], Iterator[Tensor]]"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One client in a sum: its weight and its rank, its place in the order of the cohort's names, from 0."""
+    """One client in a sum."""
 
     weight: int
-    rank: int
+    rank: int  # its place in the order of the cohort's names, from 0
 
 
 class UpdateReader(Protocol):
-    """What a coordinator reads the updates of one round with, and sums them.
-
-    `header_bytes`: length of what is needed before anything else. `update_bytes`: the lengths that an update may have.
-    """
+    """Reads and sums the updates of one round."""
 
     @property
-    def header_bytes(self) -> int: ...
+    def header_bytes(self) -> int:
+        """The length of the beginning that `integers` needs whole."""
+        ...
+
     @property
-    def update_bytes(self) -> range: ...
+    def update_bytes(self) -> range:
+        """The lengths that an update may have."""
+        ...
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        """All that is added to the sum for an update, in pieces; each may be overwritten by the next.
+        """The integers of an update that are added to the sum, in pieces. Each piece may overwrite the one before.
 
-        `header`: its first `header_bytes`; `pieces`: what follows, each but the last a multiple of 8 bytes long. Raises
-        an `UpdateRefused` at the first thing that is wrong: what has been read to the end is fit to be summed.
+        `header`: its first `header_bytes`. `pieces`: the rest; each but the last is a multiple of 8 bytes long. Raises
+        an `UpdateRefused` at the first fault. An update that was read to its end may be summed.
         """
         ...
 
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
-        """Check a whole update as `integers` does; the largest change of one value in it, in units of the weights."""
+        """Check a whole update as `integers` does; return its largest change of one value, in units of the weights."""
         ...
 
     def new_sum(self) -> IntegerSum:
-        """A sum of nothing."""
+        """An empty sum."""
         ...
 
 
 class UpdateCodec(UpdateReader, Protocol):
-    """The codec of one round and model, of updates that can be read one by one."""
+    """The codec of one round and model whose updates can be read one by one."""
 
     def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
-        """An update, in pieces. `change` gives the weight change from its beginning, as float32 in pieces, each time.
+        """An update, in pieces. Each call of `change` gives the weight change from its beginning, as float32 pieces.
 
         Raises `NonFiniteUpdate`, `UpdateOutOfRange`.
         """
         ...
 
     def within(self) -> Projections:
-        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can, now or later."""
+        """By tensor, the projection of a gradient onto the part that can be sent; empty if all of it can be sent."""
         ...
 
     def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
-        """The weighted mean of the updates in a sum. `parts`: who is in it."""
+        """The weighted mean of the updates in a sum. `parts`: the clients in it."""
         ...
 
     def update_rms(self, total: IntegerSum) -> float | None:
@@ -108,7 +109,7 @@ def _is_writable(piece: Buffer) -> bool:
 class Float32Codec:
     """Codec 0: the weight change as little-endian float32, in layout order. The integers are those of the grid.
 
-    Unbiased and stateless; not linear, for sums of float32 depend on their order. Cost: 32 bits a coordinate.
+    Unbiased and stateless. Not linear, because sums of float32 depend on their order. Cost: 32 bits a coordinate.
     """
 
     def __init__(self, grid: Grid, layout: Layout) -> None:
@@ -156,7 +157,7 @@ class Float32Codec:
         return GridAccumulator(self._layout.n_values, self._grid)
 
     def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
-        assert isinstance(total, GridAccumulator), "it is a sum of this codec's"
+        assert isinstance(total, GridAccumulator), "not a sum of this codec"
         return total
 
     def update_rms(self, total: IntegerSum) -> float | None:

@@ -1,10 +1,10 @@
-"""Codecs 2 to 7, 9 and 11: an update as a codec of vectors writes it, and on the round's grid once it is read.
+"""Codecs 2 to 7, 9 and 11: a codec of vectors encodes an update; decoded, it is rounded to the round's grid.
 
-What is decoded is rounded to the grid (`grid.py`), as float32 updates are, so that the sum is exact and the same in any
-order. Values of exact tensors travel beside it, exactly, as in the integer codec; in the vector their places
-hold zeros. The payload: the exact values as float32, in layout order, then what the codec has made (`registry.py`).
+Decoded values are rounded to the grid (`grid.py`), as float32 updates are, so the sum is exact and the same in any
+order. Values of exact tensors travel beside them, as in the integer codec; the vector has zeros in their places. The
+payload is the exact values as float32, in layout order, then the codec's bytes (`registry.py`).
 
-Nothing but the length is said in the update: parameters, keys and sizes are the plan's.
+An update states its length only. Parameters, keys and sizes come from the plan.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 def projections(plan: CodecPlan, layout: Layout) -> Projections:
-    """By tensor, what takes a gradient to the part that this plan's updates can carry; nothing where that is all of it,
-    now or later. One for the whole cohort.
+    """By tensor, the projection of a gradient onto the part that this plan's updates can carry.
+
+    It is the same for the whole cohort, and empty if updates can carry all of a gradient, at once or with error
+    feedback.
     """
     if plan.feedback or plan.codec in (Codec.FLOAT32, Codec.INTEGER):
         return {}
@@ -49,14 +51,14 @@ def projections(plan: CodecPlan, layout: Layout) -> Projections:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """An update made with error feedback, and what is left over of it."""
+    """An update made with error feedback, and its residual."""
 
     pieces: tuple[Buffer, ...]
     left: Residual
 
 
 class VectorUpdateCodec:
-    """A codec of vectors for one round and model; see `UpdateCodec`. A client holds some vectors of the model."""
+    """An `UpdateCodec` that uses a codec of vectors. A client needs memory for some vectors of the model."""
 
     def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
         self._plan = plan
@@ -87,13 +89,13 @@ class VectorUpdateCodec:
     def encode_fed(
         self, change: Callable[[], Iterator[Tensor]], rank: int, version: int, before: Residual | None
     ) -> Fed:
-        """`encode` with error feedback. `version`: of the model that was trained; `before`: what an earlier one left.
+        """`encode` with error feedback. `version`: of the model that was trained. `before`: the last residual.
 
         Raises as `encode` does.
         """
         exact, values = self._split(change())
         sent = self._sent(values, rank, version, before)
-        for _, here in self._exact.within(0, self._layout.n_values):  # a codec may read zeros as something else
+        for _, here in self._exact.within(0, self._layout.n_values):  # a codec may decode zeros as other values
             sent.left.values[here] = 0.0
         return Fed(self._framed(exact, sent.pieces, rank), sent.left)
 
@@ -119,8 +121,10 @@ class VectorUpdateCodec:
         return values * self._plan.scale(norm(values))
 
     def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[Buffer, ...]:
-        """The whole update. Raises `UpdateOutOfRange` for one that a coordinator would refuse: codecs that are right on
-        average overshoot."""
+        """The whole update. Raises `UpdateOutOfRange` for one that the coordinator would refuse.
+
+        Codecs that are right on average can overshoot.
+        """
         header = header_for(self._layout, self._plan.codec, len(exact) + sum(map(len, payload))).encode()
         for _ in self._values(header, (exact, *payload), rank):
             pass
@@ -138,14 +142,14 @@ class VectorUpdateCodec:
         return GridAccumulator(self._layout.n_values, self._grid)
 
     def mean(self, total: IntegerSum, parts: Iterable[object]) -> HasMean:
-        assert isinstance(total, GridAccumulator), "it is a sum of this codec's"
+        assert isinstance(total, GridAccumulator), "not a sum of this codec"
         return total
 
     def update_rms(self, total: IntegerSum) -> float | None:
         return None
 
     def _values(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        """The change as it will be summed: float32, within the grid."""
+        """The change as it will be summed: float32, within the grid's bounds."""
         said = read_header(header, self._layout, self._plan.codec, self._payload_bytes)
         payload = Payload(exactly(pieces, said.payload_bytes))
         exact = payload.take(4 * self._exact.n_values).view(torch.float32)

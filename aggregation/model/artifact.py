@@ -1,7 +1,4 @@
-"""A model as safetensors: the owners' tensors, and the layout as metadata so that ties and order survive.
-
-Only bytes and state dicts here; files are the business of whoever has a disk.
-"""
+"""A model as safetensors bytes: the owners' tensors, with the layout as metadata, so that ties and order survive."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ def metadata_of(layout: Layout) -> dict[str, str]:
 
 
 def master_metadata_of(layout: Layout) -> dict[str, str]:
-    """The safetensors metadata of a coordinator's full-precision copy, where that is another file."""
+    """The safetensors metadata of a master copy, if that is a file of its own."""
     return {MASTER_KEY: layout.digest}
 
 
 def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:
-    """The layout in a model file's metadata or, for a file from elsewhere, the one its tensors imply.
+    """The layout in a model file's metadata; without one, the layout of its tensors.
 
     Raises `LayoutError` if the metadata does not describe the tensors.
     """
@@ -48,7 +45,7 @@ def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:
 
 
 def encode_model(state: State) -> bytes:
-    """A state dict as safetensors bytes; the same state gives the same bytes."""
+    """A state dict as safetensors bytes. The same state gives the same bytes."""
     layout = Layout.of_state(state)
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
     from safetensors.torch import save  # it imports torch
@@ -57,7 +54,7 @@ def encode_model(state: State) -> bytes:
 
 
 def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
-    """Layout and full state dict (tied names included). Raises `LayoutError` for bytes that are no model."""
+    """Layout and full state dict, including tied names. Raises `LayoutError` for bytes that are not a model."""
     from safetensors.torch import load  # it imports torch
 
     try:
@@ -70,7 +67,7 @@ def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
 
 
 def tensor_offsets(header: bytes) -> dict[str, int]:
-    """Where each tensor's bytes begin in a safetensors file. `header`: its JSON, of a file that is known to be good."""
+    """Where each tensor's bytes begin in a valid safetensors file. `header`: its JSON."""
     entries = json.loads(header)
     return {
         name: 8 + len(header) + int(entry["data_offsets"][0])
@@ -80,7 +77,7 @@ def tensor_offsets(header: bytes) -> dict[str, int]:
 
 
 def _metadata(data: bytes) -> dict[str, str] | None:
-    """The `__metadata__` of safetensors bytes that `safetensors` has already accepted."""
+    """The `__metadata__` of valid safetensors bytes."""
     header_bytes = int.from_bytes(data[:8], "little")
     header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + header_bytes])
     return header.get("__metadata__")

@@ -1,10 +1,10 @@
-"""What rounds with Skellam noise cost in privacy: Renyi divergence by order, added up over rounds; (epsilon, delta).
+"""The privacy cost of rounds with Skellam noise: Renyi divergences by order, their sum over rounds, (epsilon, delta).
 
-**What is protected.** One client, a site or a device, in each round: whoever sees every sum can hardly tell whether the
-client's data was in, or its contribution was zero. That is add-or-remove adjacency; that the client took part, and that
-it added noise, is public. To exchange some of a client's data, as by one patient of a hospital more, can move its
-contribution twice as far at most: `PublishedSum` with four times the bound says what that costs. Nothing is said here
-of what is summed beside the levels, without noise.
+**What is protected.** One client (a site or a device) in each round. An observer of every sum can hardly tell whether
+the sum contains the client's data, or a contribution of zero. That is add-or-remove adjacency. It is public that the
+client took part, and that it added noise. Exchanging some of a client's data, such as adding one patient, moves its
+contribution at most twice as far: `PublishedSum` with four times the bound gives that cost. Values that are summed
+beside the levels, without noise, are not covered.
 
 **The bound** (Agarwal, Kairouz and Liu: The Skellam mechanism for differentially private federated learning, NeurIPS
 2021), for noise of variance mu in the sum, contributions of L2 and L1 norm D2 and D1, in integers, and whole orders a
@@ -12,24 +12,24 @@ from 2 on:
 
     e(a) <= a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) )
 
-The first term is the Gaussian's; the second is what integers cost, and goes away as mu grows.
+The first term is the Gaussian's. The second is the cost of integers, and vanishes as mu grows.
 
-What `skellam.py` draws is off by 2^-109 a sample, which adds less than e^epsilon 2^-69 to delta over 2^40 of them.
+The samples of `skellam.py` are off by 2^-109 each. Over 2^40 samples that adds less than e^epsilon 2^-69 to delta.
 
-mu counts the noise of honest clients alone, in the least cohort with which a sum is revealed (`noise_plan.py`).
+mu counts only the noise of honest clients, in the smallest cohort whose sum is revealed (`plans/noise.py`).
 
-**No amplification by sampling** is claimed, though a round may ask a part of the clients: the coordinator chooses whom,
-and is not trusted with that choice.
+**No amplification by sampling** is claimed, although a round may ask only some of the clients: the coordinator chooses
+them, and is not trusted.
 
-**Over rounds** divergences of one order add up, also where a round's noise depends on what earlier rounds have shown,
-if what each may cost at that order was fixed beforehand (Feldman and Zrnic: Individual privacy accounting via a Renyi
-filter, NeurIPS 2021). As steps follow the rounds before, a budget is an `Allowance`: one order, and so much a round.
-A site holds its rounds against its budget at one order, too (`Ledger.epsilon_within`): a coordinator that chooses each
-round's noise by what it has seen must not choose the order with it. The ledger's epsilon is the least over all orders,
-as is usual; at the end of a budget they agree.
+**Over rounds** divergences of one order add up. That holds even where a round's noise depends on what earlier rounds
+have shown, if each round's cost at that order was fixed beforehand (Feldman and Zrnic: Individual privacy accounting
+via a Renyi filter, NeurIPS 2021). Steps follow the rounds before, so a budget is an `Allowance`: one order, and a cost
+for each round. A site, too, compares its rounds with its budget at one order (`Ledger.epsilon_within`): a coordinator
+that chooses each round's noise by what it has seen must not choose the order as well. The ledger's epsilon is the least
+over all orders, as usual. At the end of a budget they agree.
 
-Divergence becomes (epsilon, delta) by dp-accounting (Canonne, Kamath and Steinke 2020, proposition 12), which is an
-extra, and is imported when it is first needed.
+dp-accounting converts divergences to (epsilon, delta) (Canonne, Kamath and Steinke 2020, proposition 12). It is an
+optional dependency, imported at first use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from umbel.aggregation.privacy.sensitivity import l1_bound
 
 Floats: TypeAlias = NDArray[np.float64]
 ORDERS: tuple[int, ...] = (*range(2, 65), *(round(64 * 1.05**i) for i in range(1, 115)))  # to 16,683
-_SLACK = 1 + 2.0**-30  # more noise than the equation asks: what float64 rounds off in a million rounds
+_SLACK = 1 + 2.0**-30  # extra noise, for the rounding of float64 in a million rounds
 _HALVINGS = 60
 
 
@@ -57,13 +57,10 @@ class AccountantMissing(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class PublishedSum:
-    """A sum that is published: `variance` of honest noise in each of its `n_values` integers.
+    """A sum of integers that is published with noise."""
 
-    `bound_squared`: the greatest sum of squares of one client's integers.
-    """
-
-    variance: float
-    bound_squared: int
+    variance: float  # of the honest clients' noise in each integer
+    bound_squared: int  # the greatest sum of squares of one client's integers
     n_values: int
 
     def __post_init__(self) -> None:
@@ -71,7 +68,7 @@ class PublishedSum:
             raise ValueError("a sum is published with noise of a finite variance above zero, a bound and values")
 
     def divergences(self, orders: Sequence[int] = ORDERS) -> Floats:
-        """The equation above, by order."""
+        """The bound above, for each order."""
         a, mu, squared = np.asarray(orders, np.float64), self.variance, float(self.bound_squared)
         l1 = l1_bound(self.bound_squared, self.n_values)
         integers = np.minimum(((2 * a - 1) * squared + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
@@ -80,8 +77,9 @@ class PublishedSum:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the rounds so far have cost together, at this `delta`. A round counts once its sum is revealed, also if
-    nothing is made of it.
+    """The total cost of the rounds so far, at this `delta`.
+
+    A round counts once its sum is revealed, even if no model is made from it.
     """
 
     delta: float
@@ -89,23 +87,24 @@ class Ledger:
     divergences: tuple[float, ...] = field(default=(0.0,) * len(ORDERS), repr=False)
 
     def after(self, release: PublishedSum, n_rounds: int = 1) -> Ledger:
-        """With so many rounds more."""
+        """The ledger after `n_rounds` more rounds."""
         total = np.asarray(self.divergences) + n_rounds * release.divergences()
         return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
 
     def plus(self, other: Ledger) -> Ledger:
-        """Both together, of whatever runs they are: divergences of one order add up. At this ledger's delta."""
+        """The total of two ledgers, also of different runs, at this ledger's delta: divergences of one order add up."""
         total = np.asarray(self.divergences) + np.asarray(other.divergences)
         return replace(self, n_rounds=self.n_rounds + other.n_rounds, divergences=tuple(total.tolist()))
 
     @property
     def epsilon(self) -> float:
-        """Of all rounds so far. Raises `AccountantMissing`."""
+        """The epsilon of all rounds so far. Raises `AccountantMissing`."""
         return epsilon_of(self.divergences, self.delta)
 
     def epsilon_within(self, budget: float) -> float:
-        """Of all rounds so far, at the one order that serves a budget of this epsilon best: it is within the budget
-        whatever has decided the noise of each round. Raises `AccountantMissing`.
+        """The epsilon of all rounds so far, at the one order that suits this budget best. Raises `AccountantMissing`.
+
+        If it is within the budget, so is the true cost, however the noise of each round was chosen.
         """
         at = ORDERS.index(_shared(budget, self.delta)[0])
         return epsilon_of([self.divergences[at]], self.delta, [ORDERS[at]]) if self.n_rounds else 0.0
@@ -113,18 +112,18 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one round may cost: a `divergence` of this `order`."""
+    """The greatest cost of one round: a `divergence` of this `order`."""
 
     order: int
     divergence: float
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of Gaussian noise that costs as much, over the L2 norm of a contribution."""
+        """The noise multiplier of Gaussian noise with this cost: standard deviation over a contribution's L2 norm."""
         return math.sqrt(self.order / (2 * self.divergence))
 
     def variance(self, bound_squared: int, n_values: int) -> float:
-        """The least variance of the noise in a sum with which a round is within it: the equation, solved for mu."""
+        """The least variance of the sum's noise within this cost: the bound above, solved for mu."""
         squared, l1 = float(bound_squared), l1_bound(bound_squared, n_values)
         gaussian, second = self.order * squared / 2, ((2 * self.order - 1) * squared + 6 * l1) / 4
         by_square = (gaussian + math.sqrt(gaussian**2 + 4 * self.divergence * second)) / (2 * self.divergence)
@@ -134,9 +133,9 @@ class Allowance:
 
 @lru_cache(maxsize=64)
 def allowance(epsilon: float, delta: float, rounds: int) -> Allowance:
-    """What each of so many rounds may cost, if together they are to be (epsilon, delta)-private.
+    """The greatest cost of each of `rounds` rounds that are (epsilon, delta)-private together.
 
-    Raises `AccountantMissing`, and `ValueError` for a budget that no noise keeps to.
+    Raises `AccountantMissing`, and `ValueError` for a budget that no noise satisfies.
     """
     order, least = _shared(epsilon, delta)
     if rounds < 1 or epsilon_of([order * least], delta, [order]) > epsilon:
@@ -146,8 +145,9 @@ def allowance(epsilon: float, delta: float, rounds: int) -> Allowance:
 
 @lru_cache(maxsize=64)
 def _shared(epsilon: float, delta: float) -> tuple[int, float]:
-    """The order at which Gaussian noise does with least, which whatever step the rounds have, they share; and how much
-    of the divergence of order 1 all rounds may cost.
+    """The order at which Gaussian noise needs the least, and the total divergence of order 1 that all rounds may cost.
+
+    Rounds share this order, whatever their steps.
     """
     least, most = 2.0**-60, 2.0**60
     for _ in range(_HALVINGS):
@@ -167,7 +167,7 @@ def _best_order(divergences: Sequence[float], delta: float) -> int:
 
 
 def _converted(divergences: Sequence[float], delta: float, orders: Sequence[int]) -> tuple[float, int]:
-    """Epsilon, and the order that it comes from."""
+    """Epsilon, and the order that gives it."""
     if not 0 < delta < 1:
         raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
     try:

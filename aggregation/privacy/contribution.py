@@ -1,8 +1,8 @@
-"""What a client of a private round sends, before masks: its levels, within the bound, and its share of the noise.
+"""The contribution of a client of a private round, before masks: levels within the bound, and a share of the noise.
 
-Nothing here depends on what the coordinator claims but the plan that the client has agreed to: the sum of squares is
-that of the very integers that noise is added to, and it is exact. Nor does the time that it takes depend on the update:
-the coordinator chooses the bound, and would learn by a clock on which side of it an update lies.
+Of the coordinator's claims it uses only the plan that the client has accepted. The sum of squares is exact, and is that
+of the very integers that noise is added to. The time does not depend on the update: the coordinator chooses the bound,
+and a clock would show on which side of it an update lies.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def contribution(rotated: Rotated, values: Tensor, dither: Dither, plan: NoisePlan, key: bytes) -> Iterator[Tensor]:
-    """The client's vector in consecutive parts, int32, as `Modular.residues` gives it, but with noise.
+    """The client's vector as in `Modular.residues`, with noise: consecutive parts, int32.
 
-    `values`: float32, `rotated.n_values`; they are left as they are. `key`: 32 bytes, fresh from the operating system,
-    for this vector and no other. It takes two passes over the vector, and the memory of a part. Raises `ValueError` as
+    `values`: float32, `rotated.n_values`; they are not changed. `key`: 32 bytes, fresh from the operating system, for
+    this vector only. Takes two passes over the vector, and the memory of a part. Raises `ValueError` as
     `Rotated.levels_with` does, and for a plan of another length.
     """
     if plan.n_values != rotated.n_levels:
@@ -40,11 +40,10 @@ def contribution(rotated: Rotated, values: Tensor, dither: Dither, plan: NoisePl
 
 
 def levels_within(bound_squared: int, rotated: Rotated, values: Tensor, dither: Dither) -> Iterator[Tensor]:
-    """`Rotated.levels_with`, of as much of the update as has a sum of squares of `bound_squared` at most.
+    """`Rotated.levels_with` of an update that is shortened until its sum of squares is at most `bound_squared`.
 
-    The update is clipped to the norm that the bound is enough for (`sensitivity.py`), whatever the plan's clip norm is.
-    Where rounding takes it beyond the bound all the same, as once in 2^20 updates, nothing is left of it. There are two
-    passes whatever the update is.
+    The update is clipped to the norm that the bound allows (`sensitivity.py`), whatever the plan's clip norm is. If
+    rounding still exceeds the bound, as once in 2^20 updates, all levels are zero. There are always two passes.
     """
     fitted = _fitted(bound_squared, rotated)
     found = sum(sum_of_squares(part) for part in fitted.levels_with(values, dither))
@@ -52,7 +51,7 @@ def levels_within(bound_squared: int, rotated: Rotated, values: Tensor, dither: 
 
 
 def _fitted(bound_squared: int, rotated: Rotated) -> Rotated:
-    """With a clip norm that the bound is enough for: the plan's, if it is, which it is in every plan of umbel's."""
+    """`rotated` with a clip norm that the bound allows. In every plan that umbel makes, this is the plan's own."""
     rate, clip = rotated.plan.inverse_step, rotated.plan.clip_norm
     most = math.inf if clip is None else clip * rate
     fits = clip_within(bound_squared, rotated.n_levels, most)

@@ -1,20 +1,20 @@
-"""Skellam noise from a key: integers that nobody without the key can guess, and whose sum is Skellam noise again.
+"""Skellam noise from a key: integers that nobody can guess without the key.
 
-The sum of independent Skellam variables is one, and their variances add up; so each client adds its share of the noise,
-and whichever of them remain, their sum's noise is known exactly (Agarwal, Kairouz and Liu: The Skellam mechanism for
-differentially private federated learning, NeurIPS 2021). A discrete Gaussian only nearly has this.
+The sum of independent Skellam variables is a Skellam variable, and their variances add up. So each client adds its
+share of the noise, and the noise in the sum of any clients is known exactly (Agarwal, Kairouz and Liu: The Skellam
+mechanism for differentially private federated learning, NeurIPS 2021). For discrete Gaussians that is only nearly true.
 
-Word number j of a keystream is 64 bits, and sample number j a function of it (`skellam_table.py`): from the top, the
-sign, the cell's index, and what is compared with the cell's cut. So any part can be made alone, and the parts add up to
-the same whatever their lengths. The keystream is AES-256 in counter mode, counter block (stream, block), both 64 bits
-big-endian; words are little-endian. Streams: t for the t-th term of a sum, 2^63 + t for its second words. A variance
-above 2^27 is a sum of 2, 4, 8, ... terms. The distance from the distribution, in total variation, is at most 2^-109 for
-each sample and term, if AES-256 is what it is taken for.
+Word number j of a keystream has 64 bits, and sample number j is a function of it (`skellam_table.py`). From the top,
+they are the sign, the cell's index, and the bits that are compared with the cell's cut. So any part can be drawn alone,
+and the samples do not depend on the lengths of the parts. The keystream is AES-256 in counter mode, counter block
+(stream, block), both 64 bits big-endian; words are little-endian. Streams: t for the t-th term of a sum, 2^63 + t for
+its second words. A variance above 2^27 is a sum of 2, 4, 8, ... terms. The distance from the distribution, in total
+variation, is at most 2^-109 for each sample and term, if AES-256 is a pseudorandom function.
 
 A million samples take 6 to 9 ms of one core (AMD EPYC), at variances from 0.01 to 10^8 alike.
 
-Time does not depend on the samples but for caches: which entries of a table are read. Who can watch the caches of a
-client's processor has better ways to its data.
+The time does not depend on the samples, except through caches: samples decide which entries of a table are read. An
+attacker who can watch the caches of a client's processor has easier ways to its data.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _Ints: TypeAlias = NDArray[np.int32]
 
 
 class Skellam:
-    """Noise of mean 0 and this `variance`, 2^-20 to 2^34. Raises `ValueError` for another.
+    """Noise of mean 0 and this `variance`, 2^-20 to 2^34. Raises `ValueError` for another variance.
 
-    A key is 32 bytes, fresh from the operating system, of one vector only: whoever has it can take the noise off.
+    A key is 32 bytes, fresh from the operating system, and for one vector only. It allows the noise to be subtracted.
     """
 
     def __init__(self, variance: float) -> None:
@@ -62,10 +62,10 @@ class Skellam:
         self._table = table_of(variance / self._n_terms)
 
     def add_to(self, values: Tensor, key: bytes, first: int = 0) -> None:
-        """Add samples number `first` on to `values`, in place: int32 (which wraps at 2^32) or int64, one dimension.
+        """Add the samples from number `first` on to `values`, in place: int32 (which wraps at 2^32) or int64.
 
-        Any device; the noise is made on the processor. Memory: 2 MB beside `values`, and 24 bytes for
-        each cell of the table, of which there are up to 2^18.
+        `values` has one dimension, on any device; the processor draws the noise. Memory: 2 MB beside `values`, and 24
+        bytes for each of the table's cells, of which there are at most 2^18.
         """
         if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
             raise ValueError(f"noise is added to a vector of int32 or int64, not {list(values.shape)} {values.dtype}")
@@ -74,13 +74,13 @@ class Skellam:
             place.add_(torch.from_numpy(part).to(values.device))
 
     def draw(self, key: bytes, first: int, n_values: int) -> Tensor:
-        """Samples number `first` on: int32, `n_values`."""
+        """The samples from number `first` on: int32, `n_values`."""
         out = torch.zeros(n_values, dtype=torch.int32)
         self.add_to(out, key, first)
         return out
 
     def _parts(self, key: bytes, first: int, n_values: int) -> Iterator[tuple[int, _Ints]]:
-        """Number of the first sample, and samples: each part is overwritten by the next."""
+        """Parts of the samples, each with its first number. Each part overwrites the one before."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key of noise has {KEY_BYTES} bytes, not {len(key)}")
         if not (first >= 0 and 0 <= n_values <= NOISE_VALUES_MAX - first):
@@ -94,23 +94,23 @@ class Skellam:
 
 
 class _Buffers:
-    """Memory for `length` samples, which is allocated once for a vector: that takes as long as the arithmetic."""
+    """Memory for `length` samples, allocated once for a vector, because allocation takes as long as the arithmetic."""
 
     def __init__(self, length: int) -> None:
-        self._bytes = bytearray((length + 4) * _WORD_BYTES)  # a word ahead, and what update_into asks for behind
+        self._bytes = bytearray((length + 4) * _WORD_BYTES)  # a word ahead, and the room that update_into needs behind
         self._words: _Words = np.frombuffer(self._bytes, np.int64)
         self._longs: list[_Words] = [np.empty(length, np.int64) for _ in range(3)]
         self._ints: list[_Ints] = [np.empty(length, np.int32) for _ in range(2)]
 
     def words(self, key: bytes, stream: int, first: int, length: int) -> _Words:
-        """Words number `first` on of a stream: int64, `length`."""
+        """The words of a stream from number `first` on: int64, `length`."""
         ahead = first % 2
         n_bytes = (ahead + length) * _WORD_BYTES
         _keystream(key, stream, first // 2).update_into(_ZEROS[:n_bytes], self._bytes)
         return self._words[ahead : ahead + length]
 
     def samples(self, table: SkellamTable, words: _Words, second_word: Callable[[int], int]) -> _Ints:
-        """int64 -> int32 of the same length. `second_word`: that of the sample at this place, 0 to 2^64 - 1."""
+        """The samples of these words: int64 -> int32. `second_word`: of the sample at a place, 0 to 2^64 - 1."""
         n, rest_bits = len(words), 63 - table.index_bits
         rest, cut, cell = (one[:n] for one in self._longs)
         out, sign = (one[:n] for one in self._ints)
@@ -131,7 +131,7 @@ class _Buffers:
 
 
 def _settle(rest: _Words, cell: _Words, table: SkellamTable, second_word: Callable[[int], int]) -> None:
-    """Make those of `rest` that are zero, where the first word equals the cut, less than it if the second word is."""
+    """Decide the zeros of `rest`, where the first word equals the cut: -1 if the second word is less than its cut."""
     for place in np.flatnonzero(rest == 0).tolist():
         if second_word(place) < int(table.low_cuts[cell[place]]):
             rest[place] = -1

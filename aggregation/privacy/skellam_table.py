@@ -4,18 +4,18 @@ Symmetric Skellam noise of variance mu is the difference of two Poisson variable
 
     P(X = k) = exp(-mu) I_|k|(mu)                                                        (Irwin 1937; Skellam 1946)
 
-with I the modified Bessel function. `magnitudes` works it out in integers of some 200 bits and more, by the recurrence
-I_(k-1) = I_(k+1) + (2k / mu) I_k downwards from where it is negligible (Miller's algorithm: every term is positive, so
-nothing cancels), and divides by their sum, which is exp(mu). What is left are the probabilities of |X|, each rounded to
-a whole number of units of 2^-127, which sum to 1 exactly. The sign is one more bit.
+with I the modified Bessel function. `magnitudes` computes it in integers of 200 bits and more, by the recurrence
+I_(k-1) = I_(k+1) + (2k / mu) I_k, downwards from where it is negligible (Miller's algorithm: every term is positive, so
+nothing cancels), and divides by the sum, which is exp(mu). The results are the probabilities of |X|, each rounded to a
+whole number of units of 2^-127. They sum to 1 exactly. The sign is one more bit.
 
-`SkellamTable` is Walker's alias method (1977) as Vose sets it up (1991), in these units, so that no further error is
-made: the distance in total variation between what it draws and the distribution above is at most
+`SkellamTable` is Walker's alias method (1977) with Vose's setup (1991), in these units, so it adds no error. The
+distance in total variation between its samples and the distribution above is at most
 
-    n * 2^-127,    n: how many magnitudes there are, some 12.6 sqrt(mu) for a large mu
+    n * 2^-127,    n: the number of magnitudes, some 12.6 sqrt(mu) for a large mu
 
-for each n - 1 of them is off by half a unit at most, zero by the sum of that, and what lies beyond them has less than
-2^-128 each. At the greatest variance that is 2^-109: over 2^60 samples, 2^-49.
+because n - 1 of them are off by half a unit at most, zero by the sum of these errors, and each magnitude beyond has a
+probability below 2^-128. At the greatest variance that is 2^-109, or 2^-49 over 2^60 samples.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _Words: TypeAlias = NDArray[np.uint64]
 class SkellamTable:
     """2^`index_bits` cells, equally likely, of two outcomes each: the cell's own number, or its alias.
 
-    A cell keeps its own number where the bits after the index are less than its cut, a number of 127 - `index_bits`
-    bits: its high part (`cuts`) is compared with the first word, the rest (`low_cuts`) with a second word, which is
-    needed once in 2^45 samples or less. `outcomes`: alias, own number; alias, own number; ...
+    A cell gives its own number where the bits after the index are less than its cut, which has 127 - `index_bits` bits.
+    The cut's high part (`cuts`) is compared with the first word, the rest (`low_cuts`) with a second word, which is
+    needed at most once in 2^45 samples. `outcomes`: alias, own number; alias, own number; ...
     """
 
     index_bits: int
@@ -56,9 +56,9 @@ class SkellamTable:
 
     @classmethod
     def of(cls, weights: Sequence[int]) -> SkellamTable:
-        """0 is drawn with probability `weights[0]` * 2^-127, and so on; they sum to 2^127."""
+        """A table that draws 0 with probability `weights[0]` * 2^-127, and so on. The weights sum to 2^127."""
         if sum(weights) != 1 << UNIT_BITS:
-            raise ValueError("the weights of a table sum to 2^127")
+            raise ValueError("the weights of a table must sum to 2^127")
         index_bits = max(1, (len(weights) - 1).bit_length())
         whole = 1 << (UNIT_BITS - index_bits)
         cuts, aliases = _alias(weights, 1 << index_bits, whole)
@@ -76,9 +76,9 @@ def table_of(variance: float) -> SkellamTable:
 
 
 def magnitudes(variance: float) -> list[int]:
-    """The probabilities of |X| = 0, 1, 2, ... in units of 2^-127, up to the last that is half a unit or more.
+    """The probabilities of |X| = 0, 1, 2, ... in units of 2^-127, up to the last one of half a unit or more.
 
-    Raises `ValueError` for a variance that is not between 2^-20 and 2^27.
+    Raises `ValueError` for a variance below 2^-20 or above 2^27.
     """
     if not VARIANCE_MIN <= variance <= VARIANCE_MAX:
         raise ValueError(f"a table has a variance between 2^-20 and 2^27, not {variance!r}")
@@ -113,7 +113,7 @@ def _last(variance: float) -> int:
 
 
 def _alias(weights: Sequence[int], n_cells: int, whole: int) -> tuple[list[int], list[int]]:
-    """By cell: how much of it, of `whole`, is the cell's own; and whose the rest is."""
+    """For each cell: its own part of `whole`, and the number that has the rest."""
     left = [*weights, *[0] * (n_cells - len(weights))]
     cuts, aliases = [whole] * n_cells, list(range(n_cells))
     poor = [cell for cell in range(n_cells) if left[cell] < whole]

@@ -1,1 +1,1 @@
-"""Whose keys are believed: member lists, public keys, fingerprints and signed requests."""
+"""Trust in keys: member lists, public keys, fingerprints and signed requests."""

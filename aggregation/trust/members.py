@@ -1,7 +1,7 @@
-"""The member list of a consortium: whose keys a site believes. Officers sign it; the coordinator has no say in it.
+"""The member list of a consortium: the keys that its sites trust. Officers sign it; the coordinator takes no part.
 
-With secure aggregation a coordinator that could choose the clients' keys would read every update. So the sites have a
-list of names and keys (Ed25519) that is made without it, and signed offline by officers of the consortium:
+If the coordinator could choose the clients' keys, it could read every update in spite of secure aggregation. So the
+sites have a list of names and keys (Ed25519) that officers of the consortium sign offline:
 
 ```json
 {"list": {"name": ..., "epoch": 1, "members": {client: key}, "officers": {officer: key}, "quorum": 2,
@@ -13,11 +13,11 @@ Keys and signatures are base64. A list's hash is the SHA-256 of its canonical JS
 
     umbel member list 1\\n<the hash, 64 hex digits>
 
-A change is a new list, one epoch later, with the hash of the one before: to add, to give a client another key, or to
-remove, which is all that revocation is. A site takes it if a quorum of the officers that it knows has signed it, and a
-quorum of its own officers too: so that nobody can lock the consortium out with officers who are not there, and who
-comes later can check a list by itself. (The Update Framework, specification 1.0, 5.3.4, does the same for its roots.)
-Signatures stand by key, not by name: an officer who changes keys signs with both.
+A change is a new list, one epoch later, with the hash of the list before. It adds clients, replaces keys, or removes
+clients; revocation is a removal. A site accepts the new list if a quorum of the old list's officers has signed it, and
+a quorum of the new list's officers too. So nobody can lock out the consortium with officers that do not exist, and a
+site that joins later can check a list alone. (The Update Framework, specification 1.0, 5.3.4, does the same for its
+roots.) Signatures are stored by key, not by name: an officer who changes keys signs with both.
 """
 
 import base64
@@ -36,8 +36,8 @@ from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_tex
 from umbel.aggregation.types import require_sha256, require_slug
 
 FORMAT = 1
-OFFICERS_MAX = 100  # each costs whoever reads a list a signature to check
-SIGNATURES_MAX = 2 * OFFICERS_MAX  # of the list before, and of its own
+OFFICERS_MAX = 100  # each costs every reader a signature to check
+SIGNATURES_MAX = 2 * OFFICERS_MAX  # officers of the list before, and its own
 COHORT_MIN = 3
 FILE_BYTES_MAX = 1_000_000  # some 9000 members
 _LIST_KEYS = ("name", "epoch", "members", "officers", "quorum", "previous", "format")
@@ -46,44 +46,43 @@ _SIGNATURE = re.compile(r"[A-Za-z0-9+/]{86}==")
 
 
 class MembersRefused(ValueError):
-    """A member list that is not believed; `str(error)` is one sentence."""
+    """A member list that is refused; `str(error)` is one sentence."""
 
 
 class MalformedMembers(MembersRefused):
-    """Bytes that are no member list."""
+    """Bytes that are not a member list."""
 
 
 class BadOfficerSignature(MembersRefused):
-    """A signature of an officer's key that does not fit the list: it was changed after it was signed, or damaged."""
+    """An officer's signature that does not fit the list: the list was changed after signing, or damaged."""
 
 
 class TooFewSignatures(MembersRefused):
-    """Fewer officers have signed than the quorum asks."""
+    """Fewer officers have signed than the quorum requires."""
 
 
 class NotTheSuccessor(MembersRefused):
-    """A list that does not follow the one that is known: an older one, another of the same epoch, or a later one."""
+    """A list that does not follow the known one: an older one, another of the same epoch, or a later one."""
 
 
 class NotAMember(MembersRefused):
-    """A client that is not in the list, or has another key there."""
+    """A client that is not on the list, or has another key there."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberList:
-    """Who belongs to a consortium. `members`, `officers`: names to public keys, base64; no key stands there twice.
+    """The members and officers of a consortium. No key appears twice.
 
-    `epoch`: from 1, one more with each change. `quorum`: how many officers must sign. `previous`: the SHA-256 of the
-    epoch before, empty in the first. Raises `ValueError` for what no list may hold. One that is being written may have
-    fewer officers than its quorum: then nobody can sign it validly.
+    Raises `ValueError` for what no list may hold. A list that is still being written may have fewer officers than its
+    quorum; then nobody can sign it validly.
     """
 
     name: str
-    epoch: int
-    members: Mapping[str, str]
-    officers: Mapping[str, str]
-    quorum: int
-    previous: str = ""
+    epoch: int  # 1 at first, one more with each change
+    members: Mapping[str, str]  # names to public keys, base64
+    officers: Mapping[str, str]  # likewise
+    quorum: int  # the number of officers who must sign
+    previous: str = ""  # the SHA-256 of the epoch before; empty in the first
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -95,21 +94,21 @@ class MemberList:
         if self.epoch > 1:
             require_sha256(self.previous, "previous, the SHA-256 of the epoch before,")
         elif self.previous:
-            raise ValueError("the first epoch follows no other: previous must be empty")
+            raise ValueError("the first epoch follows no other epoch: previous must be empty")
         _require_distinct((*self.members.items(), *self.officers.items()))
 
     @property
     def sha256(self) -> str:
-        """Of the canonical JSON, hex: what officers sign, sites pin and every round is bound to."""
+        """The SHA-256 of the canonical JSON, hex. Officers sign it, sites pin it, and every round is bound to it."""
         return hashlib.sha256(canonical(self).encode()).hexdigest()
 
     @property
     def words(self) -> str:
-        """The list as sentences name it: which one, which epoch, and enough of its hash to tell it from another."""
+        """The list's name, epoch and short hash, for sentences."""
         return f"{self.name!r}, epoch {self.epoch} ({short_groups(self.sha256)})"
 
     def keys_of(self, clients: Iterable[str]) -> dict[str, bytes]:
-        """The public keys (32 raw bytes) of these clients. Raises `NotAMember` for one that is not in the list."""
+        """The public keys (32 raw bytes) of these clients. Raises `NotAMember` for one that is not on the list."""
         keys = dict[str, bytes]()
         for client in clients:
             if (key := self.members.get(client)) is None:
@@ -118,7 +117,7 @@ class MemberList:
         return keys
 
     def require_member(self, client: str, key: bytes) -> None:
-        """Raise `NotAMember` unless this client is in the list with this key (32 raw bytes)."""
+        """Raise `NotAMember` unless this client is on the list with this key (32 raw bytes)."""
         if self.keys_of([client])[client] != key:
             raise NotAMember(
                 f"epoch {self.epoch} of the member list {self.name!r} has another key for {client!r}; "
@@ -126,10 +125,10 @@ class MemberList:
             )
 
     def concerns(self) -> tuple[str, ...]:
-        """What a careful officer would not leave so, in sentences. None of it makes the list invalid."""
+        """Warnings for a careful officer, in sentences. The list is valid nevertheless."""
         found = list[str]()
         if self.quorum < 2:
-            found.append("one officer alone can change who is believed: set a quorum of 2 or more")
+            found.append("one officer alone can change the list: set a quorum of 2 or more")
         if self.quorum > len(self.officers):
             found.append(f"a quorum of {self.quorum} cannot be reached with {len(self.officers)} officers")
         elif 2 * self.quorum <= len(self.officers):
@@ -141,10 +140,10 @@ class MemberList:
 
 @dataclass(frozen=True, slots=True)
 class SignedMembers:
-    """A list and what officers have put under it: public keys to signatures, base64. They may still be too few."""
+    """A list and its signatures, of which there may still be too few."""
 
     list: MemberList
-    signatures: Mapping[str, str]
+    signatures: Mapping[str, str]  # public keys to signatures, both base64
 
     def __post_init__(self) -> None:
         if len(self.signatures) > SIGNATURES_MAX:
@@ -155,15 +154,13 @@ class SignedMembers:
                 raise ValueError("a signature must be the base64 of 64 bytes")
 
     def signed_with(self, key: Ed25519PrivateKey) -> "SignedMembers":
-        """The same with this key's signature. Whether it is an officer's is not asked: it may be of the list before."""
+        """A copy with this key's signature. The key need not be a current officer's: it may be of the list before."""
         text = public_key_text(key.public_key().public_bytes_raw())
         signature = base64.b64encode(key.sign(_signed(self.list))).decode()
         return replace(self, signatures={**self.signatures, text: signature})
 
     def signers_among(self, officers: Mapping[str, str]) -> tuple[str, ...]:
-        """The names of those officers who have signed, in order. Raises `BadOfficerSignature`; strangers' are passed
-        over.
-        """
+        """The names of the officers who have signed, in order. Ignores strangers. Raises `BadOfficerSignature`."""
         names, signed = list[str](), _signed(self.list)
         for name, key in sorted(officers.items()):
             if (signature := self.signatures.get(key)) is not None:
@@ -181,17 +178,18 @@ class SignedMembers:
 
 
 def check_first(signed: SignedMembers) -> tuple[str, ...]:
-    """Raise `MembersRefused` unless a quorum of the list's own officers has signed it; who has.
+    """Raise `MembersRefused` unless a quorum of the list's own officers has signed it; return the signers.
 
-    It says that the list is whole, not that it is the right one: anyone can make officers. Compare its hash.
+    This shows that the list is complete, not that it is the right one, because anyone can make officers. Compare its
+    hash.
     """
     return _require_quorum(signed, signed.list, "its own")
 
 
 def check_successor(old: MemberList, new: SignedMembers) -> tuple[str, ...]:
-    """Raise `MembersRefused` unless `new` is the epoch after `old`, signed by a quorum of its officers; who of those.
+    """Raise `MembersRefused` unless `new` is the epoch after `old`, signed by quorums of both lists' officers.
 
-    A quorum of the new list's own officers must have signed, too.
+    Returns the signers among the officers of `old`.
     """
     require_follows(old, new.list)
     signers = _require_quorum(new, old, f"epoch {old.epoch}'s")
@@ -200,14 +198,14 @@ def check_successor(old: MemberList, new: SignedMembers) -> tuple[str, ...]:
 
 
 def require_follows(old: MemberList, new: MemberList) -> None:
-    """Raise `NotTheSuccessor` unless `new` says that it is the epoch after `old`; signatures are another matter."""
+    """Raise `NotTheSuccessor` unless `new` claims to be the epoch after `old`. Does not check signatures."""
     if new.name != old.name:
-        raise NotTheSuccessor(f"the list that is known is {old.name!r}, this one is {new.name!r}")
+        raise NotTheSuccessor(f"the known list is {old.name!r}, this one is {new.name!r}")
     if new.epoch != old.epoch + 1:
         raise NotTheSuccessor(f"after epoch {old.epoch} of {old.name!r} comes {old.epoch + 1}, not {new.epoch}")
     if new.previous != old.sha256:
         raise NotTheSuccessor(
-            f"epoch {new.epoch} of {old.name!r} follows another epoch {old.epoch} than the one that is known; "
+            f"epoch {new.epoch} of {old.name!r} follows another epoch {old.epoch} than the known one; "
             "ask the officers which was signed twice"
         )
 
@@ -224,7 +222,7 @@ def _require_quorum(signed: SignedMembers, asked: MemberList, whose: str) -> tup
 
 
 def _require_distinct(entries: Iterable[tuple[str, str]]) -> None:
-    """No key under two names: one private key would count as two sites, or the key of a machine as an officer's."""
+    """Refuse a key under two names: one private key could act as two sites, or as a site and an officer."""
     owner = dict[bytes, str]()
     for name, key in entries:
         require_slug(name, "a name in a member list")
@@ -236,7 +234,7 @@ def _require_distinct(entries: Iterable[tuple[str, str]]) -> None:
 
 def _require_key(text: str, what: str) -> bytes:
     raw = public_key_bytes(text, what)
-    if public_key_text(raw) != text:  # base64 of 32 bytes leaves two bits over: four spellings would be one key
+    if public_key_text(raw) != text:  # base64 of 32 bytes has two spare bits, so one key would have four spellings
         raise ValueError(f"{what} is not the base64 that its bytes have")
     return raw
 
@@ -251,9 +249,10 @@ def _signed(members: MemberList) -> bytes:
 
 
 def read_members(data: bytes) -> SignedMembers:
-    """A member list of a file's bytes. Raises `MalformedMembers` for all that is not exactly one; checks no signature.
+    """Read a member list's file. Checks no signature.
 
-    Refused are more bytes than `FILE_BYTES_MAX`, keys said twice, unknown or missing, and names and keys that are none.
+    Raises `MalformedMembers` for more than `FILE_BYTES_MAX` bytes, for repeated, unknown or missing JSON keys, and for
+    malformed names and public keys.
     """
     if len(data) > FILE_BYTES_MAX:
         raise MalformedMembers(f"this is no member list: it has more than {FILE_BYTES_MAX} bytes")
@@ -265,7 +264,7 @@ def read_members(data: bytes) -> SignedMembers:
 
 
 def members_bytes(signed: SignedMembers) -> bytes:
-    """As a file holds it, spread over lines for people. Raises `ValueError` if it is longer than any is read."""
+    """The bytes of a member list's file, indented for people. Raises `ValueError` for more than `FILE_BYTES_MAX`."""
     data = (json.dumps({"list": asdict(signed.list), "signatures": {**signed.signatures}}, indent=2) + "\n").encode()
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"a member list has at most {FILE_BYTES_MAX} bytes, this one {len(data)}")

@@ -1,11 +1,11 @@
-"""Ed25519 public keys that are taken as somebody's: one spelling for each point, and no point of small order."""
+"""Ed25519 public keys: one spelling for each point, and no point of small order."""
 
 import base64
 import binascii
 
 KEY_BYTES = 32
 
-# The eight points of small order on edwards25519, by their y (the sign bit chooses between x and -x): for such a "key"
+# The eight points of small order on edwards25519, by their y (the sign bit chooses between x and -x). For such a "key"
 # one constant signature fits many messages. Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020), table 1;
 # with y below the prime (RFC 8032, 5.1.3) each has just these encodings.
 _FIELD_PRIME = (1 << 255) - 19
@@ -21,7 +21,7 @@ _SMALL_ORDER_Y = frozenset(
 
 
 def require_public_key(raw: bytes, what: str = "public_key") -> None:
-    """Raise `ValueError` unless `raw` may be an Ed25519 public key that somebody has made."""
+    """Raise `ValueError` unless `raw` can be an Ed25519 public key that was made from a private key."""
     if len(raw) != KEY_BYTES:
         raise ValueError(f"{what} must be the {KEY_BYTES} raw bytes of an Ed25519 key, not {len(raw)}, in base64")
     y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
@@ -30,7 +30,7 @@ def require_public_key(raw: bytes, what: str = "public_key") -> None:
 
 
 def public_key_bytes(text: str, what: str = "public_key") -> bytes:
-    """The 32 bytes of a key in base64. Raises `ValueError` for what is no key, or one that nobody has made."""
+    """The 32 bytes of a key in base64. Raises `ValueError` for any other text, and as `require_public_key` does."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -40,5 +40,5 @@ def public_key_bytes(text: str, what: str = "public_key") -> bytes:
 
 
 def public_key_text(raw: bytes) -> str:
-    """A key in the one spelling in which it is compared: base64 of its 32 bytes."""
+    """A key in the one spelling that comparisons rely on: base64 of its 32 bytes."""
     return base64.b64encode(raw).decode()

@@ -30,7 +30,7 @@ from umbel.aggregation.errors import BadSignature, MalformedSignature, StaleSign
 
 CLOCK_SKEW_S = 300
 Check: TypeAlias = Callable[[bytes, bytes, bytes], None]
-"""Of a public key, a signature and what is signed. Raises `InvalidSignature`, or `ValueError` for what is no key."""
+"""Checks a public key, a signature and the signed bytes. Raises `InvalidSignature`, or `ValueError` for a bad key."""
 
 _COMPONENTS = '("@method" "@path" "@query" "content-digest")'
 _PARAMS = re.compile(
@@ -44,11 +44,11 @@ _SIGNATURE = re.compile(r"umbel=:([A-Za-z0-9+/]{86}==):")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is signed of a request line. `path`: as sent, percent-encoded; `query`: without the question mark."""
+    """The signed parts of a request line."""
 
     method: str
-    path: str
-    query: str = ""
+    path: str  # as sent, percent-encoded
+    query: str = ""  # without the question mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class SignedHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a well-formed signature says before anyone has checked it. `body_sha256`: 32 bytes the body must hash to."""
+    """A well-formed signature's content, not yet verified."""
 
     key_id: str
     created: int
     nonce: str
-    body_sha256: bytes
+    body_sha256: bytes  # 32 bytes that the body must hash to
     _params: str
     _content_digest: str
     _signature: bytes
@@ -87,8 +87,8 @@ class Claims:
     def verify(self, public_key: bytes, target: Target, now: float, check: Check | None = None) -> None:
         """Raise `BadSignature` unless `public_key` (32 raw bytes) signed this target, `StaleSignature` unless recently.
 
-        `check`: of the signature itself; None for OpenSSL's, which every audit repeats. Whoever calls must then refuse
-        a nonce seen before, remembering each until `created + CLOCK_SKEW_S`, and a body whose SHA-256 differs.
+        `check` verifies the signature itself; None uses OpenSSL, which every audit uses. The caller must then refuse a
+        repeated nonce, remembering each until `created + CLOCK_SKEW_S`, and a body with another SHA-256.
         """
         try:
             base = signature_base(_components(target, self._content_digest), self._params)
@@ -124,7 +124,7 @@ def sign(
 ) -> SignedHeaders:
     """Sign a request. `nonce`: 22 to 43 URL-safe characters, never used twice; `created`: Unix seconds.
 
-    Raises `ValueError` for what cannot stand in a signature; paths and queries must be percent-encoded.
+    Raises `ValueError` for text that a signature cannot hold. Paths and queries must be percent-encoded.
     """
     params, digest = _params_of(key_id, created, nonce), content_digest(body_sha256)
     signature = key.sign(signature_base(_components(target, digest), params))
@@ -132,15 +132,15 @@ def sign(
 
 
 def signed_headers(key_id: str, digest: str, created: int, nonce: str, signature: str) -> SignedHeaders:
-    """The header fields of a request that was signed before: of its parts, as `Claims` has them. Raises `ValueError`.
+    """The header fields of an already signed request, from the parts in its `Claims`. Raises `ValueError`.
 
-    `digest`: as `content_digest` gives it; `signature`: base64.
+    `digest`: from `content_digest`. `signature`: base64.
     """
     return SignedHeaders(digest, f"umbel={_params_of(key_id, created, nonce)}", f"umbel=:{signature}:")
 
 
 def parse(headers: SignedHeaders) -> Claims:
-    """Read a request's three header fields. Raises `MalformedSignature` for any form but the one above."""
+    """Read a request's three header fields. Raises `MalformedSignature` for any form other than the one above."""
     label, _, params = headers.signature_input.partition("=")
     match = _PARAMS.fullmatch(params)
     signature = _SIGNATURE.fullmatch(headers.signature)
@@ -160,9 +160,9 @@ def parse(headers: SignedHeaders) -> Claims:
 
 
 def signature_base(components: Iterable[tuple[str, str]], params: str) -> bytes:
-    """The bytes that are signed: RFC 9421, section 2.5, for components without parameters of their own.
+    """The signed bytes: RFC 9421, section 2.5, for components without parameters.
 
-    Raises `ValueError` for a value with a line break, which could pass for a component of its own, or beyond ASCII.
+    Raises `ValueError` for a value with a line break, which could pass for another component, and beyond ASCII.
     """
     lines = [f'"{name}": {value}' for name, value in (*components, ("@signature-params", params))]
     if any("\n" in line or "\r" in line for line in lines):

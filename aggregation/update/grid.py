@@ -1,4 +1,4 @@
-"""The integer grid: uncompressed updates become integers, and integers sum exactly.
+"""Uncompressed updates as integers on the round's grid, and their exact weighted mean.
 
 A round publishes one step D, a power of two. A client's float32 weight change x becomes k = round(x / D), and the
 round's result is
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
 
 def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
-    """Refuse what cannot stand on the grid.
+    """Raise `NonFiniteUpdate` or `UpdateOutOfRange` for values beyond the grid, naming the first one.
 
-    `values`: float32, one dimension, any device; `first` is the index of `values[0]` in the whole update.
-    Raises `NonFiniteUpdate` or `UpdateOutOfRange`, naming the first offender.
+    `values`: float32, one dimension, any device. `first`: the index of `values[0]` in the whole update.
     """
     if greatest(values, first) <= grid.max_abs:
         return
@@ -49,18 +48,18 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
 
 
 def fitting(most_found: float, grid: Grid) -> tuple[float, float]:
-    """What to divide an update by, and then to multiply it by, both in float32, so that it is within `max_abs`.
+    """A divisor and then a factor, both float32, that bring an update within `max_abs`. Both are 1 if it is already.
 
-    `most_found`: its greatest absolute value, of float32. Both are 1 if that is within `max_abs` already.
+    `most_found`: the update's greatest absolute value, a float32.
     """
     most = torch.tensor(grid.max_abs, dtype=torch.float32)
-    if float(most) > grid.max_abs:  # which may be no float32
+    if float(most) > grid.max_abs:  # max_abs need not be a float32
         most = torch.nextafter(most, torch.tensor(0.0))
     return (most_found, float(most)) if most_found > grid.max_abs else (1.0, 1.0)
 
 
 def greatest(values: Tensor, first: int) -> float:
-    """The greatest absolute value; 0 of none. `first`: as in `check_values`. Raises `NonFiniteUpdate`."""
+    """The greatest absolute value, 0 without values. `first`: as in `check_values`. Raises `NonFiniteUpdate`."""
     if values.numel() == 0:
         return 0.0
     low, high = (bound.item() for bound in values.aminmax())
@@ -81,14 +80,14 @@ def to_integers(values: Tensor, grid: Grid) -> Tensor:
 
 
 class GridAccumulator(IntegerSum):
-    """The exact weighted sum of updates on a grid, and its mean. Updates must have passed `check_values` before."""
+    """The exact weighted sum of updates on a grid, and its mean. Updates must have passed `check_values`."""
 
     def __init__(self, n_values: int, grid: Grid) -> None:
         super().__init__(n_values, grid.total_weight_max)
         self.grid = grid
 
     def fold(self, pieces: Iterable[Tensor], weight: int) -> None:
-        """`add` an update that is given as consecutive float32 pieces."""
+        """`add` an update, given as consecutive float32 pieces."""
         self.add((to_integers(piece, self.grid) for piece in pieces), weight)
 
     def fold_vector(self, vector: Tensor, weight: int) -> None:

@@ -1,7 +1,7 @@
 """The exact weighted sum of a round's updates as integers: one int64 vector and the sum of weights.
 
 Integer addition is associative and commutative, so any arrival order, any number of partial sums and any replay give
-the same bits. What the integers stand for, and so what their mean is, is the codec's to say (`update_codec.py`).
+the same bits. The codec defines what the integers stand for, and their mean (`update_codec.py`).
 
 Memory is one int64 vector, twice the float32 model, however many clients report.
 """
@@ -25,7 +25,7 @@ _HASHED_VALUES = 1 << 20  # at a time
 class IntegerSum:
     """A sum of `n_sums` coordinates. Not thread-safe.
 
-    The caller sees to it that no coordinate times `total_weight_max` exceeds 2^62.
+    The caller must ensure that no coordinate times `total_weight_max` exceeds 2^62.
     """
 
     def __init__(self, n_sums: int, total_weight_max: int) -> None:
@@ -36,10 +36,10 @@ class IntegerSum:
         self._sum = torch.zeros(n_sums, dtype=torch.int64)
 
     def add(self, chunks: Iterable[Tensor], weight: int) -> None:
-        """Add `weight` times an update, given as consecutive chunks of integers, `n_sums` of them in all.
+        """Add `weight` times an update, given as consecutive chunks of `n_sums` integers in all.
 
         Raises `ValueError` for a weight below 1 or a total above `total_weight_max`, `LyingLength` for a wrong number
-        of integers. After an error in mid-update the sum is undefined: build a new one from what is stored.
+        of integers. After an error the sum is undefined: build a new one from the stored updates.
         """
         self._add_weight(weight)
         self._add_all(chunks, weight)
@@ -48,8 +48,8 @@ class IntegerSum:
     def merge_sums(self, pieces: Iterable[Tensor], total_weight: int, n_folded: int) -> None:
         """Add another partial sum of the same round, given as its `sums` in consecutive int64 pieces.
 
-        Raises `ValueError` for a total weight above the bound, `LyingLength` for a wrong number of integers; the sum is
-        undefined then.
+        Gives the same bits as adding its updates here. Raises `ValueError` for a total weight above the bound and
+        `LyingLength` for a wrong number of integers; then the sum is undefined.
         """
         self._add_weight(total_weight, least=0)
         self._add_all(pieces, 1)
@@ -57,7 +57,7 @@ class IntegerSum:
 
     @property
     def sums(self) -> Tensor:
-        """The integers: int64, `n_sums` of them, to read only."""
+        """The integers: int64, `n_sums`, read-only."""
         return self._sum
 
     def _add_all(self, pieces: Iterable[Tensor], weight: int) -> None:

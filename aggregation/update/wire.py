@@ -12,8 +12,8 @@ offset size field
     56    8 reserved        zero
 ```
 
-What a payload holds is its codec's to say (`update_codec.py`). Its length, or the greatest that it can have, is known
-from the plan before a byte is read, and a reader allocates nothing from what a header says; it only compares.
+The codec defines the payload (`update_codec.py`). The plan gives its length, or its greatest length, before a byte is
+read. A reader never allocates memory by what a header says; it only compares.
 """
 
 import struct
@@ -27,15 +27,15 @@ MAGIC = b"UMBL"
 VERSION = 1
 HEADER_BYTES = 64
 CHUNK_BYTES_MIN = 64 << 10
-_CHUNKS_MAX = 4096  # so that 1 MiB, which is what many proxies let through, is enough for an update of 4 GiB
+_CHUNKS_MAX = 4096  # an update of 4 GiB fits chunks of 1 MiB, the limit of many proxies
 _CHUNKS_OF_FEW_BYTES = 64
-CHANGE = 16  # stands where an update's codec does in a change from one model version to the next (`codec/change.py`)
+CHANGE = 16  # in place of the codec, in a change from one model version to the next (`downlink/change.py`)
 _HEADER = struct.Struct("<4sBBHQ32sQQ")
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateHeader:
-    """The fixed head of an update. `layout_digest`: 32 bytes."""
+    """The header of an update. `layout_digest`: 32 bytes."""
 
     codec: Codec
     n_values: int
@@ -47,10 +47,10 @@ class UpdateHeader:
 
 
 def least_chunk_bytes(update_bytes: int) -> int:
-    """The least length of a chunk that does not end an update of this length.
+    """The least length of a chunk of such an update, except for the last chunk.
 
-    A chunk costs the coordinator a file and a row, however short it is, so it has 64 KiB (a 64th of a small update) and
-    a 4096th of the update.
+    Every chunk costs the coordinator a file and a row. So a chunk has at least 64 KiB (or a 64th of a small update),
+    and at least a 4096th of the update.
     """
     return max(min(CHUNK_BYTES_MIN, -(-update_bytes // _CHUNKS_OF_FEW_BYTES)), -(-update_bytes // _CHUNKS_MAX))
 
@@ -61,13 +61,13 @@ def header_for(layout: Layout, codec: Codec, payload_bytes: int) -> UpdateHeader
 
 
 def change_header(layout: Layout, payload_bytes: int) -> bytes:
-    """The only header that a change of a model with this layout may have, if so many bytes follow it."""
+    """The only header that a change of a model with this layout and this payload length may have."""
     digest = bytes.fromhex(layout.digest)
     return _HEADER.pack(MAGIC, VERSION, CHANGE, 0, layout.n_values, digest, payload_bytes, 0)
 
 
 def float32_header(layout: Layout) -> UpdateHeader:
-    """The only header that an update of codec 0 may have."""
+    """The only header that an update with codec 0 may have."""
     return header_for(layout, Codec.FLOAT32, 4 * layout.n_values)
 
 
@@ -75,7 +75,7 @@ def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range)
     """Check the first `HEADER_BYTES` bytes of an update against what the plan asked for.
 
     `payload_bytes`: the lengths that its payload may have. Raises `MalformedUpdate`, `WrongCodec`, `WrongLayout` or
-    `LyingLength`, in that order of checking.
+    `LyingLength`, in this order.
     """
     if len(data) < HEADER_BYTES:
         raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; {len(data)} came")

@@ -1,14 +1,15 @@
-"""Which values of an update are coded together: those that both ends know to be about as large, and as dithered.
+"""Classes of an update's values: values of similar energy and dither are coded together.
 
-The weights of a layer do not change alike: rows of dead units and columns of unused inputs hardly move. A gradient of a
-linear layer is a sum of outer products, so that energy is close to a row's times a column's. So a tensor is read as a
-matrix, and a client sends a byte for each row and each column, of which the *energy* 0 to 15 of each value follows, in
-octaves. Against one distribution for all values that saves a third of the bits of real updates, for 0.02 bits a value.
+The weights of a layer do not all change alike: rows of dead units and columns of unused inputs hardly move. A gradient
+of a linear layer is a sum of outer products, so the energy of a value is close to its row's times its column's. So a
+tensor is read as a matrix, and a client sends a byte for each row and column. These give the *energy* of each value, 0
+to 15, in octaves. Compared with one distribution for all values, this saves a third of the bits of real updates, and
+costs 0.02 bits a value.
 
-Both ends know the dither d of each value too. Where |x| is below a step, k = floor(x / D + d) is 0 or 1 if d is near 1,
-0 or -1 if it is near 0. Since P(k | d) = P(-k | 1 - d) for symmetric x, values with d of a half and more are *mirrored*
-(-k for k and 1 - d for d; in fixed point exactly, with ~f for f), and for quiet values it pays to keep d below and
-above a quarter apart.
+Both ends also know the dither d of each value. Where |x| is below a step, k = floor(x / D + d) is 0 or 1 if d is near
+1, and 0 or -1 if it is near 0. Since P(k | d) = P(-k | 1 - d) for symmetric x, values with d of a half and more are
+*mirrored* (-k for k and 1 - d for d; in fixed point exactly, with ~f for f). For quiet values it pays to separate d
+below and above a quarter.
 
 A matrix is `shape[0]` rows if there are at least 16, of at least 16 values each; other tensors are rows of 256 values,
 the last one shorter.
@@ -42,14 +43,12 @@ _QUARTER_BELOW, _THREE_QUARTERS_BELOW = 0.8408964152537145, 0.5946035575013605  
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor as rows of `width` values, the last one shorter. `first_byte`: its rows' bytes begin there, and its
-    columns' follow.
-    """
+    """A tensor as rows of `width` values, the last one shorter."""
 
     offset: int
     n_values: int
     width: int
-    first_byte: int
+    first_byte: int  # of its rows' energy bytes; its columns' bytes follow
 
     @property
     def n_rows(self) -> int:
@@ -66,16 +65,16 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A rectangle of a matrix; `place`: where its values stand in the part of the vector that was asked for."""
+    """A rectangle of a matrix."""
 
     matrix: Matrix
     rows: slice
     columns: slice
-    place: slice
+    place: slice  # of its values in the requested part of the vector
 
 
 class Matrices:
-    """The tensors of a layout as matrices. `n_bytes`: how many rows and columns they have in all."""
+    """The tensors of a layout as matrices. `n_bytes`: the number of all their rows and columns."""
 
     def __init__(self, layout: Layout) -> None:
         self._matrices: list[Matrix] = []
@@ -91,7 +90,7 @@ class Matrices:
         return iter(self._matrices)
 
     def patches(self, first: int, n_values: int) -> Iterator[Patch]:
-        """What coordinates `first` on of the vector are of, in order: whole rows together, pieces of rows alone."""
+        """The patches of the coordinates from `first` on, in order: whole rows together, pieces of rows alone."""
         at, stop = first, first + n_values
         number = bisect_right(self._offsets, first) - 1
         while at < stop:
@@ -108,10 +107,10 @@ class Matrices:
 
 
 class EnergyMeter:
-    """Measures rows and columns of a vector that comes in parts of at most 2^20 values.
+    """Measures the rows and columns of a vector, in parts of at most 2^20 values.
 
-    Sizes are rounded to 1/65,536 of a level, and no size counts as more than 32,766 levels. So the sums are exact: of a
-    part in float64, of the vector in int64. Every machine finds the same bytes.
+    Sizes are rounded to 1/65,536 of a level and cut to 32,766 levels. So the sums are exact, in float64 for a part and
+    in int64 for the vector, and every machine finds the same bytes.
     """
 
     def __init__(self, matrices: Matrices, levels_per_unit: float) -> None:
@@ -143,14 +142,16 @@ class EnergyMeter:
 
 
 class Classes:
-    """The class of each value: its energy, 0 to 15; 16 is added where the mirrored dither is a quarter or more and the
-    energy below 6; 128 where the value is mirrored.
+    """Computes the class byte of each value.
 
-    `energies`: the bytes of rows and columns, or None: then all have energy 0. `dither`: the cohort's key and the
-    client's phi, or None: then no value is mirrored. Raises `MalformedUpdate` for a byte above 127.
+    It is the energy, 0 to 15, plus 16 if the energy is below 6 and the mirrored dither a quarter or more, plus 128 if
+    the value is mirrored.
     """
 
     def __init__(self, matrices: Matrices, energies: Tensor | None, dither: tuple[int, int] | None) -> None:
+        """`energies`: the bytes of rows and columns; None for energy 0 everywhere. `dither`: the cohort's key and the
+        client's phi; None to mirror nothing. Raises `MalformedUpdate` for an energy byte above 127.
+        """
         if energies is not None and energies.numel() and int(energies.max()) > ENERGY_BYTE_MAX:
             raise MalformedUpdate(f"a row or column has an energy beyond {ENERGY_BYTE_MAX}")
         self._matrices = matrices
@@ -158,7 +159,7 @@ class Classes:
         self._dither = dither
 
     def of(self, first: int, n_values: int) -> Tensor:
-        """Those of coordinates `first` on (a multiple of 128): uint8."""
+        """The class bytes of the coordinates from `first` on (a multiple of 128): uint8."""
         made = torch.zeros(n_values, dtype=torch.uint8)
         if self._energies is not None:
             for patch in self._matrices.patches(first, n_values):
@@ -178,8 +179,10 @@ def _width(spec: TensorSpec) -> int:
 
 
 def _bytes_of(ratios: Tensor, zero: int) -> Tensor:
-    """Ratios to the nearest half octave, float64 -> uint8; `zero` stands for 1. By comparing: no two libraries need to
-    have the same logarithm."""
+    """Ratios to the nearest half octave: float64 -> uint8, with `zero` for 1.
+
+    It compares, because libraries' logarithms differ.
+    """
     mantissas, exponents = torch.frexp(ratios.clamp(2.0**-60, 2.0**60))  # 1/2 <= mantissa < 1
     below = (mantissas < _QUARTER_BELOW).to(torch.int32) + (mantissas < _THREE_QUARTERS_BELOW)
     return (exponents * _IN_OCTAVE - below + zero).clamp_(0, ENERGY_BYTE_MAX).to(torch.uint8)

@@ -1,8 +1,7 @@
-"""Levels of a model's values, entropy coded with what both ends know of them: how much each row and column moves
-(`classes.py`), and the dither, where there is one.
+"""Entropy coded levels of a model, coded by what both ends know: each row's and column's energy, and the dither.
 
-What is written: if energies are used, a block of a byte for each row and column; then the segments (`entropy.py`). The
-knowledge that was used and the classes' widths are said before, in the head of whatever holds it.
+If energies are used (`classes.py`), the bytes begin with a block of one byte for each row and column. Then follow the
+segments (`entropy.py`). The head of the update or change says which knowledge is used, and the classes' widths.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _CODING = struct.Struct("<B3sQ")
 
 
 class Knowledge(IntFlag):
-    """What both ends know of values, by which they are coded apart; see classes.py."""
+    """What both ends know of the values; it divides them into classes (`classes.py`)."""
 
     NOTHING = 0
     ENERGY = 1
@@ -40,13 +39,13 @@ class Knowledge(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How levels are coded: told apart by this `knowledge`, with symbols of these `widths`, by class.
+    """How levels are coded.
 
     As bytes: the knowledge, three zeros, and the widths as 64 bits, two a class, lowest first: 0 to 3 for 1, 2, 4, 8.
     """
 
-    knowledge: Knowledge
-    widths: Widths
+    knowledge: Knowledge  # which divides the values into classes
+    widths: Widths  # of each class's symbols
 
     def encode(self) -> bytes:
         widths = sum(WIDTHS.index(width) << 2 * number for number, width in enumerate(self.widths))
@@ -54,7 +53,7 @@ class Coding:
 
     @classmethod
     def decode(cls, data: bytes) -> Coding:
-        """Raises `MalformedUpdate` for what `encode` could not have made."""
+        """The inverse of `encode`. Raises `MalformedUpdate` for other bytes."""
         knowledge, zero, widths = _CODING.unpack(data)
         if any(zero) or knowledge > Knowledge.BOTH:
             raise MalformedUpdate("the integers' head is malformed; see docs/reference/wire.md")
@@ -89,7 +88,7 @@ class LevelsHead:
 
     @classmethod
     def decode(cls, data: bytes) -> LevelsHead:
-        """Raises `MalformedUpdate` for what `encode` could not have made."""
+        """The inverse of `encode`. Raises `MalformedUpdate` for other bytes."""
         inverse_step, norm, rank = _HEAD.unpack(data[: _HEAD.size])
         return cls(inverse_step, norm, rank, Coding.decode(data[_HEAD.size :]))
 
@@ -103,16 +102,16 @@ class LevelsCoder:
 
     @property
     def bytes_max(self) -> int:
-        """No levels take more, however they are coded."""
+        """The greatest length of coded levels."""
         return entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
 
     def new_meter(self, levels_per_unit: float) -> EnergyMeter:
         return EnergyMeter(self._matrices, levels_per_unit)
 
     def cheapest(self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, dither: Dither | None) -> Coding:
-        """What to code the values by, and how wide their symbols are. `sample`: first coordinates, and levels.
+        """The coding that makes the sample shortest. `sample`: segments with their first coordinates.
 
-        `dither`: the cohort's key and the client's phi, or None without one.
+        `dither`: the cohort's key and the client's phi, or None without a dither.
         """
         found: list[tuple[int, Knowledge, Widths]] = []
         energy_bytes = len(entropy.write_block([energies]))
@@ -129,7 +128,7 @@ class LevelsCoder:
     def write(
         self, segments: Iterable[Tensor], coding: Coding, energies: Tensor, dither: Dither | None
     ) -> Iterator[bytes]:
-        """All levels, which come in segments of `entropy.SEGMENT`: int32."""
+        """Write all levels. `segments`: int32, `entropy.SEGMENT` values each."""
         classes, first = self._classes(coding.knowledge, energies, dither), 0
         if Knowledge.ENERGY in coding.knowledge:
             yield entropy.write_block([energies])
@@ -138,15 +137,15 @@ class LevelsCoder:
             first += levels.numel()
 
     def read(self, payload: Payload, coding: Coding, dither: Dither | None) -> Iterator[Segment]:
-        """The segments, to the payload's end.
+        """The segments, up to the payload's end.
 
-        Raises `MalformedUpdate` for what `write` could not have made, `LyingLength` for a wrong length.
+        Raises `MalformedUpdate` for bytes that `write` does not make, and `LyingLength` for a wrong length.
         """
         n_bytes, energies = self._matrices.n_bytes, None
         if Knowledge.ENERGY in coding.knowledge:
             energies = entropy.read_block(payload, range(n_bytes, n_bytes + 1))
         if Knowledge.DITHER in coding.knowledge and dither is None:
-            raise MalformedUpdate("the integers have no dither that they could be told apart by")
+            raise MalformedUpdate("the integers are coded by a dither, and there is none")
         classes = self._classes(coding.knowledge, energies, dither)
         for first in range(0, self._n_values, entropy.SEGMENT):
             here = classes.of(first, min(entropy.SEGMENT, self._n_values - first))

@@ -1,11 +1,11 @@
 """Integers as entropy-coded bytes: class by class, small symbols packed into bytes, the few large ones apart.
 
-Zstandard codes bytes with a Huffman code, which spends a bit at least on each and is at its best with some two hundred
-different ones. So an integer k becomes z = (k << 1) ^ (k >> 31) (zig-zag: 0, 1, 2, 3 for 0, -1, 1, -2), of which the
-least part, a symbol of 1, 2, 4 or 8 bits, goes into a byte with others of its class (`classes.py`): each class has the
-width that suits it, and a code table of its own. The greatest symbol, 2^width - 1, is an escape, and what z exceeds it
-by comes in a list of its own. With the right width level 1 stays within 2 to 6 % of the integers' entropy from 0.9 to 6
-bits, on Gaussian and on heavy-tailed values; single bytes need 77 % more than the entropy at 0.9 bits.
+Zstandard codes bytes with a Huffman code, which takes at least a bit for each byte and works best with some two hundred
+different ones. So an integer k becomes z = (k << 1) ^ (k >> 31) (zig-zag: 0, 1, 2, 3 for 0, -1, 1, -2). The lowest 1,
+2, 4 or 8 bits of z are a symbol, and a byte holds symbols of one class (`classes.py`). Each class has its own width and
+its own code table. The greatest symbol, 2^width - 1, is an escape, and a list holds z minus the escape. With the right
+width, level 1 stays within 2 to 6 % of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed
+values; single bytes need 77 % more than the entropy at 0.9 bits.
 
 A segment of 2^20 values (the last one fewer) is the length of a Zstandard frame, 4 bytes, and the frame, which holds
 
@@ -15,8 +15,8 @@ A segment of 2^20 values (the last one fewer) is the length of a Zstandard frame
     as many bytes as escapes        the low bytes of the excesses, in the order of their values
     as many bytes as escapes        their high bytes, likewise
 
-The number of values of each class is known before the frame is read, so only the number of escapes is the sender's to
-say, by the length that the frame claims, and it can be no more than there are values.
+The number of values of each class is known before the frame is read. So the sender decides only the number of escapes,
+by the length that the frame claims, and it cannot exceed the number of values.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that was read. `folded`: what is known of its levels before they are put in place."""
+    """A segment that was read."""
 
-    folded: Folded
+    folded: Folded  # known before the levels are put in place
     by_class: Tensor
     counted: Counted
 
@@ -56,13 +56,13 @@ class Segment:
 
 
 def written_bytes_max(n_values: int) -> int:
-    """No segments of so many values are longer, in all."""
+    """The greatest length of all segments of `n_values` values."""
     n_whole, n_last = divmod(n_values, SEGMENT)
     return n_whole * _framed_bytes_max(SEGMENT) + (_framed_bytes_max(n_last) if n_last else 0)
 
 
 def block_bytes_max(n_raw: int) -> int:
-    """No `write_block` of so many bytes is longer."""
+    """The greatest length of a `write_block` of `n_raw` bytes."""
     return _LENGTH.size + framed_bytes_max(n_raw)
 
 
@@ -79,9 +79,9 @@ def write_segment(levels: Tensor, classes: Tensor, widths: Widths) -> bytes:
 
 
 def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
-    """The next segment, which has values of these classes.
+    """The next segment, with values of these classes.
 
-    Raises `MalformedUpdate` for what `write_segment` could not have made, `LyingLength` for a wrong length.
+    Raises `MalformedUpdate` for bytes that `write_segment` does not make, and `LyingLength` for a wrong length.
     """
     n_values, counted = classes.numel(), kernels.count(classes)
     n_each = counted.n_each
@@ -104,14 +104,14 @@ def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
 
 
 def write_block(parts: Sequence[Tensor]) -> bytes:
-    """The length of a frame of these bytes, and the frame. Each part is coded apart."""
+    """A frame of these bytes, after its length. Each part has its own code tables."""
     n_raw = sum(part.numel() for part in parts)
     frame = compress_apart((part.numpy().data for part in parts if part.numel()), n_raw)
     return _LENGTH.pack(len(frame)) + frame
 
 
 def read_block(payload: Payload, lengths: range) -> Tensor:
-    """The bytes of such a frame, one of these lengths: uint8."""
+    """The bytes of a `write_block`, whose number must be one of `lengths`: uint8."""
     (length,) = _LENGTH.unpack(payload.take(_LENGTH.size).numpy().tobytes())
     if length > framed_bytes_max(lengths[-1]):
         raise LyingLength(f"a frame of at most {lengths[-1]} bytes cannot have {length}")
@@ -120,7 +120,7 @@ def read_block(payload: Payload, lengths: range) -> Tensor:
 
 
 def best_widths(sample: Iterable[tuple[Tensor, Tensor]]) -> tuple[Widths, int]:
-    """The widths that make the least of these segments (levels and classes), and about how many bytes they make."""
+    """The widths that make these segments (levels and classes) shortest, and about how many bytes they take."""
     costs = torch.zeros((N_CLASSES, len(WIDTHS)), dtype=torch.int64)
     for levels, classes in sample:
         for number, folded in enumerate(_by_class(levels, classes)):
@@ -144,7 +144,7 @@ def _by_class(levels: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
 
 
 def _costs(folded: Tensor) -> list[int]:
-    """About how many bytes a class makes, by width."""
+    """About how many bytes a class takes, for each width."""
     packed = (kernels.pack_symbols(folded, width) for width in WIDTHS)
     return compressed_bytes(torch.cat((symbols, large.view(torch.uint8))).numpy().data for symbols, large in packed)
 
@@ -157,5 +157,5 @@ def _require_sound(found: Unpacked) -> None:
 
 
 def _framed_bytes_max(n_values: int) -> int:
-    """Of a segment: all symbols of 8 bits, all values large, a byte begun for each class."""
+    """The greatest length of a segment: symbols of 8 bits, all values large, and a started byte for each class."""
     return block_bytes_max(3 * n_values + N_CLASSES)

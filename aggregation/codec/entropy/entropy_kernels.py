@@ -1,10 +1,10 @@
-"""What entropy coding does to each value: compiled for tensors on the CPU, torch for all others, the same to the bit.
+"""Entropy coding, value by value: compiled for tensors on the CPU, torch for all others, the same bits.
 
 A *folded* level is the zig-zag of k, or of -k where the value is mirrored: 0, 1, 2, 3 for 0, -1, 1, -2; 16 bits, kept
 in int16. A class byte is `classes.py`'s: the class in the lowest five bits, and 128 for mirrored.
 
-Each quarter of a segment is counted apart (the last ones may be shorter), so that four values at a time can be fetched
-from their classes.
+Each quarter of a segment is counted separately (the last ones may be shorter), so that four values can be fetched from
+their classes at a time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FOLDED_MAX = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Class bytes, and how many values of each class are in each quarter of them: int64, 4 x 32. Made by `count`."""
+    """Class bytes and their counts. Made by `count`."""
 
     classes: Tensor
-    counts: Tensor
+    counts: Tensor  # of each class in each quarter: int64, 4 x 32
 
     @property
     def n_each(self) -> list[int]:
@@ -47,13 +47,13 @@ class Counted:
 
     @property
     def starts(self) -> Tensor:
-        """Where the values of each quarter and class begin when they stand class by class: int64, 4 x 32."""
+        """Where each quarter's values of each class begin in class order: int64, 4 x 32."""
         in_order = self.counts.t().reshape(-1)
         return (in_order.cumsum(0) - in_order).view(N_CLASSES, N_QUARTERS).t().contiguous()
 
 
 def mix_dither_into(classes: Tensor, key: int, phi: int, first: int) -> None:
-    """Energies of coordinates `first` on (a multiple of 128), uint8, become class bytes. `phi`: 0 to 65,535."""
+    """Turn energies into class bytes, uint8, for the coordinates from `first` on (a multiple of 128)."""
     check_first(first, DITHER_GROUP)
     check_types(classes, torch.uint8)
     if kernels := compiled_for(classes):
@@ -67,7 +67,7 @@ def mix_dither_into(classes: Tensor, key: int, phi: int, first: int) -> None:
 
 
 def count(classes: Tensor) -> Counted:
-    """uint8."""
+    """Count class bytes, uint8."""
     check_types(classes, torch.uint8)
     counts = torch.empty((N_QUARTERS, N_CLASSES), dtype=torch.int64)
     if kernels := compiled_for(classes):
@@ -147,7 +147,7 @@ def unpack_symbols(folded: Tensor, packed: Tensor, width: int, excesses: Tensor)
 
 
 def packed_bytes(n_values: int, width: int) -> int:
-    """Of so many symbols. Raises `ValueError` for a width other than 1, 2, 4 and 8 bits."""
+    """The length of `n_values` symbols. Raises `ValueError` for a width other than 1, 2, 4 and 8 bits."""
     if width not in WIDTHS:
         raise ValueError(f"a symbol has 1, 2, 4 or 8 bits, not {width}")
     return -(-n_values * width // 8)

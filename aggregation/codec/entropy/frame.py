@@ -1,8 +1,8 @@
-"""Bytes of a known length in one Zstandard frame; and back, from strangers, within a bound on memory.
+"""Bytes of a known length as one Zstandard frame, and back: frames from the network, within a bound on memory.
 
-The frame must say that it holds exactly the bytes that the plan asks for, in a window of 1 MiB at most, without a
-dictionary; it is fed in small pieces; it must end there, and nothing may follow. (python-zstandard's `max_output_size`
-is no such bound: it is ignored where a frame says its size.)
+The frame must declare exactly the length that the plan expects, a window of at most 1 MiB, and no dictionary. It is
+decompressed in small pieces, it must end in time, and nothing may follow it. (python-zstandard's `max_output_size` is
+not a bound: it is ignored if a frame declares its size.)
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from umbel.aggregation.errors import LyingLength, MalformedUpdate
 
 WINDOW_BYTES_MAX = 1 << 20
 _WINDOW_LOG = 19
-_FEED_BYTES = 512  # a block of four bytes can hold 128 KiB: so at most 16 MiB come of one feed
+_FEED_BYTES = 512  # four bytes can hold a block of 128 KiB, so one feed gives at most 16 MiB
 _HEADER_BYTES_MAX = 18
 
 
 def framed_bytes_max(n_raw: int) -> int:
-    """No frame that `compress` makes of so many bytes is longer."""
+    """The greatest length of a frame that `compress` makes of `n_raw` bytes."""
     return n_raw + (n_raw >> 8) + 512
 
 
@@ -35,7 +35,7 @@ def compress(pieces: Iterable[Buffer], n_raw: int, level: int = 1) -> Iterator[b
 
 
 def compress_apart(parts: Iterable[Buffer], n_raw: int, level: int = 1) -> bytes:
-    """A frame of these bytes, `n_raw` in all. Each part has blocks, and so code tables, of its own."""
+    """A frame of these bytes, `n_raw` in all. Each part has its own blocks, and so its own code tables."""
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=False).compressobj(size=n_raw)
     made = bytearray()
     for part in parts:
@@ -45,15 +45,15 @@ def compress_apart(parts: Iterable[Buffer], n_raw: int, level: int = 1) -> bytes
 
 
 def compressed_bytes(parts: Iterable[Buffer], level: int = 1) -> list[int]:
-    """How many bytes each part would make alone."""
+    """The compressed length of each part alone."""
     compressor = zstandard.ZstdCompressor(level=level)
     return [len(compressor.compress(part)) for part in parts]
 
 
 def decompress_whole(data: Buffer, lengths: range) -> bytes:
-    """The bytes of a frame that says, truly, that it holds one of these lengths.
+    """The bytes of a whole frame, whose declared and true length must be one of `lengths`.
 
-    Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that claims another length.
+    Raises `MalformedUpdate` for bytes that are not such a frame, and `LyingLength` for another length.
     """
     said = _parameters(data)
     if said.content_size not in lengths:
@@ -69,9 +69,9 @@ def decompress_whole(data: Buffer, lengths: range) -> bytes:
 
 
 def decompress(pieces: Iterable[Buffer], n_raw: int) -> Iterator[bytes]:
-    """The bytes of a frame that holds `n_raw`, in pieces of at most 16 MiB. The frame comes in pieces of any length.
+    """The `n_raw` bytes of a frame, in pieces of at most 16 MiB. The frame comes in pieces of any length.
 
-    Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that holds or claims another length.
+    Raises `MalformedUpdate` for bytes that are not such a frame, and `LyingLength` for another length.
     """
     frame = _Frame(n_raw)
     for piece in pieces:
@@ -80,7 +80,7 @@ def decompress(pieces: Iterable[Buffer], n_raw: int) -> Iterator[bytes]:
 
 
 class _Frame:
-    """What has been read of a frame."""
+    """Decompresses one frame, piece by piece."""
 
     def __init__(self, n_raw: int) -> None:
         self._n_raw = n_raw
@@ -89,7 +89,7 @@ class _Frame:
         self._decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
 
     def feed(self, data: Buffer) -> Iterator[bytes]:
-        """The next bytes of it, once its header is whole and has been checked."""
+        """Decompress more bytes of the frame, once its header is complete and has been checked."""
         if self._head is not None:
             self._head += bytes(data)
             if len(self._head) < _HEADER_BYTES_MAX:
@@ -99,8 +99,8 @@ class _Frame:
             yield self._decoded(data[first : first + _FEED_BYTES])
 
     def end(self) -> Iterator[bytes]:
-        """There is no more of it."""
-        if self._head is not None:  # all of it is shorter than the longest header
+        """Decompress the rest, and check that the frame is complete."""
+        if self._head is not None:  # the whole frame is shorter than the longest header
             yield self._decoded(self._checked_head(self._head))
         if not self._decoder.eof:
             raise MalformedUpdate("the compressed update breaks off")
@@ -122,7 +122,7 @@ class _Frame:
         return raw
 
     def _checked_head(self, head: bytes) -> bytes:
-        """Refuse a frame by what its header says of it."""
+        """Refuse a frame by its header; return the header."""
         said = _parameters(head)
         if said.content_size != self._n_raw:
             raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {self._n_raw} bytes")

@@ -1,4 +1,4 @@
-"""Payloads as bytes: float32 and bfloat16 little-endian, and a reader that takes exactly what the plan asks for."""
+"""Payloads as bytes: float32 and bfloat16, little-endian, and a reader that takes exactly what the plan expects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | memoryview
 _PIECE_BYTES = 1 << 20
 if sys.byteorder != "little":
-    raise ImportError("payloads are little-endian, and so must be the machine")
+    raise ImportError("payloads are little-endian, and so must the machine be")
 
 
 class Precision(StrEnum):
-    """How a value is written. bfloat16 is rounded to nearest, ties to even; what is too large becomes its largest."""
+    """How a value is written. bfloat16 is rounded to nearest, ties to even, and cut to its largest finite value."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -43,7 +43,7 @@ class Precision(StrEnum):
 
 
 def bytes_of(data: Tensor) -> Iterator[bytes]:
-    """uint8, any device -> its bytes, in pieces of 1 MiB."""
+    """The bytes of a uint8 tensor on any device, in pieces of 1 MiB."""
     for piece in torch.split(data.cpu(), _PIECE_BYTES):
         yield piece.numpy().tobytes()
 
@@ -56,7 +56,7 @@ def require_finite(values: Tensor) -> Tensor:
 
 
 def scales_written(scales: Tensor) -> Tensor:
-    """float64 or float32 -> float32 as uint8. Raises `ValueError` for what is too large."""
+    """float64 or float32 -> float32 as uint8. Raises `ValueError` for values that are too large."""
     narrow = scales.to(torch.float32)
     if not bool(narrow.isfinite().all()):
         raise ValueError("the weight change is too large to be scaled in float32; train with a lower learning rate")
@@ -64,7 +64,7 @@ def scales_written(scales: Tensor) -> Tensor:
 
 
 def at_most(pieces: Iterable[Buffer], n_bytes_max: int) -> Iterator[Buffer]:
-    """The pieces, in all no longer than that. Raises `LyingLength`: empty blocks make a Zstandard frame endless."""
+    """The pieces. Raises `LyingLength` beyond `n_bytes_max`: empty blocks can make a Zstandard frame endless."""
     n_left = n_bytes_max
     for piece in pieces:
         n_left -= len(piece)
@@ -74,7 +74,7 @@ def at_most(pieces: Iterable[Buffer], n_bytes_max: int) -> Iterator[Buffer]:
 
 
 def exactly(pieces: Iterable[Buffer], n_bytes: int) -> Iterator[Buffer]:
-    """The pieces, in all of that length. Raises `LyingLength` for another, at the latest after the last piece."""
+    """The pieces. Raises `LyingLength` for another total length, at the latest after the last piece."""
     n_left = n_bytes
     for piece in pieces:
         n_left -= len(piece)
@@ -86,16 +86,16 @@ def exactly(pieces: Iterable[Buffer], n_bytes: int) -> Iterator[Buffer]:
 
 
 class Payload:
-    """What has come of a payload, and is not read yet. Holds no more than was asked for, and one piece."""
+    """Reads a payload that comes in pieces. It holds one piece, and the bytes that were asked for."""
 
     def __init__(self, pieces: Iterable[Buffer]) -> None:
         self._pieces = iter(pieces)
         self._pending = memoryview(b"")
 
     def take(self, n_bytes: int) -> Tensor:
-        """The next bytes: uint8, exactly so many. Raises `LyingLength` if there are fewer.
+        """The next `n_bytes` bytes: uint8. Raises `LyingLength` if there are fewer.
 
-        `n_bytes` must come from the plan, or have been compared with it.
+        `n_bytes` must come from the plan, or be compared with it before.
         """
         taken = bytearray()
         while (n_missing := n_bytes - len(taken)) > 0:
@@ -106,14 +106,14 @@ class Payload:
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
 
     def rest(self) -> Iterator[Buffer]:
-        """All that is left, in pieces."""
+        """The rest, in pieces."""
         if self._pending:
             pending, self._pending = self._pending, memoryview(b"")
             yield pending
         yield from self._pieces
 
     def take_rest(self, n_bytes_max: int) -> Tensor:
-        """All that is left. Raises `LyingLength` if it is more than `n_bytes_max`."""
+        """The rest. Raises `LyingLength` if it is longer than `n_bytes_max`."""
         taken = bytearray()
         while self._pending or self._next():
             if len(taken) + len(self._pending) > n_bytes_max:
@@ -123,14 +123,14 @@ class Payload:
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
 
     def take_scales(self, n_scales: int) -> Tensor:
-        """float32, finite and not negative. Raises `NonFiniteUpdate` or `MalformedUpdate`."""
+        """The next scales: float32, finite and not negative. Raises `NonFiniteUpdate` or `MalformedUpdate`."""
         scales = Precision.FLOAT32.read(self.take(4 * n_scales))
         if bool((scales < 0).any()):
             raise MalformedUpdate("the payload has a negative scale")
         return scales
 
     def end(self) -> None:
-        """Raise `LyingLength` unless all has been read."""
+        """Raise `LyingLength` if bytes are left."""
         if self._pending or self._next():
             raise LyingLength("bytes follow the payload")
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 SIDE_MAX = 64
 _SIDE_MIN = 4
-_MANY_BLOCKS = 256  # from here on an odd number: rows a power of two apart would fall into the same sets of a cache
-_LEAST_BLOCKS = 8  # so that padding adds an eighth at most, but for the smallest vectors
+_MANY_BLOCKS = 256  # from here on an odd number, because rows a power of two apart would share cache sets
+_LEAST_BLOCKS = 8  # then padding adds an eighth at most, except to the smallest vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a vector of `n_values` falls into `n_blocks` squares of `side` x `side`; zeros fill up the last rows."""
+    """A vector of `n_values` as `n_blocks` squares of `side` x `side`, padded with zeros in the last rows."""
 
     n_values: int
     n_blocks: int
@@ -20,7 +20,7 @@ class Blocks:
 
     @classmethod
     def of(cls, n_values: int) -> Blocks:
-        """The largest squares of which there are `_LEAST_BLOCKS`, up to 64 x 64; of many, an odd number."""
+        """The largest squares, up to 64 x 64, that give at least `_LEAST_BLOCKS`. Many blocks are an odd number."""
         side = _SIDE_MIN
         while side < SIDE_MAX and _LEAST_BLOCKS * (2 * side) ** 2 <= n_values:
             side *= 2
@@ -29,10 +29,10 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """Coordinates in a block."""
+        """The coordinates of a block."""
         return self.side**2
 
     @property
     def n_padded(self) -> int:
-        """Coordinates of the rotated vector."""
+        """The coordinates of the rotated vector."""
         return self.n_blocks * self.size

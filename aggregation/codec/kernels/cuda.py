@@ -4,19 +4,15 @@ Nothing here checks what it is given; `kernels.py` checks, and is what codecs ca
 comes with torch for CUDA, and is there only then.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.kernels import triton_kernels
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.native import Folded
 from umbel.aggregation.codec.kernels.quantizer import Quantizer
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from umbel.aggregation.codec.kernels.blocks import Blocks
 
 TILE = 4096  # positions that one program makes
 _kernels: Any = triton_kernels  # Triton's types are not Python's

@@ -1,9 +1,11 @@
-"""What the codecs call for arithmetic on whole vectors: compiled for tensors on the CPU, Triton for those on CUDA,
-torch for all others.
+"""Arithmetic on whole vectors: compiled for tensors on the CPU, Triton for CUDA, torch for all others.
 
-All give the same integers and the same floats to the last bit. Everything works on parts of a vector, into buffers
-that the caller keeps, so that a vector of any length takes no memory beside itself; parts may be done in threads.
-A part of a rotated vector begins at a multiple of `TILE`.
+All of them give the same integers and the same floats to the last bit. The functions work on parts of a vector, into
+the caller's buffers, so a vector of any length needs no memory beside itself. Parts may be computed in threads. A part
+of a rotated vector begins at a multiple of `TILE`.
+
+Of a *residue* the lowest m bits are right, with m from 1 to 32, and only these are packed (`packing.py`). Sums of
+residues are int32, which wraps, so they are right modulo every 2^m.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
-FOLD_BITS_MAX = 15  # of levels whose squares are added up; Triton packs no wider ones either
+FOLD_BITS_MAX = 15  # of levels whose squares are added up, and of all that Triton packs
 _INT32 = 1 << 31
 
 
 def rotate_into(out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int = 0) -> None:
-    """Positions `first` on of the rotated vector, as many as `out` holds: whole blocks. Both float32."""
+    """Fill `out` with the rotated vector from position `first` on: whole blocks. Both float32."""
     _check_vector(values, blocks)
     _check_part(first, out.numel(), blocks)
     check_types(out, torch.float32)
@@ -46,8 +48,10 @@ def rotate_into(out: Tensor, values: Tensor, blocks: Blocks, key: int, first: in
 
 
 def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int = 0) -> None:
-    """The inverse, up to rounding: `rotated` is the rotated vector from `first` on, whole blocks; their coordinates in
-    `out`, the whole vector, are written. Both float32 or both float64.
+    """The inverse of `rotate_into`, up to rounding. Both float32 or both float64.
+
+    `rotated`: the rotated vector from position `first` on, whole blocks. `out`: the whole vector, of which the
+    coordinates of these blocks are written.
     """
     _check_vector(out, blocks)
     _check_part(first, rotated.numel(), blocks)
@@ -64,7 +68,7 @@ def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first:
 
 
 def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int = 0) -> None:
-    """Levels of coordinates `first` on (a multiple of 128): float32 -> int32 or int16."""
+    """The levels of the coordinates from `first` on (a multiple of 128): float32 -> int32 or int16."""
     check_first(first, DITHER_GROUP)
     check_length(out, values.numel())
     check_types(out, torch.int32, torch.int16)
@@ -77,7 +81,7 @@ def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int 
 
 
 def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int = 0) -> None:
-    """The lowest `bits` (1 to 32) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
+    """`quantize_into`, then pack the lowest `bits` (1 to 32). `first`: a multiple of 512. float32 -> uint8."""
     _check_bits(bits, RESIDUE_BITS_MAX)
     check_first(first, GROUP)
     check_length(out, packed_bytes(values.numel(), bits))
@@ -99,9 +103,9 @@ def rotate_and_pack_into(
     bits: int,
     part: tuple[int, int] | None = None,
 ) -> None:
-    """The same of the rotated vector, which is never written.
+    """`rotate_into`, then `pack_into`, without writing the rotated vector.
 
-    `part` of it: the first position, and how many (whole blocks).
+    `part`: the first position and the number of positions (whole blocks); None for all.
     """
     first, n_positions = part or (0, blocks.n_padded)
     _check_bits(bits, RESIDUE_BITS_MAX)
@@ -119,7 +123,7 @@ def rotate_and_pack_into(
 
 
 def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
-    """Adds weight * level, of 1 to 15 bits, to `sums`, int32 or int64: that they hold it is the caller's promise."""
+    """Add weight * level, of 1 to 15 bits, to `sums`, int32 or int64. The caller ensures that they do not overflow."""
     _check_bits(bits, FOLD_BITS_MAX)
     check_length(data, packed_bytes(sums.numel(), bits))
     check_types(sums, torch.int32, torch.int64)
@@ -135,7 +139,7 @@ def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
 
 
 def add_levels(sums: Tensor, levels: Tensor, weight: int) -> None:
-    """Adds weight * level, int32 or int64, to `sums`, int64: that they hold the sum is the caller's promise."""
+    """Add weight * level, int32 or int64, to `sums`, int64. The caller ensures that they do not overflow."""
     check_length(levels, sums.numel())
     check_types(sums, torch.int64)
     check_types(levels, torch.int32, torch.int64)
@@ -188,7 +192,7 @@ def add_packed(sums: Tensor, packed: Tensor, bits: int) -> None:
 
 
 def dither_into(out: Tensor, key: int, first: int) -> None:
-    """The shared dither of coordinates `first` on (a multiple of 128): int32."""
+    """The shared dither of the coordinates from `first` on (a multiple of 128): int32."""
     check_first(first, DITHER_GROUP)
     check_types(out, torch.int32)
     if kernels := _native(out):
@@ -198,7 +202,7 @@ def dither_into(out: Tensor, key: int, first: int) -> None:
 
 
 def signs_into(out: Tensor, key: int, first: int) -> None:
-    """Random signs of coordinates `first` on (a multiple of 2,048): float32."""
+    """Random signs of the coordinates from `first` on (a multiple of 2,048): float32."""
     check_first(first, SIGN_GROUP)
     check_types(out, torch.float32)
     if kernels := _native(out):
@@ -215,7 +219,7 @@ def compiled_for(*tensors: Tensor) -> Kernels | None:
 
 
 def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
-    """The kernels that can take these tensors, if there are any."""
+    """The kernels that can take these tensors, if any."""
     device = tensors[0].device
     if device.type != "cuda":
         return compiled_for(*tensors)
@@ -224,13 +228,13 @@ def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
 
 
 def _packing(bits: int, *tensors: Tensor) -> Kernels | TritonKernels | None:
-    """The same, of those that pack levels of this width."""
+    """The kernels that can take these tensors and pack levels of this width, if any."""
     return _native(*tensors) if bits <= FOLD_BITS_MAX else compiled_for(*tensors)
 
 
 @cache
 def _triton() -> TritonKernels | None:
-    """The kernels for CUDA, if Triton is there and makes one that works; otherwise one log line says why."""
+    """The kernels for CUDA, if Triton is installed and a first kernel works. Otherwise one log line says why not."""
     if is_torch_forced():
         return None
     try:
@@ -240,7 +244,7 @@ def _triton() -> TritonKernels | None:
         kernels.dither(tried, 0, 0)
         if not torch.equal(tried, dither(0, 0, 1, "cuda")):
             raise RuntimeError("its first number is wrong")
-    except Exception as error:  # whatever a compiler, a driver or a missing library may say: torch is right
+    except Exception as error:  # of a compiler, a driver or a missing library: torch computes the same
         log.warning("Triton makes no kernels here (%s); torch does the same on the GPU, slower", error)
         return None
     return kernels
@@ -251,7 +255,7 @@ def _begins_a_word(tensor: Tensor) -> bool:
 
 
 def _rotated(values: Tensor, blocks: Blocks, key: int, first: int, n_positions: int) -> Tensor:
-    """`rotation.rotate`, of these positions only."""
+    """`rotation.rotate`, for these positions only."""
     side = blocks.side
     laid = values.new_zeros((n_positions // blocks.size, side, side))
     for row, places in enumerate(_runs(blocks, first, n_positions)):
@@ -263,7 +267,7 @@ def _rotated(values: Tensor, blocks: Blocks, key: int, first: int, n_positions: 
 
 
 def _runs(blocks: Blocks, first: int, n_positions: int) -> list[slice]:
-    """By row of a block: the coordinates of that row in the blocks of these positions. Slices may reach too far."""
+    """For each row of a block, its coordinates in the blocks of these positions. Slices may reach past the end."""
     starts = (row * blocks.n_blocks * blocks.side + first // blocks.side for row in range(blocks.side))
     return [slice(start, start + n_positions // blocks.side) for start in starts]
 
@@ -274,7 +278,7 @@ def _quantized(values: Tensor, quantizer: Quantizer, first: int) -> Tensor:
 
 
 def _fits(quantizer: Quantizer) -> bool:
-    """Is all arithmetic with it within 32 bits?"""
+    """Whether all arithmetic with this quantizer fits 32 bits."""
     levels = quantizer.levels
     return 0 <= quantizer.phi < UNIT and abs(levels.offset) <= UNIT and -_INT32 <= levels.low <= levels.high < _INT32
 

@@ -1,11 +1,9 @@
-"""The compiled kernels (kernels.cpp): found, checked and chosen once; called through ctypes, which releases the GIL.
+"""The compiled kernels (kernels.cpp): found, checked and chosen once, and called through ctypes, without the GIL.
 
-`UMBEL_KERNELS` = `torch`, `generic`, `avx2` or `avx512` forces a path; otherwise it is the best that the machine has.
-Where the library was not compiled, or is of another version, torch computes the same integers, and one log line says
-so.
+`UMBEL_KERNELS` = `torch`, `generic`, `avx2` or `avx512` forces a path. The default is the machine's best path. If the
+library was not compiled, or has another version, torch computes the same integers, and one log line says so.
 
-Nothing here checks what it is given: a length that is wrong writes into other memory. `kernels.py` checks, and is what
-codecs call.
+Nothing here checks arguments: a wrong length writes into other memory. Codecs call `kernels.py`, which checks.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _REMEDY = "install a C++ compiler (g++ or clang) and umbel again; until then tor
 
 
 class Path(StrEnum):
-    """Which instructions compute. From the least on."""
+    """The instructions to compute with, from the slowest on."""
 
     TORCH = "torch"
     GENERIC = "generic"
@@ -47,7 +45,7 @@ class NoKernels(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Of levels that were added: the sum of their squares, and the greatest magnitude."""
+    """Facts about levels that were added: the sum of their squares, and the greatest magnitude."""
 
     sum_of_squares: int
     greatest: int
@@ -55,13 +53,11 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Of symbols that were read: how many excesses they ask for, whether none takes a level beyond 16 bits, whether
-    nothing stands in the bits that fill up the last bytes; and of their levels what `Folded` says.
-    """
+    """Facts about symbols that were read."""
 
-    n_escapes: int
-    is_within: bool
-    is_filled_with_zeros: bool
+    n_escapes: int  # the number of excesses that they need
+    is_within: bool  # whether all levels fit 16 bits
+    is_filled_with_zeros: bool  # whether the padding of the last bytes is zero
     folded: Folded
 
 
@@ -119,7 +115,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Library:
-    """The compiled kernels, whichever path."""
+    """The compiled kernels of all paths."""
 
     def __init__(self, file: str) -> None:
         """Raises `NoKernels`."""
@@ -134,7 +130,7 @@ class Library:
         self.paths = tuple(path for bit, path in enumerate((Path.GENERIC, Path.AVX2, Path.AVX512)) if found >> bit & 1)
 
     def kernels(self, path: Path) -> Kernels:
-        """Raises `NoKernels` for a path that the machine has not."""
+        """The kernels of one path. Raises `NoKernels` for a path that the machine lacks."""
         if path not in self.paths:
             raise NoKernels(f"this machine has no {path} kernels, only {', '.join(('torch', *self.paths))}")
         functions: dict[str, Any] = {}
@@ -145,7 +141,7 @@ class Library:
 
 
 class Kernels:
-    """The functions of one path. Tensors are contiguous, on the CPU, of the type and length that each says."""
+    """The functions of one path. Tensors are contiguous, on the CPU, of the type and length that each states."""
 
     def __init__(self, path: Path, functions: dict[str, Any]) -> None:
         self.path = path
@@ -250,13 +246,13 @@ class Kernels:
 
 
 def is_torch_forced() -> bool:
-    """Does `UMBEL_KERNELS` ask for plain torch, on any device?"""
+    """Whether `UMBEL_KERNELS` asks for plain torch on any device."""
     return os.environ.get(VARIABLE) == Path.TORCH
 
 
 @cache
 def library() -> Library:
-    """What was compiled when umbel was installed. Raises `NoKernels`."""
+    """The library that was compiled when umbel was installed. Raises `NoKernels`."""
     file = resources.files("umbel.aggregation.codec.kernels") / FILE
     if not file.is_file():
         raise NoKernels("umbel was installed without its compiled kernels")
@@ -265,10 +261,7 @@ def library() -> Library:
 
 @cache
 def chosen() -> Kernels | None:
-    """The kernels to compute with, or None for torch.
-
-    Raises `NoKernels` if `UMBEL_KERNELS` asks for what there is not.
-    """
+    """The kernels to compute with, or None for torch. Raises `NoKernels` if `UMBEL_KERNELS` names a missing path."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted and wanted not in tuple(Path):
         raise NoKernels(f"{VARIABLE} is {wanted!r}; it can be {', '.join(Path)}")

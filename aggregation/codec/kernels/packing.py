@@ -1,8 +1,8 @@
-"""Integers of a fixed width packed without gaps, in the order that vector units and torch both like.
+"""Integers of a fixed width packed without gaps, in an order that is fast for vector units and for torch.
 
 Groups of 512 values are 32 rows of 16 lanes. Each lane packs its 32 values, the lowest `bits` of each (two's
-complement), one after the other from the lowest bit up into `bits` words of 32 bits. Word `w` of the 16 lanes stand
-together, little-endian: a group takes 64 * bits bytes. The last group is filled up with zeros.
+complement), one after the other from the lowest bit up, into `bits` words of 32 bits. The words `w` of the 16 lanes are
+neighbours, little-endian. A group takes 64 * bits bytes. The last group is padded with zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pack(levels: Tensor, bits: int) -> Tensor:
 
 
 def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) -> Tensor:
-    """The inverse of `pack`: uint8 -> int32. Unsigned values of 32 bits come as their two's complement."""
+    """The inverse of `pack`: uint8 -> int32. Unsigned values of 32 bits become their two's complement."""
     n_groups = -(-n_values // GROUP)
     if data.numel() != packed_bytes(n_values, bits):
         raise ValueError(
@@ -65,9 +65,9 @@ def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) ->
 
 
 def unpack_all(data: Tensor, n_values: int, bits: int) -> Tensor:
-    """Unsigned values of fewer than 32 bits, as `unpack` has them, from strangers.
+    """`unpack` for unsigned values of fewer than 32 bits from the network.
 
-    Raises `MalformedUpdate` unless zeros fill up the last group: there is one way to write the same values.
+    Raises `MalformedUpdate` unless zeros pad the last group, so that values have one spelling.
     """
     whole = unpack(data, -(-n_values // GROUP) * GROUP, bits, is_signed=False)
     if bool(whole[n_values:].any()):
@@ -77,7 +77,7 @@ def unpack_all(data: Tensor, n_values: int, bits: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: the word in which its value begins, at which bit, and what is left of a word shifted down to it."""
+    """For each row: the word and the bit at which its value begins, and the mask of a word shifted down to that bit."""
     first = torch.arange(ROWS) * bits
     shift = (first % 32).view(ROWS, 1)
     left = ((1 << (32 - shift)) - 1).to(torch.int32)

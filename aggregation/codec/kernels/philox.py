@@ -1,11 +1,11 @@
-"""Random bits that everyone agrees on: Philox4x32-10, by coordinate, the same on every device and in every version.
+"""Public random bits: Philox4x32-10, by coordinate, the same on every device and in every version.
 
 A counter-based generator (Salmon, Moraes, Dror and Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011): block
-number `i` of a stream is a function of the key, the stream and `i` alone, so any part of a vector can be made alone.
-A `torch.Generator` is no such thing: its numbers differ between versions and devices.
+number `i` of a stream is a function of the key, the stream and `i`, so any part of a vector can be made alone. The
+numbers of a `torch.Generator` differ between versions and devices.
 
-How the 128 bits of a block fall onto coordinates is laid out for vector units of 16 lanes. Within a group, coordinate
-`16 * v + lane` is served by the group's block number `lane`:
+The 128 bits of a block are assigned to coordinates for vector units of 16 lanes. Within a group, coordinate
+`16 * v + lane` takes bits of the group's block number `lane`:
 
 - dither, groups of 128 coordinates: `v` = 0 to 7 takes the halves of the block's four words, the lower half first;
 - signs, groups of 2,048 coordinates: `v` = 0 to 127 takes the block's bits, lowest first, word by word; 1 means minus.
@@ -34,7 +34,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 class Stream(IntEnum):
-    """What the bits are for: the third word of the counter."""
+    """The purpose of the bits: the third word of the counter."""
 
     DITHER = 1
     SIGNS = 2
@@ -73,7 +73,7 @@ def rounds(
 
 
 def dither(key: int, first: int, n_values: int, device: torch.device | str = "cpu") -> Tensor:
-    """The shared dither of coordinates `first` on: int32, `n_values`, uniform on 0 to 65,535.
+    """The shared dither of the coordinates from `first` on: int32, `n_values`, uniform on 0 to 65,535.
 
     `first` must be a multiple of `DITHER_GROUP`.
     """
@@ -85,7 +85,7 @@ def dither(key: int, first: int, n_values: int, device: torch.device | str = "cp
 
 
 def signs(key: int, first: int, n_values: int, device: torch.device | str = "cpu") -> Tensor:
-    """Random signs of coordinates `first` on: float32, `n_values`, +1 or -1.
+    """Random signs of the coordinates from `first` on: float32, `n_values`, +1 or -1.
 
     `first` must be a multiple of `SIGN_GROUP`.
     """

@@ -1,11 +1,11 @@
 """From float32 to integers: k = floor(y / D + dither), the same integers on every device.
 
-The step D is public, and so is the dither: u_j is shared by the cohort, and client i adds phi_i, the fractional part of
-i times the golden ratio. Over the clients of a round the sums u_j + phi_i are spread evenly over a step, so that the
-error of their mean is half that of independent stochastic rounding, and far less where the clients agree; to each
-client its own dither is uniform, so that E[k] = y / D. It is correlated quantization (Suresh, Sun, Ro, Yu, 2022), with
-an additive sequence for its permutation. Since u and phi are known, what they have added is taken off the sum again
-(`Dithers`): subtractive dither, at the cost of one table look-up per coordinate and round.
+The step D and the dither are public. The cohort shares u_j, and client i adds phi_i, the fractional part of i times the
+golden ratio. Over a round's clients the sums u_j + phi_i are spread evenly over a step. So the mean has half the error
+of independent stochastic rounding, and far less where the clients agree. For each client its own dither is
+uniform, so E[k] = y / D. This is correlated quantization (Suresh, Sun, Ro, Yu, 2022), with an additive sequence in
+place of its permutation. Since u and phi are known, their contribution is subtracted from the sum (`Dithers`). This
+subtractive dither costs one table look-up per coordinate and round.
 
 The arithmetic is fixed point with 16 bits of fraction, so that nothing depends on how a device rounds:
 
@@ -45,12 +45,10 @@ def quantize(values: Tensor, inverse_step: float, dither: Tensor, phi: int, leve
 
 
 class Dithers:
-    """What the dither has added to a weighted sum of levels, by the 65,536 values of u.
-
-    `parts`: weight and phi of each client in the sum.
-    """
+    """What the dither has added to a weighted sum of levels, for each of the 65,536 values of u."""
 
     def __init__(self, parts: Iterable[tuple[int, int]], levels: Levels) -> None:
+        """`parts`: weight and phi of each client in the sum."""
         weights = np.zeros(UNIT, dtype=np.int64)
         total = 0
         for weight, phi in parts:
@@ -66,13 +64,13 @@ class Dithers:
 
 
 def _excess(weights: _Integers, offset: int) -> _Floats:
-    """By u: the sum over clients of weight * ((u + phi) mod 2^16 - its mean + offset), in steps.
+    """For each u: the sum over clients of weight * ((u + phi) mod 2^16 - its mean + offset), in steps.
 
-    The sum of weight * (u + phi) is linear in u, less 2^16 times the weight of those that wrap round. In int64 without
-    overflow: weights sum to 2^38 at most.
+    The sum of weight * (u + phi) is linear in u, minus 2^16 times the weight of the clients that wrap around. It does
+    not overflow int64, because weights sum to 2^38 at most.
     """
     u, total = np.arange(UNIT, dtype=np.int64), weights.sum()
-    wrapped = np.concatenate([[0], np.cumsum(weights[::-1])])[:UNIT]  # by u: the weight of phi >= 2^16 - u
+    wrapped = np.concatenate([[0], np.cumsum(weights[::-1])])[:UNIT]  # for each u: the weight of phi >= 2^16 - u
     doubled = 2 * (u * total + (u * weights).sum() - UNIT * wrapped) - (UNIT - 1) * total + 2 * offset * total
     excess: _Floats = doubled.astype(np.float64) / (2 * UNIT)
     return excess

@@ -17,15 +17,15 @@ def phase(index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Which integers there are. `offset`: added before the cut, in 1/65,536 of a step.
+    """The range of levels.
 
-    `low` to `high` for what is entropy coded; a fixed width of b bits has 2^b levels, an even number, so they stand
-    half a step off zero (`offset` = -2^15), symmetrically.
+    A fixed width of b bits has 2^b levels. That is an even number, so they lie half a step off zero (`offset` = -2^15),
+    symmetrically.
     """
 
     low: int = -LEVEL_MAX
     high: int = LEVEL_MAX
-    offset: int = 0
+    offset: int = 0  # added before the cut, in 1/65,536 of a step
 
     @classmethod
     def of_width(cls, bits: int) -> Levels:
@@ -37,9 +37,9 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """How floats become levels; see quantize.py. `key`: of the dither; `phi`: the client's share of it."""
+    """How floats become levels (`quantize.py`)."""
 
     inverse_step: float
-    key: int
-    phi: int
+    key: int  # of the shared dither
+    phi: int  # the client's part of the dither
     levels: Levels

@@ -1,21 +1,21 @@
 """The randomized Hadamard transform in blocks that reach across the whole vector: y = H S x, block by block.
 
-Rotated, any update looks Gaussian, so that a fixed number of bits per coordinate serves it well, whatever it was
-(Suresh, Yu, Kumar and McMahan, 2017, section 3). An update that is entropy coded must not be rotated: it would lose
-what makes it compressible.
+A rotated update looks Gaussian, so a fixed number of bits per coordinate suits any update (Suresh, Yu, Kumar and
+McMahan, 2017, section 3). An update that is entropy coded must not be rotated: it would lose the structure that
+makes it compressible.
 
 A block is a square of `side` x `side` coordinates. Its rows lie `side` apart equally over the vector, each a run of
 `side` neighbours: coordinate
 
     j = row * (n_blocks * side) + block * side + column
 
-stands at `row * side + column` in its block. So each block has a share of every layer, whose energies differ by orders
-of magnitude, and memory is still read in runs of 256 bytes. The rotated vector is in block order, and never put back:
-only the inverse is.
+has the position `row * side + column` in its block. So each block has a share of every layer, whose energies differ by
+orders of magnitude, and memory is still read in runs of 256 bytes. The rotated vector stays in block order; the inverse
+restores the vector's order.
 
 The transform is the plain butterfly (a, b) -> (a + b, a - b) at strides 1, 2, 4, ... in float32, and then the factor
-1/side, which is a power of two. Each value is made by the same additions in the same order on every device, so all
-implementations agree to the last bit.
+1/side, which is a power of two. Every device adds the same values in the same order, so all implementations agree to
+the last bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def rotate(values: Tensor, blocks: Blocks, key: int) -> Tensor:
-    """float32, `n_values` -> float32, `n_padded`, in block order; the norm stays."""
+    """float32, `n_values` -> float32, `n_padded`, in block order. Keeps the norm."""
     side = blocks.side
     padded = torch.nn.functional.pad(values, (0, blocks.n_padded - blocks.n_values))
     laid = padded.view(side, blocks.n_blocks, side).transpose(0, 1).reshape(-1)
@@ -47,7 +47,7 @@ def unrotate(rotated: Tensor, blocks: Blocks, key: int) -> Tensor:
 
 
 def greatest_block_square(values: Tensor, blocks: Blocks) -> float:
-    """The greatest of the blocks' sums of squares; rotated, a block has the same. `values`: float32, `n_values`.
+    """The greatest sum of squares of a block, before or after rotation. `values`: float32, `n_values`.
 
     The squares are exact in float64, and added up in a stated order. Takes the same time for any values.
     """

@@ -1,7 +1,7 @@
-"""Buckets: runs of 4,096 neighbours with a scale of their own, since layers differ by orders of magnitude.
+"""Buckets: runs of 4,096 neighbours with their own scale, because layers differ by orders of magnitude.
 
-(1-bit SGD scales column by column, TernGrad layer by layer, QSGD bucket by bucket. A bucket follows layers nearly as
-well as the layout does, and its cost follows from the number of values alone.)
+(1-bit SGD scales column by column, TernGrad layer by layer, QSGD bucket by bucket. Buckets follow layers nearly as well
+as the layout does, and their cost depends on the number of values only.)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def n_buckets(n_values: int) -> int:
 
 
 def in_buckets(values: Tensor) -> Tensor:
-    """One dimension -> (n_buckets, BUCKET_VALUES), the last filled up with zeros."""
+    """One dimension -> (n_buckets, BUCKET_VALUES), padded with zeros."""
     n_missing = n_buckets(values.numel()) * BUCKET_VALUES - values.numel()
     return torch.nn.functional.pad(values, (0, n_missing)).view(-1, BUCKET_VALUES)
 
 
 def lengths(n_values: int, device: torch.device | str = "cpu") -> Tensor:
-    """How many values each bucket holds: int64."""
+    """The number of values in each bucket: int64."""
     full = torch.full((n_buckets(n_values),), BUCKET_VALUES, dtype=torch.int64, device=device)
     if n_values % BUCKET_VALUES:
         full[-1] = n_values % BUCKET_VALUES

@@ -1,7 +1,7 @@
-"""What a codec is: a weight change becomes bytes at the client, and consecutive float32 chunks at the coordinator.
+"""What a codec of vectors is: the client encodes a weight change as bytes; the coordinator decodes float32 chunks.
 
-Each codec is a frozen dataclass of its own parameters, and both ends make it from what the plan says. So nothing that
-the plan knows is ever sent: no length, no key, no parameter. `registry.py` has their names.
+Each codec is a frozen dataclass of its parameters, and both ends make it from the plan. So nothing that the plan states
+is sent: no length, no key, no parameter. `registry.py` has the codecs' names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from umbel.aggregation.torch_later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_VALUES = 1 << 18  # a part of the formats: what is laid out chunk by chunk is laid out in chunks of this many
+CHUNK_VALUES = 1 << 18  # the length of a chunk; part of the formats
 VALUE_BYTES = 4
 
 
@@ -39,44 +39,45 @@ class Sketching(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CodecContext:
-    """What the plan says of one client's update. `key`: public, 63 bits, of the round."""
+    """What the plan says of one client's update."""
 
     layout: Layout
-    key: int
-    cohort_index: int = 0
+    key: int  # of the round: public, 63 bits
+    cohort_index: int = 0  # the client's rank
 
     @property
     def n_values(self) -> int:
         return self.layout.n_values
 
     def own_key(self, purpose: str) -> int:
-        """A key that no other client of the cohort has, and no other use."""
+        """A key of this client alone, for one purpose."""
         return derive_seed(self.key, "codec", purpose, self.cohort_index)
 
     def shared_key(self, purpose: str, *labels: str) -> int:
-        """A key that the whole cohort has, for one use."""
+        """A key that the whole cohort shares, for one purpose."""
         return derive_seed(self.key, "codec", purpose, *labels)
 
 
 class VectorCodec(Protocol):
-    """`is_unbiased`: over the keys, the expectation of what is decoded is what was encoded.
-    `is_linear`: over one cohort, the sum of what is decoded is what the sum of the payloads decodes to.
-    `is_contraction`: what is decoded is never further from what was encoded than nothing would be: error feedback needs
-    that, for what is left over must not grow.
-
-    All are stateless: encoding leaves nothing behind that the next round needs. What error feedback remembers stands
-    beside the codec, in `feedback.py`.
-    """
+    """A codec of vectors. It has no state; error feedback keeps its own (`feedback.py`)."""
 
     @property
-    def is_unbiased(self) -> bool: ...
+    def is_unbiased(self) -> bool:
+        """Whether the decoded vector's expectation over the keys is the encoded vector."""
+        ...
+
     @property
-    def is_linear(self) -> bool: ...
+    def is_linear(self) -> bool:
+        """Whether, within a cohort, the sum of payloads decodes to the sum of the decoded vectors."""
+        ...
+
     @property
-    def is_contraction(self) -> bool: ...
+    def is_contraction(self) -> bool:
+        """Whether the error is never larger than the encoded vector. Otherwise error feedback's residual could grow."""
+        ...
 
     def payload_bytes(self, layout: Layout) -> range:
-        """The lengths that a payload of such a model may have."""
+        """The lengths that a payload of a model with this layout may have."""
         ...
 
     def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
@@ -89,19 +90,19 @@ class VectorCodec(Protocol):
     def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         """Consecutive finite float32 chunks on the CPU, `context.n_values` values in all; `pieces` of any length.
 
-        Raises an `UpdateRefused` for any other payload, at the latest after the last chunk: until the iterator has
-        ended nothing is certain. Memory is bounded by what the plan says, whatever the bytes say.
+        Raises an `UpdateRefused` for a malformed payload, at the latest after the last chunk. So no chunk counts before
+        the iterator has ended. The plan bounds the memory, whatever the bytes claim.
         """
         ...
 
 
 def one_length(n_bytes: int) -> range:
-    """Where there is but one."""
+    """The range of a single length."""
     return range(n_bytes, n_bytes + 1)
 
 
 def chunks(n_values: int) -> Iterator[slice]:
-    """The places of the chunks."""
+    """The places of the chunks of a vector."""
     return (slice(first, min(first + CHUNK_VALUES, n_values)) for first in range(0, n_values, CHUNK_VALUES))
 
 
@@ -110,7 +111,7 @@ def chunk_lengths(n_values: int) -> list[int]:
 
 
 def require_encodable(values: Tensor, context: CodecContext) -> None:
-    """Raise `ValueError` for what is no weight change of this layout."""
+    """Raise `ValueError` unless `values` are a finite weight change of this layout."""
     if values.dtype != torch.float32 or values.shape != (context.n_values,):
         raise ValueError(f"a weight change is {context.n_values} float32, not {list(values.shape)} of {values.dtype}")
     if not bool(values.isfinite().all()):

@@ -1,16 +1,16 @@
-"""A random mask: one coordinate in every so many, the same for the whole cohort, drawn anew from each round's key.
+"""A random mask: one coordinate in every N, the same for the whole cohort, drawn from each round's key.
 
 Konecny, McMahan, Yu, Richtarik, Suresh and Bacon: Federated learning: strategies for improving communication
 efficiency (2016): a structured update (the client trains the chosen coordinates alone; `trained` says which), or the
 subsampling of a sketched one (it trains all, and what is sent counts `every` times).
 
-The mask has one coordinate in each run of `every` neighbours, at a place of its own from Philox: each is chosen with
-probability 1 / `every`, and how many are is known beforehand, to one. (In an incomplete last run the place may lie past
-the end, and then none is chosen there.)
+The mask has one coordinate in each run of `every` neighbours, at a place drawn by Philox. So each coordinate is chosen
+with probability 1 / `every`, and their number is known beforehand, up to one. (In an incomplete last run the place may
+lie past the end; then none is chosen there.)
 
-Sketched it is **unbiased**; structured it gives a change that lies within the mask back as it is, and of any other the
-part within. **Linear** with float32, up to its rounding: the mask is shared, so payloads may be added up as vectors.
-With bfloat16 each client rounds for itself. Stateless.
+Sketched it is **unbiased**. Structured it returns the part of a change within the mask, exactly. **Linear** with
+float32, up to its rounding: the mask is shared, so payloads can be added as vectors. With bfloat16 each client rounds
+for itself. Stateless.
 **Cost**: 32 or 16 bits a chosen coordinate. Error, sketched: (`every` - 1) ||x||^2, which is large: it pays where the
 client trains within the mask, or with error feedback.
 """
@@ -35,7 +35,7 @@ EVERY_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RandomMask:
-    """`every`: one coordinate in so many is sent."""
+    """A mask of one coordinate in every `every`."""
 
     every: int = 10
     mode: Sketching = Sketching.SKETCHED
@@ -58,7 +58,7 @@ class RandomMask:
         return self.precision is Precision.FLOAT32
 
     def payload_bytes(self, layout: Layout) -> range:
-        """One length, but for the incomplete last run."""
+        """One length, or two if the last run is incomplete."""
         n_whole, n_left = divmod(layout.n_values, self.every)
         return range(n_whole * self.precision.n_bytes, (n_whole + bool(n_left)) * self.precision.n_bytes + 1)
 
@@ -67,13 +67,13 @@ class RandomMask:
         return one_in_every(context.shared_key("mask"), self.every, context.n_values, device)
 
     def trained(self, context: CodecContext) -> dict[str, Tensor]:
-        """By tensor that owns values, which of them a client trains in a structured round: bool, of its shape."""
+        """For each owner, the values that a client trains in a structured round: bool, of the tensor's shape."""
         is_chosen = torch.zeros(context.n_values, dtype=torch.bool)
         is_chosen[self.chosen(context)] = True
         return {spec.name: is_chosen[spec.place].view(spec.shape) for spec in context.layout.owners()}
 
     def projections(self, context: CodecContext) -> Projections:
-        """By tensor, what takes a gradient to the coordinates that are trained in a structured round."""
+        """By tensor, the projection of a gradient onto the coordinates that a structured round trains."""
         return {name: _times(mask) for name, mask in self.trained(context).items()}
 
     def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:

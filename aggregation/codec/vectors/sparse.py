@@ -1,8 +1,8 @@
-"""Few coordinates of many: chosen by chance, written as gaps or as a bitmap, scattered again into chunks.
+"""Few coordinates of many: drawn at random, written as gaps or as a bitmap, and scattered into chunks.
 
-A gap is how many coordinates are passed over since the one before; it takes one byte for every seven bits, the lowest
-first, all but the last with the upper bit set (LEB128), and no byte more than it needs. A bitmap has one bit for each
-coordinate, in bytes, the lowest bit first.
+A gap is the number of coordinates since the chosen one before. It takes one byte for every seven bits, the lowest
+first, all but the last with the upper bit set (LEB128), and no unneeded byte. A bitmap has one bit for each coordinate,
+in bytes, the lowest bit first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ GAP_BYTES_MAX = 7  # 49 bits: no layout has more values than 2^48
 
 
 def one_in_every(key: int, every: int, n_values: int, device: torch.device | str = "cpu") -> Tensor:
-    """One coordinate of each run of `every` neighbours, by chance, in increasing order: int64.
+    """A random coordinate of each run of `every` neighbours, in increasing order: int64. `every`: 2^31 at most.
 
-    An incomplete last run has one with the probability of its length / `every`. `every`: 2^31 at most.
+    An incomplete last run has one with the probability of its length divided by `every`.
     """
     found = [torch.empty(0, dtype=torch.int64, device=device)]
     for runs in chunks(-(-n_values // every)):  # in pieces: Philox takes ten times the memory of what it makes
@@ -56,10 +56,10 @@ def gaps_written(indices: Tensor) -> Tensor:
 
 
 def gaps_read(data: Tensor, count: int, n_values: int) -> Tensor:
-    """The inverse: `count` indices below `n_values`. Raises `MalformedUpdate` or `LyingLength`."""
+    """The inverse of `gaps_written`: `count` indices below `n_values`. Raises `MalformedUpdate` or `LyingLength`."""
     is_last = data < 0x80
     if int(is_last.sum()) != count or (data.numel() and not bool(is_last[-1])):
-        raise LyingLength(f"the payload lists {int(is_last.sum())} coordinates, and declares {count}")
+        raise LyingLength(f"the payload lists {int(is_last.sum())} coordinates but declares {count}")
     ends = is_last.nonzero().view(-1)
     lengths = torch.diff(ends, prepend=torch.tensor([-1]))
     if bool((lengths > GAP_BYTES_MAX).any()) or bool(((data[ends] == 0) & (lengths > 1)).any()):
@@ -82,12 +82,12 @@ def bitmap_written(indices: Tensor, n_values: int) -> Tensor:
 
 
 def bitmap_read(data: Tensor, count: int, n_values: int) -> Tensor:
-    """The inverse. Raises `LyingLength` for another length or count, `MalformedUpdate` for bits past the end."""
+    """The inverse of `bitmap_written`. Raises `LyingLength`, and `MalformedUpdate` for bits past the end."""
     if data.numel() != bitmap_bytes(n_values):
         raise LyingLength(f"a bitmap of {n_values} coordinates takes {bitmap_bytes(n_values)} bytes")
     indices = (data.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).view(-1).nonzero().view(-1)
     if indices.numel() != count:
-        raise LyingLength(f"the bitmap has {indices.numel()} coordinates, and the payload declares {count}")
+        raise LyingLength(f"the bitmap has {indices.numel()} coordinates, but the payload declares {count}")
     if count and int(indices[-1]) >= n_values:
         raise MalformedUpdate(f"the bitmap names coordinate {int(indices[-1])} of {n_values}")
     return indices

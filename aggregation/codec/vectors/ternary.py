@@ -35,9 +35,9 @@ _POWERS = tuple(3**place for place in range(TRITS_A_BYTE))
 
 @dataclass(frozen=True, slots=True)
 class Ternary:
-    """`clip_sigmas`: cut what exceeds so many standard deviations of its bucket (2.5 in the paper); None: nothing."""
+    """TernGrad's quantizer."""
 
-    clip_sigmas: float | None = None
+    clip_sigmas: float | None = None  # cut values at this many standard deviations of the bucket (paper: 2.5); None: no
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
 
@@ -83,7 +83,7 @@ class Ternary:
 
 
 def trit_bytes(n_values: int) -> int:
-    """Length of so many trits."""
+    """The bytes of `n_values` trits."""
     return -(-n_values // TRITS_A_BYTE)
 
 

@@ -1,15 +1,15 @@
-"""Top-k: the k coordinates that are largest in size, and where they stand.
+"""Top-k: the k coordinates of largest magnitude, and their places.
 
 Aji and Heafield: Sparse communication for distributed gradient descent (EMNLP 2017); Alistarh, Hoefler, Johansson,
 Konstantinov, Khirirat and Renggli: The convergence of sparsified gradient methods (NeurIPS 2018). The threshold comes
-from a sample, as in Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3: it is set so low
-that more than k pass it almost always, and only those that passed are sorted, so that the cost is O(d). It never lets
-more than k through; where the sample misleads it, fewer.
+from a sample, as in Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3. It is so low that
+almost always more than k coordinates exceed it, and only these are sorted, so the cost is O(d). Never more than k are
+sent; fewer, if the sample was unlucky.
 
-**Biased**: use it with error feedback (`feedback.py`). It never moves away: ||x^ - x||^2 <= (1 - k / d) ||x||^2 but for
-a misled sample. **Not linear**: each client has coordinates of its own. Stateless.
-**Cost** of each of the k: 32 or 16 bits for the value, and for its place 8 bits as long as fewer than 128 are passed
-over (so down to about 1 in 60), 16 bits at 1 in 1,000; never more than one bit for each coordinate of the vector.
+**Biased**: use it with error feedback (`feedback.py`). The error never exceeds the vector:
+||x^ - x||^2 <= (1 - k / d) ||x||^2, except with an unlucky sample. **Not linear**: each client has its own coordinates.
+Stateless. **Cost** of each of the k: 32 or 16 bits for the value, and for its place 8 bits if gaps are below 128 (down
+to about 1 in 60) or 16 bits at 1 in 1,000; never more than one bit for each coordinate of the vector.
 
 ```
 offset size field
@@ -49,8 +49,8 @@ SHARE_MIN = 1e-9
 _HEAD = struct.Struct("<BQ")
 _GAPS, _BITMAP = 0, 1
 _SAMPLE_MIN = 1 << 16  # a shorter vector is not sampled
-_SAMPLE_OF = 64  # one in so many coordinates of a longer one
-_SLACK = 4.0  # standard deviations of how many of the sample are among the k largest
+_SAMPLE_OF = 64  # one in 64 coordinates of a longer one
+_SLACK = 4.0  # standard deviations of the number of sampled values among the k largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TopK:
             raise ValueError(f"the share of coordinates must lie between {SHARE_MIN:g} and 1, not {self.share}")
 
     def k(self, n_values: int) -> int:
-        """How many coordinates are sent at most."""
+        """The greatest number of coordinates that are sent."""
         return min(n_values, max(1, round(self.share * n_values)))
 
     def payload_bytes(self, layout: Layout) -> range:
@@ -99,9 +99,9 @@ class TopK:
 
 
 def largest(values: Tensor, k: int, key: int) -> Tensor:
-    """The places of the k values largest in size, in increasing order: int64. Zeros are left out.
+    """The places of the k values of largest magnitude, in increasing order: int64. Zeros are left out.
 
-    Of values as large as the k-th the first are taken.
+    Among values as large as the k-th, the first are taken.
     """
     sizes = values.abs()
     passed = ((sizes >= _threshold(sizes, k, key)) & (sizes > 0)).nonzero().view(-1)
@@ -116,7 +116,7 @@ def _first_of_the_largest(sizes: Tensor, k: int) -> Tensor:
 
 
 def _threshold(sizes: Tensor, k: int, key: int) -> Tensor:
-    """A size that about k of all exceed, rather more than fewer."""
+    """A magnitude that about k of all exceed, rather more than fewer."""
     n_values = sizes.numel()
     if n_values <= _SAMPLE_MIN:
         return sizes.new_zeros(())

@@ -186,7 +186,7 @@ def test_each_wrong_thing_has_its_own_error(update: bytes, refusal: type[UpdateR
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
 def test_a_norm_that_none_can_be_is_called_that_where_nothing_is_clipped(norm: float) -> None:
-    with pytest.raises(UpdateOutOfRange, match=f"says that its norm is {norm}, which none can be$"):
+    with pytest.raises(UpdateOutOfRange, match=f"claims the norm {norm}, which is impossible$"):
         read(with_bytes(HEAD + 4, struct.pack("<f", norm)), 4)
 
 

@@ -50,8 +50,8 @@ def test_a_bitmap_is_read_as_it_was_written(places: list[int], n_values: int) ->
 @pytest.mark.parametrize(
     ("data", "count", "error", "words"),
     [
-        (octets(1, 2), 3, LyingLength, "lists 2 coordinates, and declares 3"),
-        (octets(1, 2, 3), 2, LyingLength, "lists 3 coordinates, and declares 2"),
+        (octets(1, 2), 3, LyingLength, "lists 2 coordinates but declares 3"),
+        (octets(1, 2, 3), 2, LyingLength, "lists 3 coordinates but declares 2"),
         (octets(1, 0x82), 1, LyingLength, "lists 1 coordinates"),
         (octets(), 1, LyingLength, "lists 0 coordinates"),
         (octets(0x81, 0x00), 1, MalformedUpdate, "more bytes than it needs"),
