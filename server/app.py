@@ -34,7 +34,7 @@ from umbel.server.scribe import Scribe
 from umbel.server.services import Services
 from umbel.server.settings import Settings
 from umbel.server.store.audit_key import AuditKey
-from umbel.server.store.audit_trail import AuditStore, AuditTrail
+from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
 from umbel.server.store.database import Database
 from umbel.server.store.outage import DatabaseAway
@@ -142,7 +142,7 @@ def _services(
         uptime=Uptime(database, clock),
         registry=Registry(database, waiters),
         models=ModelStore(database),
-        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key, scribe), scribe, member_lists),
+        rounds=RoundStore(database, replicas.id, member_lists),
         member_lists=member_lists,
         relay=RelayStore(database, replicas.id),
         audit_key=audit_key,
@@ -155,6 +155,7 @@ def _services(
         heard=Heard(clock),
         worker=threads[0],
         checker=threads[1],
+        decider=scribe,
     )
 
 

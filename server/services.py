@@ -9,9 +9,10 @@ from umbel.server.devices.clients import Registry
 from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
+from umbel.server.scribe import Scribe
 from umbel.server.settings import Settings
 from umbel.server.store.audit_key import AuditKey
-from umbel.server.store.audit_trail import AuditStore
+from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas
@@ -26,6 +27,7 @@ class Services:
     """`worker`: the one thread that folds updates and makes models, so that they take memory one at a time.
 
     `checker`: the one that checks updates, so that none waits until another run's model is made.
+    `decider`: the one that works while a transaction is open, for which others wait.
     """
 
     settings: Settings
@@ -47,3 +49,4 @@ class Services:
     heard: Heard
     worker: Executor
     checker: Executor
+    decider: Scribe

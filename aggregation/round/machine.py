@@ -38,7 +38,7 @@ The coordinator and the simulator both drive this machine, and so do its tests.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias, TypeVar, assert_never
 
@@ -88,15 +88,18 @@ Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
 _NOBODY: Mapping[ClientId, str] = {}
 
 
-def advance(state: RoundState, event: Event) -> Step:
-    """Say what `state` becomes after `event`, and what to do about it."""
+def advance(state: RoundState, event: Event, check: Callable[[], None] = lambda: None) -> Step:
+    """Say what `state` becomes after `event`, and what to do about it.
+
+    `check` is called if a report or a message of a secure round counts, just before it does. It refuses by raising.
+    """
     match state:
         case Recruiting():
             return _recruit(state, event)
         case Training():
-            return _train(state, event)
+            return _train(state, event, check)
         case Closing():
-            return _close(state, event)
+            return _close(state, event, check)
         case Committed() | Abandoned():
             return state, _answer_after_the_end(state, event)
         case _:
@@ -104,7 +107,7 @@ def advance(state: RoundState, event: Event) -> Step:
 
 
 def takes(state: RoundState, event: Reported) -> bool:
-    """Whether `advance` makes this report count. Who drives the machine checks the update first, exactly then."""
+    """Whether `advance` makes this report count."""
     return (
         isinstance(state, Training)
         and event.client in state.cohort
@@ -115,7 +118,7 @@ def takes(state: RoundState, event: Reported) -> bool:
 
 
 def hears(state: RoundState, event: Spoke) -> bool:
-    """Whether `advance` makes this message of a secure round count. It, too, is checked first, exactly then."""
+    """Whether `advance` makes this message of a secure round count."""
     match state:
         case Training(secure=SecureSide(exchange)):
             return exchange.hears(event.client, event.turn, state.cohort.keys() - state.declined.keys())
@@ -211,13 +214,14 @@ def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
     return ended, (Discard(reason),)
 
 
-def _train(state: Training, event: Event) -> Step:
+def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
     match event:
         case Reported(client=client) if client not in state.cohort:
             return state, (_uninvited(client),)
         case Reported(client=client) if client in state.accepted:
             return state, (_accepted_answer(client),)
         case Reported() if takes(state, event):
+            check()
             return _accept(state, event)
         case Reported(now, client) if now < state.closes_at:
             return state, (_not_masked(client),)
@@ -228,6 +232,7 @@ def _train(state: Training, event: Event) -> Step:
         case Spoke(now, client, turn, word):
             if state.secure is None or not hears(state, event):
                 return state, ()
+            check()
             return _settle(_with_exchange(state, state.secure.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
             if client not in state.cohort or client in state.accepted or client in state.declined:
@@ -427,13 +432,14 @@ def _secure_end(state: Training | Closing, blamed: Mapping[ClientId, str]) -> Se
     return SecureEnd(was_revealed, blamed, secure.exchange.refused, secure.opened)
 
 
-def _close(state: Closing, event: Event) -> Step:
+def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
     match event:
         case Applied() if state.secure and not state.is_unmasking:
             return state, ()  # whatever was made, it is not of a sum that its clients have opened
         case Applied(model_sha256=sha256):
             return Committed(state, sha256), ()
         case Spoke(now, client, turn, word) if state.secure and hears(state, event):
+            check()
             return _settle_sum(state, state.secure.exchange.with_word(client, turn, word), now)
         case Declined(now, client, reason) if state.secure and refuses(state, event):
             return _settle_sum(state, state.secure.exchange.with_refusal(client, reason), now)

@@ -14,7 +14,7 @@ from umbel.server.blobs.blobs import BlobStore
 from umbel.server.http.deps import ADMIN, ANY, Operator, State, StateDep, problems
 from umbel.server.http.routes_models import MODEL_RESPONSES, master_response
 from umbel.server.problems import Refused
-from umbel.server.store.audit_trail import StoredBundle
+from umbel.server.store.audit_rows import StoredBundle
 from umbel.server.store.stored import StoredUpload
 from umbel.server.sums.updates import Whole, fill
 

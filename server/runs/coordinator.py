@@ -18,8 +18,9 @@ from umbel.server import journal
 from umbel.server.blobs.blobs import UnknownBlob
 from umbel.server.devices.fitness import stranger
 from umbel.server.problems import Refused, shutting_down
+from umbel.server.runs.bundle_facts import run_created
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.mailbox import Letter, PastAttempt
+from umbel.server.runs.inputs import Decline, PastAttempt
 from umbel.server.runs.view import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
@@ -146,10 +147,10 @@ class Coordinator:
                 "unknown-model", "this model was deleted with a run's old version; upload it again"
             ) from error
         now = services.clock.now()
+        first = Recruiting(file.first_plan(layout.n_values), since=now)
+        bundle = services.audit_key.seal(file.name, 0, "", run_created(file, model, master, layout.to_json(), now))
         try:
-            await services.rounds.add_run(
-                file, model, master, Recruiting(file.first_plan(layout.n_values), since=now), now, members
-            )
+            await services.rounds.add_run(file, model, master, first, now, bundle, members)
         except IntegrityError:
             await services.versions.release(owner)
             if await services.rounds.load(RunId(file.name)) is None:
@@ -258,7 +259,7 @@ class Coordinator:
             if driver.open_round(client):
                 declined = Declined(self.services.clock.now(), client, "the operator removed this client")
                 with suppress(PastAttempt):
-                    await driver.submit(Letter(declined, driver.assignment_id(client)))
+                    await driver.submit(Decline(declined, driver.assignment_id(client)))
             driver.bells.ring((client,))
             driver.wake()
 

@@ -1,9 +1,8 @@
-"""One run, driven: events in, `aggregation.round.machine.advance`, everything durable, then the commands carried out.
+"""One run, driven: inputs in, one transaction for those that are waiting (`step.py`), then its commands carried out.
 
-Requests and the run's own task put events into a mailbox; whatever has gathered there is one transaction
-(`RoundStore.step`), so that many reports share one write to disk. The task supplies what no request does: the gathering
-of waiting clients, the end of the window, the closing (`closing.py`), the next attempt. After a restart it finds the
-state where it was stored and goes on from there. Every replica has a driver for every run, and any of them may move it.
+A task of its own supplies the inputs that no request causes: waiting clients, the end of the window, the result of a
+closed round (`closing.py`). After a restart it continues from the stored state. Every replica has a driver for every
+run, and any of them may move it.
 """
 
 import asyncio
@@ -49,9 +48,11 @@ from umbel.server.devices.member_lists import RunMembers
 from umbel.server.devices.pacing import Pacing
 from umbel.server.devices.waiting import Bells, WaitingRoom
 from umbel.server.runs.assignments import Assignments
-from umbel.server.runs.chronicle import Chronicle
-from umbel.server.runs.mailbox import Batch, Letter, fail
+from umbel.server.runs.inputs import Happening, Made, RunInput
+from umbel.server.runs.mailbox import Answers, Mailbox
+from umbel.server.runs.memory import RunMemory
 from umbel.server.runs.orders import Order
+from umbel.server.runs.step import Step, take_step
 from umbel.server.runs.view import RunNow
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
@@ -85,15 +86,13 @@ class RunDriver:
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.members = RunMembers(services.member_lists, live.run.file, services.clock)
-        self.chronicle = Chronicle(services, live, self.bells)
-        self.now = RunNow(services, self.chronicle, self.waiting, self.bells, lambda: self.live)
+        self.memory = RunMemory(services, live, self.bells)
+        self.now = RunNow(services, self.memory, self.waiting, self.bells, lambda: self.live)
         self._round_codec = RoundCodec(layout)
         self.assignments = Assignments(services)
         self.secure = SecureRounds(services, self.assignments)
         self._closer = Closer(services, layout, self._round_codec, self.secure)
-        self._mail: list[Letter] = []
-        self._stepping = asyncio.Lock()
-        self._stepper: asyncio.Task[None] | None = None
+        self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
@@ -132,7 +131,7 @@ class RunDriver:
     @property
     def pacing(self) -> Pacing:
         """When clients without work should come back."""
-        return self.chronicle.pacing
+        return self.memory.pacing
 
     @property
     def is_over(self) -> bool:
@@ -160,7 +159,7 @@ class RunDriver:
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
-        await self.chronicle.start()
+        await self.memory.start()
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
@@ -173,10 +172,7 @@ class RunDriver:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        unread, self._mail = self._mail, []
-        fail(unread, asyncio.CancelledError())
-        if self._stepper is not None:
-            await asyncio.wait([self._stepper])
+        await self._mailbox.close()
         await self._closer.forget()
         await self._closer.settle()
         with suppress(DatabaseAway):  # the counts of a second, at most
@@ -187,20 +183,16 @@ class RunDriver:
         self._woken.set()
         self.now.changed()
 
-    async def submit(self, letter: Letter) -> ReportAnswer | None:
-        """Let one event happen; what to tell the client, if it was a report.
+    async def submit(self, given: RunInput) -> ReportAnswer | None:
+        """Let an input count; returns the answer to a report. Durable on return.
 
-        Durable on return. Raises `Refused` or an `UpdateRefused` for a report that cannot count, `PastAttempt`.
+        Raises `Refused` or an `UpdateRefused` for what cannot count, `PastAttempt`.
         """
-        self._mail.append(letter)
-        if self._stepper is None or self._stepper.done():
-            self._stepper = asyncio.create_task(self._step_mail(), name=f"mail of {self.name}")
-        await letter.done
-        return letter.told
+        return await self._mailbox.submit(given)
 
     async def catch_up(self) -> None:
         """See what other replicas have done."""
-        async with self._stepping:
+        async with self._mailbox.moving:
             before, after = self.live, await self.services.rounds.refresh(self.live)
             if after is not before:
                 self.live = after
@@ -208,14 +200,14 @@ class RunDriver:
 
     async def obey(self, order: Order) -> None:
         """Do as an operator says. Durable on return; raises `Refused` for what cannot be done."""
-        await self.submit(Letter(order=order))
+        await self.submit(order)
         self.wake()
         self.bells.ring_all()
 
     async def was_away(self, outage: Outage) -> None:
         """Nobody could take reports for a while: the window does not count it."""
         self._outage = outage
-        await self.submit(Letter())
+        await self.submit(Happening())
 
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
@@ -266,14 +258,14 @@ class RunDriver:
         self._woken.clear()
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
-        await self.chronicle.roll.call(self.live, began)
+        await self.memory.roll.call(self.live, began)
         match self.state:
             case Recruiting() if not self.is_paused:
                 await self._gather(self.state, began)
             case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
                 live = self.live
                 await self.flush_traffic()  # it may give the attempt up
-                await self.submit(Letter(Tick(began, self.secure.revealed(live)), round_id=live.round_id))
+                await self.submit(Happening(Tick(began, self.secure.revealed(live)), live.round_id))
             case Closing():
                 await self._close_round()
             case Recruiting() | Training() | Committed() | Abandoned():
@@ -310,12 +302,12 @@ class RunDriver:
             return
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
-        self.chronicle.note_waiting(candidates)
+        self.memory.note_waiting(candidates)
         random, removed = os.urandom(RANDOM_BYTES) if plan.secure else b"", await self._removed(state)
         gathered = Gathered(now, candidates, random, removed)
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
-            await self.submit(Letter(gathered))
+            await self.submit(Happening(gathered))
 
     async def _removed(self, state: Recruiting) -> frozenset[ClientId]:
         """Who is not in the fleet any more, of the clients of sums that were opened in vain."""
@@ -347,33 +339,23 @@ class RunDriver:
         """Whether the round has closed, and its sum is not to be unmasked yet, or its shares are not in."""
         return isinstance(self.state, Closing) and self.state.secure is not None
 
-    async def _step_mail(self) -> None:
-        """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""
-        async with self._stepping:
-            while self._mail:
-                batch, self._mail = self._mail, []
-                try:
-                    self._mail = [*await self._step(batch), *self._mail]
-                except BaseException as error:
-                    fail(batch, error)
-                    if not isinstance(error, Exception):
-                        raise
-                    self.wake()  # it may have been stored: whoever waits for what it commands must look
-                    self.bells.ring_all()
-
-    async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
-        """One transaction, then its commands; the letters that are left for the next."""
+    async def _step(self, inputs: Sequence[RunInput]) -> Answers:
+        """One transaction, then its commands; an answer to each input that it took."""
         outage = self._outage or await self.services.uptime.outage()
-        if outage is not None:
-            letters = [Letter(outage), *letters]  # before a deadline or a report is judged by the old window
-        transition, before = Batch(letters, self.live, self.chronicle), self.live
-        after, ended = await self.services.rounds.step(before, transition)
+        first = [] if outage is None else [Happening(outage)]  # no deadline or report is judged by the old window
+        step = await take_step(self.services, self.memory, self.live, [*first, *inputs])
+        before = self.live
         if self._outage is outage:  # and not one that has ended meanwhile
             self._outage = None
-        self.live = transition.shown(after)
-        await self._noticed(before, transition.found)
-        await self._carry_out(transition, ended)
-        return transition.left()
+        self.live = step.shown
+        await self._noticed(before, step.before)
+        await self._carry_out(step)
+        return step.decision.answers[len(first) :]
+
+    def _look_again(self) -> None:
+        """A step has failed, but may have been stored: whoever waits for what it commands must look."""
+        self.wake()
+        self.bells.ring_all()
 
     async def _noticed(self, before: LiveRun, after: LiveRun) -> None:
         """Other replicas have moved the run: wake whom it concerns, let go of a sum that is over."""
@@ -381,7 +363,7 @@ class RunDriver:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
             await self._closer.forget()
-            await self.chronicle.look()
+            await self.memory.look()
             self.bells.ring_all()
         elif _turn(after.state) != _turn(before.state) and not isinstance(after.state, Recruiting):
             cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
@@ -390,29 +372,29 @@ class RunDriver:
         if after.run.status is not before.run.status:
             self.bells.ring_all()
 
-    async def _carry_out(self, transition: Batch, ended: Ended | None) -> None:
+    async def _carry_out(self, step: Step) -> None:
         """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
-        if transition.opened:
-            journal.round_opened(self.plan, transition.opened, transition.why)
-        for command in transition.commands:
-            await self.carry_out(command, transition)
-        if ended is not None:
-            await self._ended(transition.found, ended)
-        if transition.commands:
+        if (opened := step.decision.opened) is not None:
+            why = opened.secure.why if opened.secure else ""
+            journal.round_opened(self.plan, len(opened.cohort), why)
+        for command in step.decision.commands:
+            await self.carry_out(command, step)
+        if step.ended is not None:
+            await self._ended(step.before, step.ended)
+        if step.decision.commands:
             self.now.changed()
-        transition.settle()
 
-    async def carry_out(self, command: Command, transition: Batch) -> None:
+    async def carry_out(self, command: Command, step: Step) -> None:
         """Carry out one command; its event is durable."""
         match command:
             case Invite(clients=clients) | Release(clients=clients) | Announce(clients=clients):
                 self.bells.ring(clients)
             case Fold(client=client, weight=weight):
-                if not transition.is_abandoned:
-                    upload = transition.uploads[transition.found.assignment_id(client)]
-                    self._closer.fold(transition.found, client, upload.chunks, weight)
+                if not isinstance(step.decision.ended, Abandoned):
+                    upload = step.decision.uploads[step.before.assignment_id(client)]
+                    self._closer.fold(step.before, client, upload.chunks, weight)
             case Answer():
-                pass  # `transition.settle` tells it, when all the others are carried out
+                pass  # the mailbox gives it, when all the others are carried out
             case Commit() | Discard():
                 self._woken.set()
             case _:
@@ -429,18 +411,17 @@ class RunDriver:
             made = await self._closer.close(live)
         except NothingMade as failed:
             await self.flush_traffic()
-            await self.submit(Letter(Spoiled(now(), str(failed), failed.blamed), round_id=live.round_id))
+            await self.submit(Happening(Spoiled(now(), str(failed), failed.blamed), live.round_id))
             return
         if made is not None and self.live.round_id == live.round_id:
             await self.flush_traffic()
-            deposition = await self.chronicle.deposition(live)
-            applied = Applied(now(), model_after(live.run, made))
-            await self.submit(Letter(applied, made=made, deposition=deposition, round_id=live.round_id))
+            clients = await self.memory.clients(live)
+            await self.submit(Made(Applied(now(), model_after(live.run, made)), made, clients, live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
-        self.chronicle.note(StoredRecord(live.round_id, ended.end.record))
+        self.memory.note(StoredRecord(live.round_id, ended.end.record))
         if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()
@@ -455,7 +436,7 @@ class RunDriver:
         dead = {replica for replica in live.folded_by.values() if not replicas.is_alive(replica)}
         if not dead or (isinstance(live.state, Closing) and not await self._closer.leads(live)):
             return
-        async with self._stepping:
+        async with self._mailbox.moving:
             self.live = await self.services.rounds.adopt(self.live, dead)
             await self._noticed(live, self.live)
             await self._take_up()

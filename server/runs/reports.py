@@ -1,11 +1,10 @@
-"""Whether a report may count: what it says against what its round asked for, and against the update that is stored."""
+"""Checks of a report or message that is about to count: against what its round asks for, and what is stored."""
 
 import base64
 
 from umbel.aggregation.errors import ReportRefused
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
-from umbel.aggregation.round.machine import hears
 from umbel.aggregation.round.states import Closing, Reported, RoundState, Spoke, Training
 from umbel.aggregation.secagg.messages import AdvertiseKeys
 from umbel.aggregation.secagg.turns import Exchange, Phase
@@ -44,13 +43,24 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
         raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
 
 
-def check_turn(state: RoundState, message: Spoke) -> None:
-    """Raise `Refused` for a message of a secure round that does not count, unless it repeats one that did."""
-    exchange = state.exchange if isinstance(state, Training | Closing) else None
-    if exchange and hears(state, message):
-        if message.turn is Phase.ADVERTISE_KEYS:
-            _require_fresh(exchange, message)
+def check_message(state: RoundState, message: Spoke) -> None:
+    """Check a message that counts. Raises `Refused` for a key that another client has advertised: with it no client
+    of the round could continue.
+    """
+    if message.turn is not Phase.ADVERTISE_KEYS:
         return
+    exchange, advert = _exchange_of(state), _advert(message.word)
+    assert exchange is not None, "only a secure round takes messages"
+    own = {advert.channel_key, advert.mask_key}
+    for other in exchange.who(Phase.ADVERTISE_KEYS):
+        theirs = _advert(exchange.said(other, Phase.ADVERTISE_KEYS))
+        if own & {theirs.channel_key, theirs.mask_key}:
+            raise Refused("malformed-request", "another client of this round has advertised one of these keys")
+
+
+def require_repeated(state: RoundState, message: Spoke) -> None:
+    """Raise `Refused` for a message that does not count, unless it repeats one that did."""
+    exchange = _exchange_of(state)
     said = exchange.said(message.client, message.turn) if exchange else ""
     if not said:
         raise Refused(
@@ -60,18 +70,13 @@ def check_turn(state: RoundState, message: Spoke) -> None:
     if said != message.word:
         raise Refused(
             "changed-message",
-            f"this client's {message.turn.value} came before, and was another: in one attempt it says one thing only",
+            f"this client's {message.turn.value} was already received with other content; a client may send one "
+            "message per phase",
         )
 
 
-def _require_fresh(exchange: Exchange, message: Spoke) -> None:
-    """Raise `Refused` for a key that another client of the roster has advertised: with it nobody could go on."""
-    advert = _advert(message.word)
-    own = {advert.channel_key, advert.mask_key}
-    for other in exchange.who(Phase.ADVERTISE_KEYS):
-        theirs = _advert(exchange.said(other, Phase.ADVERTISE_KEYS))
-        if own & {theirs.channel_key, theirs.mask_key}:
-            raise Refused("malformed-request", "another client of this round has advertised one of these keys")
+def _exchange_of(state: RoundState) -> Exchange | None:
+    return state.exchange if isinstance(state, Training | Closing) else None
 
 
 def _advert(word: str) -> AdvertiseKeys:

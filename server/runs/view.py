@@ -12,7 +12,7 @@ from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.run.ledger import live_round
 from umbel.aggregation.run.records import LiveRound, RunView
 from umbel.server.devices.waiting import Bells, WaitingRoom
-from umbel.server.runs.chronicle import Chronicle
+from umbel.server.runs.memory import RunMemory
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
 
@@ -42,14 +42,14 @@ class RunNow:
     """
 
     def __init__(
-        self, services: Services, chronicle: Chronicle, waiting: WaitingRoom, bells: Bells, seen: Callable[[], LiveRun]
+        self, services: Services, memory: RunMemory, waiting: WaitingRoom, bells: Bells, seen: Callable[[], LiveRun]
     ) -> None:
         self.trouble = ""
         self._bells = bells
         self._made_as = secrets.token_hex(4)
         self._n_changes = 0
         self._services = services
-        self._chronicle = chronicle
+        self._memory = memory
         self._waiting = waiting
         self._seen = seen
         self._reading = asyncio.Lock()
@@ -93,11 +93,11 @@ class RunNow:
         is_recruiting = isinstance(live.state, Recruiting)
         n_waiting = len(await self._waiting.candidates()) if is_recruiting else 0
         assignments = await self._services.rounds.assignments(live.round_id)
-        await self._chronicle.roll.call(live, clock.now())
-        book = self._chronicle.book(live.state, assignments)
+        await self._memory.roll.call(live, clock.now())
+        book = self._memory.book(live.state, assignments)
         found = await asyncio.to_thread(live_round, live.state, book, n_waiting, clock.now())
         if found and is_recruiting and live.run.status is RunStatus.PAUSED:
             found = replace(found, why=f"the run is paused: {live.run.reason}")
         if found and not is_recruiting:
-            found = replace(found, absent=self._chronicle.roll.absent_from(live.round_id))
+            found = replace(found, absent=self._memory.roll.absent_from(live.round_id))
         return replace(found, why=f"{self.trouble}; {found.why}") if found and self.trouble else found

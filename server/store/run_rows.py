@@ -16,7 +16,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store import tables
 from umbel.server.store.round_rows import ClientFacts, accepted_of, head_of, spoken_of, state_of, with_head, with_rows
-from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRun
+from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRun, Traffic
 from umbel.server.store.tables import table_of
 from umbel.server.store.versions import changes_of
 
@@ -130,12 +130,23 @@ async def update_assignments(tx: AsyncConnection, columns: Mapping[AssignmentId,
     await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(values), rows)
 
 
-async def save_run(tx: AsyncConnection, live: LiveRun, revision: int) -> None:
+async def add_traffic(tx: AsyncConnection, traffic: Traffic) -> None:
+    """Add to the bytes of assignments. Uploads add to them too, outside the run's lock: only ever add."""
+    rows = [{"id_": one, "up": traffic.up[one], "down": traffic.down[one]} for one in traffic.assignments]
+    if rows:
+        sums = {
+            "bytes_up": _ASSIGNMENT.c.bytes_up + bindparam("up"),
+            "bytes_down": _ASSIGNMENT.c.bytes_down + bindparam("down"),
+        }
+        await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(sums), rows)
+
+
+async def save_run(tx: AsyncConnection, live: LiveRun) -> None:
     columns = {
         "status": live.run.status.value,
         "reason": live.run.reason,
         "round_id": live.round_id,
-        "revision": revision,
+        "revision": live.revision,
         "audit_number": live.run.audit_number,
         "audit_sha256": live.run.audit_sha256,
     }

@@ -171,14 +171,22 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientEvidence:
+    """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
+
+    public_key: bytes
+    report: SignedReport | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
-    """A report that counts, and what it was told. `signed`: as the client has signed it."""
+    """A report that counts, and its answer. `signed`: the report as the client signed it."""
 
     client: ClientId
     assignment: AssignmentId
     answer: ReportAnswer
     at: float
-    signed: SignedReport | None = None
+    signed: SignedReport
 
 
 @dataclass(frozen=True, slots=True)

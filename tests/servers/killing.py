@@ -34,11 +34,13 @@ from umbel.server.blobs.local import LocalBlobs
 from umbel.server.devices.admission import Admission
 from umbel.server.devices.enrolments import Enrolments
 from umbel.server.process import run
+from umbel.server.runs import driver, step
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.mailbox import Batch
 from umbel.server.runs.orders import Order
+from umbel.server.runs.step import Step as RunStep
 from umbel.server.settings import Settings
 from umbel.server.store.deployment import Deployment
+from umbel.server.store.locked_run import LockedRun
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas
 from umbel.server.store.rounds import RoundStore
@@ -83,15 +85,15 @@ STEPS: Mapping[str, Step] = {
     "store who waits": Step(WaiterStore, "_put"),
     "put a blob": Step(LocalBlobs, "put"),
     "store a chunk": Step(UploadStore, "add_chunk"),
-    "decide": Step(Batch, "decide"),  # in the middle of a transaction
-    "store what was decided": Step(RoundStore, "step"),
+    "decide": Step(step, "decide"),  # in the middle of a transaction
+    "store what was decided": Step(driver, "take_step"),
     **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command, Task.TRAINING) for command in COMMANDS},
     "take the lease to close": Step(Closer, "leads"),
     "adopt what a dead replica had folded": Step(RoundStore, "adopt"),
     "post a partial sum": Step(RoundStore, "post_partial_sum"),
     "make the model": Step(Closer, "_make_model"),
     "keep a file of the model": Step(model_files, "keep_model"),
-    "store the end of an attempt": Step(RoundStore, "_end"),  # in the middle of a transaction
+    "store the end of an attempt": Step(LockedRun, "end"),  # in the middle of a transaction
     "remove the updates of an attempt": Step(Closer, "end"),
 }
 LIFE_STEPS: Mapping[str, Step] = {  # in a run that has all that can happen to one (`whole_life.py`)
@@ -209,9 +211,9 @@ def _serve(settings: dict[str, Any], death: Death | None) -> None:
 
 def _arm(death: Death) -> None:
     """Have the step's method kill this process."""
-    step = {**STEPS, **LIFE_STEPS, **SECURE_STEPS, **PHASE_STEPS}[death.step]
-    original = inspect.getattr_static(step.owner, step.method)
-    setattr(step.owner, step.method, _deadly(original, step, death))
+    armed = {**STEPS, **LIFE_STEPS, **SECURE_STEPS, **PHASE_STEPS}[death.step]
+    original = inspect.getattr_static(armed.owner, armed.method)
+    setattr(armed.owner, armed.method, _deadly(original, armed, death))
 
 
 def _deadly(original: Callable[..., Any], step: Step, death: Death) -> Callable[..., Any]:
@@ -220,7 +222,7 @@ def _deadly(original: Callable[..., Any], step: Step, death: Death) -> Callable[
     def is_due(arguments: Sequence[object]) -> bool:
         is_meant = step.takes is None or any(isinstance(one, step.takes) for one in arguments)
         if step.task is not None:
-            is_meant &= any(isinstance(one, Batch) and one.found.plan.task is step.task for one in arguments)
+            is_meant &= any(isinstance(one, RunStep) and one.before.plan.task is step.task for one in arguments)
         return is_meant and next(count) == death.nth
 
     @functools.wraps(original)

@@ -1,10 +1,8 @@
 """Two replicas move one run on at the same moment: the second decides on what the first has stored."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import text
 
@@ -12,30 +10,9 @@ from tests.federations.server_device import house, run_file, small_state
 from tests.servers.postgres import Cluster
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.round.states import Training
-from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.types import ClientId
 from umbel.server.store.database import Database
 from umbel.server.store.stored import Change, LiveRun
-
-
-@dataclass
-class Declines:
-    """A transition: a client declines."""
-
-    client: ClientId
-    seen: LiveRun | None = None
-    uploads_of: Sequence[AssignmentId] = ()
-    reads_history: bool = False
-    deposition: None = None
-
-    def decide(self, live: LiveRun, *_: object) -> Change:
-        self.seen = live
-        assert isinstance(live.state, Training)
-        return Change(replace(live.state, declined={**live.state.declined, self.client: "too busy"}))
-
-    def depose(self, *_: object) -> Any:
-        raise AssertionError("the attempt goes on")
-
-    end = depose
 
 
 async def is_waiting(database: Database) -> bool:
@@ -56,18 +33,26 @@ def test_a_step_waits_for_the_step_of_another_replica_and_decides_on_what_that_h
             await asyncio.gather(*(device.work(layout) for device in await it.devices(3)))
             rounds, elsewhere, watching = it.state.services.rounds, Database(url), Database(url)
             known: LiveRun = it.state.coordinator.drivers["demo"].live
-            declines = Declines(ClientId("d0"))
+            seen = list[LiveRun]()
+
+            async def decline() -> LiveRun:
+                async with rounds.locked(known) as run:
+                    seen.append(run.live)
+                    assert isinstance(run.live.state, Training)
+                    declined = {**run.live.state.declined, ClientId("d0"): "too busy"}
+                    await run.save(Change(replace(run.live.state, declined=declined)))
+                return run.live
+
             async with elsewhere.writing("an operator's pause") as tx:
                 await tx.execute(text("SELECT name FROM runs FOR UPDATE"))
                 await tx.execute(text("UPDATE runs SET status = 'paused', revision = revision + 1"))
-                step = asyncio.create_task(rounds.step(known, declines))
-                while declines.seen is None and not await is_waiting(watching):
+                step = asyncio.create_task(decline())
+                while not seen and not await is_waiting(watching):
                     await asyncio.wait([step], timeout=0.01)
-            live, _ = await step
+            live = await step
             for database in (elsewhere, watching):
                 await database.close()
-            assert declines.seen is not None
-            assert (declines.seen.run.status, live.run.status) == (RunStatus.PAUSED, RunStatus.PAUSED)
+            assert (seen[0].run.status, live.run.status) == (RunStatus.PAUSED, RunStatus.PAUSED)
             assert live.revision == known.revision + 2
 
     asyncio.run(scenario())

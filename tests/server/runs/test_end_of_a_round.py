@@ -12,7 +12,7 @@ from tests.servers.waits import LIMIT_S, until
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.states import Closing, Committed
 from umbel.aggregation.types import RunId
-from umbel.server.runs import mailbox as letters
+from umbel.server.runs import step
 from umbel.server.runs.driver import RunDriver
 from umbel.server.store import run_rows
 from umbel.server.store.stored import Traffic
@@ -42,7 +42,7 @@ def test_a_round_that_commits_works_out_nothing_of_its_clients_under_the_runs_lo
         async with house(tmp_path) as it:
             assert (await committed(it, n_clients=2))["committed"]
 
-    monkeypatch.delattr(letters, "depose")  # what works it out there, for rounds that are abandoned
+    monkeypatch.delattr(step, "attempt_clients")  # what works it out there, for rounds that are abandoned
     asyncio.run(scenario())
 
 

@@ -80,11 +80,11 @@ def test_a_decline_that_comes_while_its_round_is_abandoned_is_taken_and_changes_
             [device] = await it.devices(1)
             url = f"/v1/assignments/{(await device.work(LAYOUT))['id']}/decline"
             driver = it.state.coordinator.drivers["demo"]
-            async with driver._stepping:  # both are under way before either is decided
+            async with driver._mailbox.moving:  # both are under way before either is decided
                 paused = asyncio.create_task(obeyed(it, "pause", reason="maintenance", now=True))
-                await until("the order", lambda: len(driver._mail) == 1 or None)
+                await until("the order", lambda: len(driver._mailbox._pending) == 1 or None)
                 declined = asyncio.create_task(device.send("PUT", url, b'{"reason": "on battery"}'))
-                await until("the decline", lambda: len(driver._mail) == 2 or None)
+                await until("the decline", lambda: len(driver._mailbox._pending) == 2 or None)
             assert (await paused)["status"] == "paused"
             assert (await declined).status_code == 204
             [record] = await it.ended(1)

@@ -1,40 +1,41 @@
-"""What a replica knows of a run beside its state: who was heard of when, how long reports took, how many clients wait.
+"""What a replica remembers of a run beside its state: when clients were last seen, how long reports took, who waits.
 
-Round records, self-tuning windows and the pace of check-ins are made from it; what it does not know yet, they do
-without. The records of ended attempts are read here and nowhere else, each once, whichever replica ended it.
+Round records, self-tuning and the pace of check-ins use it. Nothing depends on it: a replica that has just started
+knows less. The records of ended attempts are read here alone, each once, whichever replica ended it.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import assert_never
 
 from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.endings import Known
 from umbel.aggregation.run.ledger import Book, MemberFacts
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.report_times import Observation, observed
 from umbel.aggregation.run.run_end import KeptVersion
-from umbel.aggregation.run.tuning import OBSERVATIONS_MAX
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.pacing import Pacing
 from umbel.server.devices.roll_call import RollCall
 from umbel.server.devices.waiting import Bells
-from umbel.server.runs.audit_facts import Deposition, depose
-from umbel.server.runs.experience import Experience
+from umbel.server.runs.bundle_facts import AttemptClients, attempt_clients
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun
 
 _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
 
 
-class Chronicle:
-    """One run's. `pacing`: when clients without work should come back; `roll`: who was absent from the newest round."""
+class RunMemory:
+    """`pacing`: when clients without work should come back; `roll`: who was absent from the newest round."""
 
     def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
         limit = services.settings.check_ins_per_s_max
         self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
         self.roll = RollCall(services.waiters)
-        self._experience = Experience()
+        self._report_times = ReportTimes()
         self._last_round_id = 0
         self._run = live.name
         self._services = services
@@ -59,24 +60,24 @@ class Chronicle:
             return
         self._last_round_id = stored.round_id
         self.pacing.note(stored.record)
-        self._experience.note(stored.record)
+        self._report_times.note(stored.record)
 
     def note_waiting(self, candidates: Sequence[Candidate]) -> None:
         """These wait now."""
         self._tiers = Counter(candidate.tier for candidate in candidates)
 
-    async def deposition(self, live: LiveRun) -> Deposition:
-        """What is told and signed of the clients of a round that has closed, before its end is decided."""
+    async def clients(self, live: LiveRun) -> AttemptClients:
+        """Describe the clients of a round that has closed, before its end is decided."""
         closing = live.state
         assert isinstance(closing, Closing)
         await self.roll.call(live, self._services.clock.now())
-        assignments, evidence = await self._services.rounds.witnesses(live.round_id)
-        return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
+        assignments, evidence = await self._services.rounds.clients_of(live.round_id)
+        return await asyncio.to_thread(lambda: attempt_clients(closing, self.book(closing, assignments), evidence))
 
-    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[KeptVersion]) -> Known:
-        """What an ending goes by."""
-        evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
-        return Known(deposition.clients, deposition.opened_at, self._services.clock.now(), history, evidence)
+    def known(self, run: StoredRun, clients: AttemptClients, history: Sequence[KeptVersion]) -> Known:
+        """What decides how an attempt ends, beside the attempt itself."""
+        evidence = self._report_times.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
+        return Known(clients.records, clients.opened_at, self._services.clock.now(), history, evidence)
 
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
         """What is known of the clients of a round, which is, or was until now, in this state."""
@@ -92,6 +93,28 @@ class Chronicle:
         if self._bells.is_heard(client):
             return self._services.clock.now()
         return max(stored, self._services.heard.at(client))
+
+
+class ReportTimes:
+    """The newest `OBSERVATIONS_MAX` report times of one run, by attempt: what self-tuning goes by. In memory."""
+
+    def __init__(self) -> None:
+        self._attempts: deque[tuple[Observation, ...]] = deque()
+        self._count = 0
+
+    def note(self, record: RoundRecord) -> None:
+        """An attempt has ended. One that is larger than all that is kept is kept."""
+        if not (shown := observed(record)):
+            return
+        self._attempts.append(shown)
+        self._count += len(shown)
+        while self._count > OBSERVATIONS_MAX and len(self._attempts) > 1:
+            self._count -= len(self._attempts.popleft())
+
+    def evidence(self, model_bytes: int, population: int | None, waiting: Mapping[str, int]) -> TuningFacts:
+        """What is known now. `population`: distinct clients seen within a day; `waiting`: how many wait, by tier."""
+        observations = tuple(one for shown in self._attempts for one in shown)
+        return TuningFacts(observations, model_bytes, population, waiting)
 
 
 async def enough_of(newest: Callable[[int], Awaitable[Sequence[StoredRecord]]]) -> Sequence[StoredRecord]:

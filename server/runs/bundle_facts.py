@@ -1,4 +1,4 @@
-"""What is signed of a run: of its creation, and of each attempt that ends. Pure."""
+"""The facts in audit bundles: of a run's creation, and of each attempt's end. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,34 +22,39 @@ from umbel.aggregation.run.records import ClientRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.server.store.stored import LiveRun, StoredRun
+from umbel.server.store.stored import ClientEvidence, LiveRun, StoredRun
+
+_MASKED = "masked, and deleted as soon as they were added up: of a secure round there is only the sum"
 
 
 @dataclass(frozen=True, slots=True)
-class ClientEvidence:
-    """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
+class Retention:
+    """Which updates are deleted when an attempt ends."""
 
-    public_key: bytes
-    report: SignedReport | None
+    keeps: bool  # whether this attempt's accepted updates are kept for a replay
+    expired_round: int | None  # those of rounds up to this one are deleted now; None: of no earlier round
+    reason: str  # for the audit bundle
 
 
 @dataclass(frozen=True, slots=True)
-class Deposition:
-    """What is told and signed of each client of an attempt; made before the attempt ends, for it grows with the cohort.
+class AttemptClients:
+    """What the record and the audit bundle say of each client of an attempt.
 
-    `evidence`: what it was made of.
+    It grows with the cohort, so of a round that commits it is made before the transaction that ends it.
     """
 
     opened_at: float
-    clients: tuple[ClientRecord, ...]
+    records: tuple[ClientRecord, ...]
     participants: CanonicalText[Participant]
-    evidence: Mapping[ClientId, ClientEvidence]
+    evidence: Mapping[ClientId, ClientEvidence]  # that `participants` was made of
 
 
-def depose(state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, ClientEvidence]) -> Deposition:
-    """What is told and signed of the clients of a round that has closed, or was abandoned."""
-    clients = client_records(state, book)
-    return Deposition(book.opened_at, clients, _participants(clients, state, evidence), evidence)
+def attempt_clients(
+    state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, ClientEvidence]
+) -> AttemptClients:
+    """Describe the clients of a round that has closed or was abandoned."""
+    records = client_records(state, book)
+    return AttemptClients(book.opened_at, records, _participants(records, state, evidence), evidence)
 
 
 def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str, now: float) -> RunCreated:
@@ -60,18 +65,21 @@ def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str,
 
 
 def round_ended(
-    live: LiveRun, end: RoundEnd, run_file_sha256: str, deposition: Deposition, updates: KeptUpdates
+    live: LiveRun, end: RoundEnd, run_file_sha256: str, clients: AttemptClients, updates: KeptUpdates
 ) -> RoundEnded:
-    """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state.
+    """The facts of an attempt's end.
 
-    `run_file_sha256`: as the run's first bundle has it.
+    Args:
+        live: the run with the model that the attempt began with, and the attempt's last state.
+        end: how it ended.
+        run_file_sha256: as the run's first bundle has it.
+        clients: of the attempt.
+        updates: which updates were deleted by this end.
     """
-    state = live.state.closing if isinstance(live.state, Committed) else live.state
-    assert isinstance(state, Closing | Abandoned), "the attempt has ended"
-    run, record, plan = live.run, end.record, state.plan
-    participants = deposition.participants
-    if record.clients is not deposition.clients:  # what is told of them has changed since: a canary's verdicts
-        participants = _participants(record.clients, state, deposition.evidence)
+    state, run, record = _ended_state(live), live.run, end.record
+    plan, signed = state.plan, clients.participants
+    if plan.task.tries_clients:  # its end adds the verdicts to the records
+        signed = _participants(record.clients, state, clients.evidence)
     return RoundEnded(
         round=plan.number,
         attempt=plan.attempt,
@@ -88,7 +96,7 @@ def round_ended(
         grid=plan.grid,
         training=run.file.training_plan(plan.number),
         server_learning_rate=run.file.aggregation.server_learning_rate,
-        clients=participants,
+        clients=signed,
         sum=_sum(state, end),
         passed_over=record.passed_over,
         samples_passed_over=record.samples_passed_over,
@@ -100,6 +108,28 @@ def round_ended(
         ended_at=record.opened_at + record.wall_s,
         updates=updates,
     )
+
+
+def retention_of(live: LiveRun, end: RoundEnd) -> Retention:
+    """What the run file says of the updates of an attempt that ends now, and of earlier ones."""
+    policy, is_model = live.run.file.retention, end.record.committed and end.record.task.makes_model
+    keeps = is_model and policy.n_update_rounds != 0
+    expired_round = end.record.round - policy.n_update_rounds if is_model and policy.n_update_rounds else None
+    return Retention(keeps, expired_round, _MASKED if live.plan.is_secure else _why(keeps, is_model, policy.updates))
+
+
+def _why(keeps: bool, is_model: bool, policy: str) -> str:
+    if keeps:
+        return f'kept for a replay: the run file says retention.updates = "{policy}"'
+    if is_model:
+        return f'deleted when the round had ended: the run file says retention.updates = "{policy}"'
+    return "deleted when the attempt had ended: it made no model of them"
+
+
+def _ended_state(live: LiveRun) -> Closing | Abandoned:
+    state = live.state.closing if isinstance(live.state, Committed) else live.state
+    assert isinstance(state, Closing | Abandoned), "the attempt has ended"
+    return state
 
 
 def _newest(run: StoredRun) -> ModelId:

@@ -15,11 +15,13 @@ from tests.servers.postgres import Cluster
 from tests.servers.waits import until
 from umbel.aggregation.canonical import CanonicalText
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 from umbel.aggregation.types import ClientId
-from umbel.server.runs.audit_facts import Deposition
-from umbel.server.runs.chronicle import enough_of
+from umbel.server.runs.bundle_facts import AttemptClients
 from umbel.server.runs.driver import RunDriver
+from umbel.server.runs.memory import ReportTimes, enough_of
 from umbel.server.store.stored import StoredRecord
 
 EMPTY = RoundRecord("demo", 1, 1, True, "why", 1, None, 0.0, 62.0, 3, 1, 0, 2, 10, 0, 0, open_s=60.0, model_bytes=99)
@@ -69,7 +71,7 @@ async def knowing(driver: RunDriver, n_observations: int) -> None:
 
 
 def evidence_of(driver: RunDriver) -> Sequence[object]:
-    known = driver.chronicle.known(driver.run, Deposition(0.0, (), CanonicalText(()), {}), ())
+    known = driver.memory.known(driver.run, AttemptClients(0.0, (), CanonicalText(()), {}), ())
     return known.evidence.observations
 
 
@@ -99,9 +101,39 @@ def test_a_round_that_is_noted_and_read_counts_once(tmp_path: Path) -> None:
             await it.ended(1)
             driver = await it.driver()
             await knowing(driver, 2)
-            await driver.chronicle.look()
+            await driver.memory.look()
             assert len(evidence_of(driver)) == 2
         async with house(tmp_path) as it:
             assert len(evidence_of(await it.driver())) == 2
 
     asyncio.run(scenario())
+
+
+def ended(number: int, n_clients: int = 10) -> RoundRecord:
+    clients = tuple(ClientRecord(f"c{i}", Fate.ACCEPTED, "", 1, report_s=float(number)) for i in range(n_clients))
+    return replace(EMPTY, round=number, opened_at=number * 100.0, clients=clients)
+
+
+def known(times: ReportTimes) -> list[float]:
+    """The rounds of which something is known, by the times that `ended` gave their reports."""
+    return sorted({one.seconds for one in times.evidence(99, None, {}).observations})
+
+
+def test_the_newest_attempts_are_kept_and_no_more_than_that() -> None:
+    times = ReportTimes()
+    for number in range(1, 31):
+        times.note(ended(number, n_clients=4000))
+    assert known(times) == [29.0, 30.0]
+    assert len(times.evidence(99, None, {}).observations) <= OBSERVATIONS_MAX
+
+
+def test_an_attempt_larger_than_all_that_is_kept_is_kept() -> None:
+    times = ReportTimes()
+    times.note(ended(1, n_clients=OBSERVATIONS_MAX + 5))
+    assert known(times) == [1.0]
+
+
+def test_an_evaluation_teaches_nothing_about_training() -> None:
+    times = ReportTimes()
+    times.note(replace(ended(1), task=Task.EVALUATION))
+    assert times.evidence(99, 7, {"lab": 3}) == TuningFacts((), 99, 7, {"lab": 3})

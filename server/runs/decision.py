@@ -1,0 +1,213 @@
+"""What one transaction decides about a run: each input on the state that the one before has left. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.messages import ReportAnswer, RunStatus
+from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Answer,
+    Closing,
+    Command,
+    Committed,
+    Event,
+    Gathered,
+    Recruiting,
+    RoundState,
+    Training,
+)
+from umbel.aggregation.run import endings
+from umbel.aggregation.run.endings import Known
+from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.secagg.turns import Phase
+from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.server.problems import Refused
+from umbel.server.runs.inputs import Decline, Happening, Made, Message, PastAttempt, Report, RunInput
+from umbel.server.runs.orders import Order, Rollback, Situation, obey
+from umbel.server.runs.reports import check_message, check_report, require_repeated
+from umbel.server.store.stored import Answered, Change, LiveRun, StoredRun, StoredUpload, Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from some inputs, the first of those that were given. The others are for the next transaction."""
+
+    before: LiveRun
+    inputs: Sequence[RunInput]
+    answers: Sequence[ReportAnswer | Exception | None]  # to each input
+    change: Change
+    commands: Sequence[Command]
+    uploads: Mapping[AssignmentId, StoredUpload]
+    rolled_back_to: KeptVersion | None = None
+    waiting: Recruiting | None = None  # what the open recruiting waits for now, which is not stored
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.change.state is self.before.state and self.change.status is None
+
+    @property
+    def ended(self) -> Abandoned | Committed | None:
+        """The attempt's last state, if it has just ended."""
+        state = self.change.state
+        return state if state is not self.before.state and isinstance(state, Abandoned | Committed) else None
+
+    @property
+    def opened(self) -> Training | None:
+        """The round, if it was just opened."""
+        state, was = self.change.state, self.before.state
+        return state if isinstance(state, Training) and isinstance(was, Recruiting) else None
+
+    @property
+    def made(self) -> Made | None:
+        """What a round that was just committed has made."""
+        last = self.inputs[-1] if self.inputs else None
+        return last if isinstance(last, Made) and isinstance(self.change.state, Committed) else None
+
+    def end(self, run: StoredRun, state: Abandoned | Committed, known: Known) -> RoundEnd:
+        """How the attempt has ended, and what comes next."""
+        if isinstance(state, Committed):
+            assert self.made is not None, "a round commits with what was made of it"
+            return endings.finished(run, state.closing, self.made.upshot, known)
+        if self.rolled_back_to is not None:
+            return endings.rolled_back(run, state, self.rolled_back_to, known)
+        return endings.abandoned(run, state, known, by_order=isinstance(self.inputs[-1], Order))
+
+
+def decide(
+    inputs: Sequence[RunInput],
+    live: LiveRun,
+    uploads: Mapping[AssignmentId, StoredUpload],
+    history: Sequence[KeptVersion],
+) -> Decision:
+    """Decide on inputs, in their order, until one ends the attempt.
+
+    Args:
+        inputs: the oldest first.
+        live: the run as it is stored at this moment.
+        uploads: those of the reports among the inputs.
+        history: the run's versions, if `needs_history`.
+    """
+    deciding, answers = _Deciding(live, uploads, history), list[ReportAnswer | Exception | None]()
+    for one in inputs:
+        try:
+            answers.append(deciding.take(one))
+        except (Refused, UpdateRefused, PastAttempt) as refusal:
+            answers.append(refusal)
+        if deciding.has_ended:
+            break
+    return deciding.decision(inputs[: len(answers)], answers)
+
+
+def needs_history(inputs: Sequence[RunInput]) -> bool:
+    """Whether the run's versions matter: to rollbacks, and to the ends of rounds that are not abandoned."""
+    return any(isinstance(one, Rollback | Made) for one in inputs)
+
+
+@dataclass(slots=True)
+class _Deciding:
+    """The run after the inputs so far."""
+
+    live: LiveRun
+    uploads: Mapping[AssignmentId, StoredUpload]
+    history: Sequence[KeptVersion]
+    state: RoundState = field(init=False)
+    status: tuple[RunStatus, str] | None = None
+    rolled_back_to: KeptVersion | None = None
+    commands: list[Command] = field(default_factory=list[Command])
+    answered: list[Answered] = field(default_factory=list[Answered])
+    sealed: list[tuple[AssignmentId, bytes]] = field(default_factory=list[tuple[AssignmentId, bytes]])
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self.state = self.live.state
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the attempt has ended here."""
+        return isinstance(self.state, Abandoned | Committed) and type(self.state) is not type(self.live.state)
+
+    def take(self, given: RunInput) -> ReportAnswer | None:
+        """Take one input; returns the answer to a report."""
+        match given:
+            case Report():
+                return self._report(given)
+            case Message():
+                self._message(given)
+            case Decline():
+                self._require_current(given)
+                self._advance(given.event)
+            case Happening(event, round_id) | Made(event, round_id=round_id):
+                self._happen(event, round_id)
+            case _:
+                self._obey(given)
+        return None
+
+    def _report(self, given: Report) -> ReportAnswer:
+        self._require_current(given)
+        event, state, upload = given.event, self.state, self.uploads.get(given.assignment)
+        counts = self._advance(event, lambda: check_report(state, event, upload))
+        said = next(one for one in reversed(self.commands) if isinstance(one, Answer) and one.client == event.client)
+        answer = ReportAnswer(said.outcome, said.reason)
+        if counts:
+            self.answered.append(Answered(event.client, given.assignment, answer, event.now, given.signed))
+        return answer
+
+    def _message(self, given: Message) -> None:
+        self._require_current(given)
+        event, state = given.event, self.state
+        if not self._advance(event, lambda: check_message(state, event)):
+            require_repeated(state, event)
+            return
+        self.traffic.up[given.assignment] += len(given.body)
+        if event.turn is Phase.SHARE_KEYS:
+            self.sealed.append((given.assignment, given.body))
+
+    def _happen(self, event: Event | None, round_id: int | None) -> None:
+        status = self.status[0] if self.status else self.live.run.status
+        if round_id not in (None, self.live.round_id):
+            return  # another replica was faster, and what it made is already the base of the next
+        if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):
+            return
+        self._advance(event)
+
+    def _obey(self, order: Order) -> None:
+        status = self.status[0] if self.status else self.live.run.status
+        obeyed = obey(order, Situation(self.live.run.file, status, self.state, self.history))
+        self.rolled_back_to = obeyed.rolled_back_to
+        self.status = obeyed.status or self.status
+        if obeyed.event is not None:
+            self._advance(obeyed.event)
+
+    def _require_current(self, given: Report | Decline | Message) -> None:
+        if self.live.assignment_id(given.event.client) != given.assignment:
+            raise PastAttempt
+
+    def _advance(self, event: Event, check: Callable[[], None] = lambda: None) -> bool:
+        """Take the machine's next step. Returns whether a report or message counts now, once `check` has passed."""
+        counted = False
+
+        def count() -> None:
+            nonlocal counted
+            check()
+            counted = True
+
+        self.state, commands = advance(self.state, event, count)
+        self.commands += commands
+        return counted
+
+    def decision(self, inputs: Sequence[RunInput], answers: Sequence[ReportAnswer | Exception | None]) -> Decision:
+        live, state, waiting = self.live, self.state, None
+        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
+            waiting, state = state, live.state  # only `why` can have changed, which is not worth a write
+        declined = self._declined(inputs)
+        change = Change(state, tuple(self.answered), self.status, declined, tuple(self.sealed), self.traffic)
+        return Decision(live, inputs, answers, change, self.commands, self.uploads, self.rolled_back_to, waiting)
+
+    def _declined(self, inputs: Sequence[RunInput]) -> tuple[ClientId, ...]:
+        """Clients that declined in the step that closed or abandoned the round: its new state has them as missing."""
+        if not isinstance(self.live.state, Training) or not isinstance(self.state, Closing | Abandoned):
+            return ()
+        named = {one.event.client for one in inputs if isinstance(one, Decline)}
+        return tuple(sorted(named & self.state.missing.keys()))

@@ -1,0 +1,62 @@
+"""The inputs of a run: what clients send, what an operator orders, what happens by itself."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from umbel.aggregation.audit.bundle import SignedReport
+from umbel.aggregation.round.states import Applied, Declined, Gathered, Outage, Reported, Spoiled, Spoke, Tick
+from umbel.aggregation.run.endings import Upshot
+from umbel.aggregation.types import AssignmentId
+from umbel.server.runs.bundle_facts import AttemptClients
+from umbel.server.runs.orders import Order
+
+
+class PastAttempt(Exception):
+    """The assignment belongs to an attempt that is over. The store has the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A client's report, as an event and as the client signed it."""
+
+    event: Reported
+    assignment: AssignmentId
+    signed: SignedReport
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A client will not report, or will not sign the clients of the sum."""
+
+    event: Declined
+    assignment: AssignmentId
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A client's message in a secure round, as an event and as it was sent."""
+
+    event: Spoke
+    assignment: AssignmentId
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that no request causes. `event` None: only look whether there was an outage."""
+
+    event: Tick | Gathered | Outage | Spoiled | None = None
+    round_id: int | None = None  # the only attempt that it is about; None: any
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The result of a closed round, and the description of its clients."""
+
+    event: Applied
+    upshot: Upshot
+    clients: AttemptClients
+    round_id: int
+
+
+RunInput: TypeAlias = Report | Decline | Message | Happening | Made | Order

@@ -1,0 +1,104 @@
+"""One step of a run: in one transaction load it under its lock, decide, and save.
+
+No other replica decides on the same state, and an answer is given only after it was stored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
+
+from umbel.aggregation.audit.bundle import KeptUpdates, Sealed
+from umbel.aggregation.round.states import Abandoned, Committed
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.types import ClientId
+from umbel.server.runs.bundle_facts import AttemptClients, attempt_clients, retention_of, round_ended
+from umbel.server.runs.decision import Decision, decide, needs_history
+from umbel.server.runs.inputs import Report, RunInput
+from umbel.server.runs.memory import RunMemory
+from umbel.server.services import Services
+from umbel.server.store.locked_run import EndedAttempt, LockedRun
+from umbel.server.store.stored import ClientEvidence, Ended, LiveRun, StoredAssignment
+
+_RECORD = TypeAdapter(RoundRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step has decided and stored. `ended`: how the attempt ended, if it did."""
+
+    decision: Decision
+    after: LiveRun
+    ended: Ended | None
+
+    @property
+    def before(self) -> LiveRun:
+        """The run as it was stored when the step began, with what other replicas had done."""
+        return self.decision.before
+
+    @property
+    def shown(self) -> LiveRun:
+        """The run as this replica shows it: while recruiting, with what it waits for."""
+        waiting = self.decision.waiting
+        return self.after if waiting is None else replace(self.after, state=waiting)
+
+
+async def take_step(services: Services, memory: RunMemory, known: LiveRun, inputs: Sequence[RunInput]) -> Step:
+    """Move a run on. All of it is durable on return."""
+    async with services.rounds.locked(known) as run:
+        uploads = await run.uploads([one.assignment for one in inputs if isinstance(one, Report)])
+        history = await run.history() if needs_history(inputs) else ()
+        decision, ended = decide(inputs, run.live, uploads, history), None
+        if not decision.changes_nothing:
+            await run.save(decision.change)
+        if decision.ended is not None:
+            ended = await _end(services, memory, run, decision, decision.ended, history)
+    return Step(decision, run.live, ended)
+
+
+async def _end(
+    services: Services,
+    memory: RunMemory,
+    run: LockedRun,
+    decision: Decision,
+    state: Abandoned | Committed,
+    history: Sequence[KeptVersion],
+) -> Ended:
+    """End the attempt. What takes long is done on a thread: others wait for the lock, and the event loop goes on."""
+    thread, live = services.decider, run.live
+    stored = await run.clients() if decision.made is None else None
+
+    def end() -> tuple[RoundEnd, AttemptClients, str]:
+        clients = _clients(memory, decision, state, stored)
+        found = decision.end(live.run, state, memory.known(live.run, clients, history))
+        record = replace(found.record, absent=memory.roll.absent_from(live.round_id))
+        return replace(found, record=record), clients, _RECORD.dump_json(record).decode()
+
+    ending, clients, record = await thread.run(end)
+    retention = retention_of(live, ending)
+    expired = () if retention.expired_round is None else await run.with_updates_until(retention.expired_round)
+    updates = KeptUpdates(retention.keeps, tuple(one.number for one in expired), retention.reason)
+    file_sha256 = await run.file_sha256()
+
+    def seal() -> Sealed:
+        facts = round_ended(live, ending, file_sha256, clients, updates)
+        return services.audit_key.seal(live.name, live.run.audit_number + 1, live.run.audit_sha256, facts)
+
+    bundle = await thread.run(seal)
+    return await run.end(EndedAttempt(ending, record, bundle, retention.keeps, expired))
+
+
+def _clients(
+    memory: RunMemory,
+    decision: Decision,
+    state: Abandoned | Committed,
+    stored: tuple[Sequence[StoredAssignment], Mapping[ClientId, ClientEvidence]] | None,
+) -> AttemptClients:
+    """The clients of a round that has committed were described before the transaction; `stored` is None then."""
+    if stored is None:
+        assert decision.made is not None, "a round commits with what was made of it"
+        return decision.made.clients
+    assert isinstance(state, Abandoned), "a round commits with what was made of it"
+    assignments, evidence = stored
+    return attempt_clients(state, memory.book(decision.before.state, assignments), evidence)
