@@ -12,6 +12,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.round.states import Training
 from umbel.aggregation.types import ClientId
 from umbel.server.store.database import Database
+from umbel.server.store.rounds import RoundStore
 from umbel.server.store.stored import Change, LiveRun
 
 
@@ -31,7 +32,8 @@ def test_a_step_waits_for_the_step_of_another_replica_and_decides_on_what_that_h
         async with house(tmp_path, database_url=url) as it:
             layout = await it.begin(run_file(target=3), small_state())
             await asyncio.gather(*(device.work(layout) for device in await it.devices(3)))
-            rounds, elsewhere, watching = it.state.services.rounds, Database(url), Database(url)
+            rounds: RoundStore = it.state.services.rounds
+            elsewhere, watching = Database(url), Database(url)
             known: LiveRun = it.state.coordinator.drivers["demo"].live
             seen = list[LiveRun]()
 
