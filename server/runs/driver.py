@@ -392,7 +392,7 @@ class RunDriver:
             case Fold(client=client, weight=weight):
                 if not isinstance(step.decision.ended, Abandoned):
                     upload = step.decision.uploads[step.before.assignment_id(client)]
-                    self._closer.fold(step.before, client, upload.chunks, weight)
+                    self._closer.share.fold(step.before, client, upload.chunks, weight)
             case Answer():
                 pass  # the mailbox gives it, when all the others are carried out
             case Commit() | Discard():
@@ -446,7 +446,7 @@ class RunDriver:
         live = self.live
         if isinstance(live.state, Training | Closing):
             with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
-                await self._closer.take_up(live, live.state.accepted)
+                await self._closer.share.take_up(live, live.state.accepted)
 
 
 def _turn(state: RoundState) -> tuple[str, Phase | None]:

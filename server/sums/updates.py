@@ -9,7 +9,7 @@ from io import RawIOBase
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.update_codec import UpdateReader
-from umbel.aggregation.errors import LyingLength
+from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.problems import Refused
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 
 def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateReader, rank: int) -> None:
-    """Hash the whole update, read its header, and check every value. Raises `Refused` or an `UpdateRefused`."""
+    """Read an update once: check every value, and hash it. Raises `Refused` or an `UpdateRefused`."""
     if sum(chunk.length for chunk in chunks) not in codec.update_bytes:
         raise LyingLength(f"the model's update has {length_in_words(codec)}")
-    if _sha256(blobs, chunks) != sha256:
-        raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
-    largest_change(blobs, chunks, codec, rank)
+    with Whole(blobs, chunks) as update:
+        try:
+            codec.largest_change(_header(update, codec), _pieces(update), rank)
+        except UpdateRefused:
+            update.require_sha256(sha256)  # damage on the way may look like any fault, and is not the client's
+            raise
+        update.require_sha256(sha256)
 
 
 def length_in_words(codec: UpdateReader) -> str:
@@ -57,6 +61,15 @@ class Whole(RawIOBase):
         self._left = list(reversed(chunks))
         self._open = ExitStack()
         self._file: RawIOBase | None = None
+        self._sha = hashlib.sha256()  # of what was read
+
+    def require_sha256(self, sha256: str) -> None:
+        """Read the rest. Raises `Refused` unless the whole hashes to this."""
+        buffer = memoryview(bytearray(4 * PIECE_VALUES))
+        while self.readinto(buffer):
+            pass
+        if self._sha.hexdigest() != sha256:
+            raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
 
     def readable(self) -> bool:
         return True
@@ -64,6 +77,7 @@ class Whole(RawIOBase):
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # any buffer is more than it takes
         while True:
             if self._file is not None and (n_bytes := self._file.readinto(buffer)):
+                self._sha.update(buffer[:n_bytes])
                 return n_bytes
             self._open.close()
             self._file = None
@@ -82,14 +96,6 @@ def fill(file: RawIOBase, buffer: memoryview) -> int:
     while filled < len(buffer) and (n_bytes := file.readinto(buffer[filled:])):
         filled += n_bytes
     return filled
-
-
-def _sha256(blobs: BlobStore, chunks: Sequence[Chunk]) -> str:
-    sha, buffer = hashlib.sha256(), memoryview(bytearray(4 * PIECE_VALUES))
-    with Whole(blobs, chunks) as update:
-        while n_bytes := fill(update, buffer):
-            sha.update(buffer[:n_bytes])
-    return sha.hexdigest()
 
 
 def _header(update: Whole, codec: UpdateReader) -> bytes:

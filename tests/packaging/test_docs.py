@@ -44,7 +44,7 @@ from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.messages import Inbox, Roster, share_keys_bytes
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.server.sums.closing import KEPT_MAX
+from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.section import DataSection
 from umbel.sim.experiment.file import EngineSection, LocalSection, experiment_of
@@ -376,7 +376,7 @@ def test_the_context_of_the_protocol_page_has_the_digest_that_stands_there() -> 
 def test_the_protocol_page_has_the_sizes_and_parameters_of_the_code() -> None:
     page = (ROOT / "docs" / "reference" / "secure-aggregation.md").read_text()
     assert f"{share_keys_bytes(0)} + {share_keys_bytes(1) - share_keys_bytes(0)} |N(u)| bytes" in page
-    assert f"as soon as {KEPT_MAX} wait for it" in page
+    assert f"within {HAND_IN_S:g} s of a pause, or as soon as {KEPT_MAX} wait for it" in page
     sizes = (301, 500, 1000, 10_000)
     rows = [(f"{n:,}" for n in sizes), (f"{one.k} / {one.t}" for one in map(parameters_for, sizes))]
     for head, cells in zip(("n", "k / t"), rows, strict=True):

@@ -49,6 +49,7 @@ from umbel.server.store.waiters import WaiterStore
 from umbel.server.sums import closing, model_files, relay
 from umbel.server.sums.closing import Closer
 from umbel.server.sums.secure import SecureRounds
+from umbel.server.sums.share import ReplicaShare
 
 COMMANDS: tuple[type[Command], ...] = get_args(Command)
 ORDERS: tuple[type[Order], ...] = get_args(Order)
@@ -122,7 +123,7 @@ SECURE_STEPS: Mapping[str, Step] = {  # in a secure round over several replicas
 PHASE_STEPS: Mapping[str, Step] = {  # in a secure round, whoever coordinates
     "check a message": Step(SecureRounds, "check"),
     "check a masked update": Step(SecureRounds, "check_input"),
-    "write a masked sum": Step(Closer, "_post"),
+    "write a masked sum": Step(ReplicaShare, "post"),
     "take revealed shares": Step(SecureRounds, "reveal"),
     "unmask": Step(closing, "unmasked"),
 }

@@ -174,9 +174,7 @@ def test_a_report_again_has_the_same_answer_whatever_it_says_then(tmp_path: Path
 
 async def settled(scene: Scene) -> None:
     """The sum so far is handed in."""
-    handing_in = scene.attempt.driver._closer._handing_in
-    if handing_in is not None:
-        await asyncio.wait([handing_in])
+    await scene.attempt.driver._closer.share.settle()
 
 
 @pytest.mark.parametrize("phase", [Phase.CONSISTENCY_CHECK, Phase.UNMASKING], ids=str)

@@ -14,9 +14,9 @@ from tests.servers.waits import until
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.server.sums import closing
-from umbel.server.sums.closing import Closer
+from umbel.server.sums import share
 from umbel.server.sums.folding import Folding, HandedIn
+from umbel.server.sums.share import ReplicaShare
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N = 4
@@ -134,11 +134,11 @@ def test_requests_that_come_at_once_know_one_round_and_not_each_its_own(tmp_path
 
 def test_updates_that_were_not_handed_in_are_folded_from_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async def not_yet(_closer: Closer) -> None:
+        async def not_yet(_share: ReplicaShare) -> None:
             return
 
         with monkeypatch.context() as patch:
-            patch.setattr(Closer, "_hand_in", not_yet)
+            patch.setattr(ReplicaShare, "_hand_in", not_yet)
             async with house(tmp_path) as it:
                 attempt = await begun(it)
                 for phase in list(Phase)[:2]:
@@ -155,7 +155,11 @@ def test_updates_that_were_not_handed_in_are_folded_from_store(tmp_path: Path, m
     asyncio.run(scenario())
 
 
-def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(tmp_path: Path) -> None:
+def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "HAND_IN_S", 0.0)
+
     async def scenario() -> None:
         async with house(tmp_path) as it:
             attempt = await begun(it)
@@ -174,6 +178,33 @@ def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(tmp_p
             await require_the_model(attempt)
             assert not rows(it.settings)["partial_sums"], "the end of an attempt removes the rows of its sums"
             await until("a store without sums", lambda: not partial_sums(it))
+
+    asyncio.run(scenario())
+
+
+def test_a_sum_is_not_written_for_each_update_of_a_trickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum is as large as eight updates."""
+    monkeypatch.setattr(share, "HAND_IN_S", 3600.0)
+    monkeypatch.setattr(share, "KEPT_MAX", 2)
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for phase in list(Phase)[:2]:
+                await attempt.speak(phase, range(N))
+            mine = attempt.driver._closer.share
+            await attempt.speak(Phase.MASKED_INPUT, (0,))
+            await until("the first sum", lambda: not stored_updates(it.settings))
+            await attempt.speak(Phase.MASKED_INPUT, (1,))
+            await until("a hand-in that waits", lambda: mine._handing_in is not None and not mine._handing_in.done())
+            assert (mine._n_posted, len(stored_updates(it.settings))) == (1, 1)
+            await attempt.speak(Phase.MASKED_INPUT, (2,))
+            await until("the second sum", lambda: not stored_updates(it.settings))
+            assert mine._n_posted == 2
+            await attempt.speak(Phase.MASKED_INPUT, (3,))
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
+            await attempt.speak(Phase.UNMASKING, range(N))
+            await require_the_model(attempt)
 
     asyncio.run(scenario())
 
@@ -217,7 +248,7 @@ def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monk
             attempt = await begun(it, n)
             for phase in list(Phase)[:2]:
                 await attempt.speak(phase, range(n))
-            monkeypatch.setattr(closing, "KEPT_MAX", 2)
+            monkeypatch.setattr(share, "KEPT_MAX", 2)
             monkeypatch.setattr(Folding, "total", never_still)
             monkeypatch.setattr(Folding, "write", write_slowly)
             arriving.extend(range(n))

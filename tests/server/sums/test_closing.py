@@ -67,7 +67,7 @@ def test_a_round_that_has_ended_elsewhere_is_not_closed_again(tmp_path: Path) ->
             closer = closer_of(it.state.services)
             assert await closer.close(closing(live)) is None
             with pytest.raises(SumDropped):
-                await closer.take_up(live, {})
+                await closer.share.take_up(live, {})
 
     asyncio.run(scenario())
 
@@ -146,6 +146,6 @@ def test_an_update_that_is_lost_while_its_round_is_open_is_an_error(tmp_path: Pa
             services, live = it.state.services, it.state.coordinator.drivers["demo"].live
             lost = replace(live, folded_by={ClientId("d0"): services.replicas.id})
             with pytest.raises(UpdateGone, match=r"of demo\.1\.1\.d0 is not stored any more"):
-                await closer_of(services).take_up(lost, {})
+                await closer_of(services).share.take_up(lost, {})
 
     asyncio.run(scenario())
