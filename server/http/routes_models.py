@@ -118,7 +118,7 @@ async def may_fetch(state: State, offering: Collection[RunDriver], client: Clien
 
 async def _is_for(state: State, driver: RunDriver, client: ClientId) -> bool:
     """Whether a client may take part in a run, by the run's member list, if it has one."""
-    return await stranger(state.services, await driver.members.list(), client) is None
+    return await stranger(state.services.registry, await driver.members.list(), client) is None
 
 
 async def _link(state: State, key: str) -> str | None:

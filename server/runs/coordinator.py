@@ -121,7 +121,7 @@ class Coordinator:
         """Who waits already and is no member is not drawn any more, and told why."""
         journal.members_given(driver.name, members.words)
         for candidate in await driver.waiting.candidates():
-            if await stranger(self.services, members, candidate.client) is not None:
+            if await stranger(self.services.registry, members, candidate.client) is not None:
                 await driver.waiting.expel(candidate.client)
                 driver.bells.ring((candidate.client,))
 

@@ -132,8 +132,10 @@ class Reception:
         return _Verdict(lambda: self._wait_for_work(driver, visit, entry, ends_at), entry)
 
     async def _unfit(self, driver: RunDriver, visit: Visit) -> Unfit | None:
-        sites, members = driver.run.file.coverage.sites, await driver.members.list()
-        return await unfit(self._services, driver.layout, sites, members, visit.client, visit.message)
+        services, sites, members = self._services, driver.run.file.coverage.sites, await driver.members.list()
+        return await unfit(
+            services.registry, services.models, driver.layout, sites, members, visit.client, visit.message
+        )
 
     async def _refuse_layout(self, driver: RunDriver, visit: Visit) -> NoReturn:
         found = await self._unfit(driver, visit)
@@ -232,7 +234,7 @@ class Reception:
             with driver.bells.listen(client) as bell:
                 await line.hold(clock, bell, left_s)
             self._services.registry.refuse_revoked(client)
-            if (found := await stranger(self._services, await driver.members.list(), client)) is not None:
+            if (found := await stranger(self._services.registry, await driver.members.list(), client)) is not None:
                 await self._turn_away(driver, client, found)
 
     async def _wait_for_close(self, place: AssignmentPlace, wait_s: float, line: HeldRequest) -> None:

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.server.blobs.blobs import BlobStore, model_key
-from umbel.server.http.auth import AdminKey
+from umbel.server.keys import AdminKey
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
