@@ -103,8 +103,6 @@ def replay_verb(
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What an audit has verified."""
-
     run: str
     bundles: int
     head: str  # the hash of the newest bundle
@@ -139,7 +137,6 @@ def audit_run(
 
 
 def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: bool) -> None:
-    """Verify a file of bundles that `audit_run` wrote."""
     if not file.is_file() or not file.stat().st_size:
         raise ValueError(f"there are no bundles in {file}; write them with umbel run audit NAME --out {file}")
     with _failing_in_one_sentence(str(file)):

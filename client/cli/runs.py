@@ -1,27 +1,25 @@
 """`umbel run`: list, show, watch, pause, resume, stop and roll back a run. Other files add the group's other verbs."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
-from umbel.aggregation.run.records import RoundRecord, RunProgress
+from umbel.aggregation.run.records import RoundRecord, RunProgress, RunView
 from umbel.client.cli.audit import audit_verb, replay_verb, verify_verb
 from umbel.client.cli.models import export_model, list_versions
 from umbel.client.cli.new_run import create_run
 from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
-from umbel.client.cli.output import print_json, print_run, screen
+from umbel.client.cli.output import json_text, print_json, print_run, print_table, screen
 from umbel.client.cli.trace import export_trace
 from umbel.client.cli.view import RunPicture
 from umbel.client.cli.view_rounds import Events
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
@@ -35,13 +33,8 @@ def list_runs(operator: Operator, as_json: AsJson = False) -> None:
     runs = operator.runs()
     if as_json:
         print_json(runs)
-        return
-    table = Table("run", "status", "rounds", "model", "", box=None)
-    for view in runs:
-        rounds = f"{view.rounds_done} of {view.rounds_planned}"
-        cells = (view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    screen().print(table)
+    else:
+        print_table(("run", "status", "rounds", "model", ""), map(_cells, runs))
 
 
 def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
@@ -58,11 +51,11 @@ def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None
     line an event, each with its date. --json: a line for each round's end."""
     terminal = screen()
     if as_json:
-        status = _follow_json(operator, run)
+        status = _follow(operator, run, lambda progress: map(json_text, progress.ended))
     elif terminal.is_terminal:
         status = _follow_live(operator, run, terminal)
     else:
-        status = _follow_events(operator, run)
+        status = _follow(operator, run, Events().new_in)
     if status in (RunStatus.FAILED, RunStatus.STOPPED):
         raise typer.Exit(1)
 
@@ -118,6 +111,11 @@ def roll_back(
     print_run(after, as_json)
 
 
+def _cells(view: RunView) -> tuple[str, ...]:
+    rounds = f"{view.rounds_done} of {view.rounds_planned}"
+    return view.name, view.status.value, rounds, view.model.sha256[:12], view.reason
+
+
 def _version_or_best(to: str) -> int | Literal["best"]:
     if to == "best":
         return "best"
@@ -145,20 +143,11 @@ def _follow_live(operator: Operator, run: str, terminal: Console) -> RunStatus:
     return status
 
 
-def _follow_events(operator: Operator, run: str) -> RunStatus:
-    events, status = Events(), RunStatus.RUNNING
-    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
-        for line in events.new_in(progress):
-            typer.echo(line)
-        status = progress.run.status
-    return status
-
-
-def _follow_json(operator: Operator, run: str) -> RunStatus:
+def _follow(operator: Operator, run: str, lines_of: Callable[[RunProgress], Iterable[str]]) -> RunStatus:
     status = RunStatus.RUNNING
     for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
-        for record in progress.ended:
-            print_json(record)
+        for line in lines_of(progress):
+            typer.echo(line)
         status = progress.run.status
     return status
 

@@ -19,8 +19,8 @@ from umbel.aggregation.trust.members import (
 )
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.files import write_atomically
-from umbel.client.operator.officer_key import load_officer_key
 from umbel.client.policy.members_store import read_members_file
+from umbel.client.private_keys import load_officer_key
 
 Part = Literal["members", "officers"]
 Change = Callable[[MemberList], MemberList]
@@ -38,7 +38,7 @@ class Difference:
 def new_file(path: Path, members: MemberList) -> SignedMembers:
     """Write an unsigned list. Raises `ValueError` if the file exists."""
     if path.exists():
-        raise ValueError(f"{path} is there already; name another file")
+        raise ValueError(f"{path} exists already; name another file")
     return write_members_file(path, SignedMembers(members, {}))
 
 
@@ -57,12 +57,11 @@ def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
 
 
 def with_entry(part: Part, name: str, key: str) -> Change:
-    """A change that adds a new name with its key."""
     text = public_key_text(public_key_bytes(key, f"the key of {name!r}"))
 
     def change(members: MemberList) -> MemberList:
         if name in _part(members, part):
-            raise ValueError(f"{name!r} is there already; to give it another key, remove it first")
+            raise ValueError(f"{name!r} is on the list already; to give it another key, remove it first")
         return _with_part(members, part, {**_part(members, part), name: text})
 
     return change
@@ -112,7 +111,6 @@ def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference
 
 
 def write_members_file(path: Path, signed: SignedMembers) -> SignedMembers:
-    """Replace a member list's file. Raises `OSError`."""
     write_atomically(path, members_bytes(signed))
     return signed
 

@@ -21,8 +21,7 @@ from umbel.client.policy.two_sums import (
     check_terms_change,
     cohort_change_between,
 )
-from umbel.client.state.revealed_sums import RevealedSum
-from umbel.client.state.secure_store import RememberedSum, SecureStore
+from umbel.client.state.secure_store import RememberedSum, RevealedSum, SecureStore
 from umbel.client.wire.offers import SecureInvitation
 
 T = TypeVar("T")
@@ -61,7 +60,6 @@ class EarlierSums:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sum of this run is remembered."""
         return not self._kept.sums(self._run)
 
     # --- checks ---

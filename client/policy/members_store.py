@@ -73,7 +73,6 @@ def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = F
 
 
 def _shown(path: Path) -> SignedMembers:
-    """The list in the file that a policy names."""
     try:
         return read_members_file(path)
     except OSError as error:

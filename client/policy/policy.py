@@ -155,7 +155,6 @@ class SitePolicy:
 
     @property
     def link_rules(self) -> LinkRules:
-        """Which hosts the coordinator may refer this site to for a model."""
         return LinkRules(self.links, frozenset(map(LinkHost.parse, self.link_hosts)))
 
     @property
@@ -169,7 +168,6 @@ class SitePolicy:
         return max(of_run, own)
 
     def samples_that_count(self, n_samples: int) -> int:
-        """How many of the samples count in a masked sum."""
         return n_samples if self.weight_max is None else min(n_samples, self.weight_max)
 
     @property

@@ -65,7 +65,6 @@ class Delivery:
         return min(status.window_s, WINDOW_S_MAX)
 
     def note(self, assignment: AssignmentId, answer: ReportAnswer, done: int, planned: int) -> None:
-        """Count and log the answer to a report."""
         self.count(answer)
         log.info("%s: %d of %d steps, %s: %s", assignment, done, planned, answer.outcome.value, answer.reason)
 

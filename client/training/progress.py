@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from umbel.client.app import Checkpoint
 from umbel.client.training.batches import EndlessBatches
+from umbel.client.training.devices import generators, set_generators
 from umbel.client.training.metrics import Means
-from umbel.client.training.randomness import generators, set_generators
 
 log = logging.getLogger("umbel.client")
 

@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
-from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision
+from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
 from umbel.client.training.metrics import Means, Metric, default_metrics
 from umbel.client.training.progress import TrainingProgress
-from umbel.client.training.randomness import seeded
 
 EVALUATION_BATCH_SIZE = 256
 Data = Dataset[Any] | DataLoader[Any]

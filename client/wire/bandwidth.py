@@ -48,7 +48,6 @@ class Bandwidth:
 
 
 def retry_s(window_s: float) -> float:
-    """The time that is reserved for a retry of an upload."""
     return min(max(window_s / 20, 0.5), 10.0)
 
 

@@ -50,8 +50,6 @@ class UploadState:
 
 
 class CoordinatorClient:
-    """A coordinator as one client sees it."""
-
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 

@@ -66,8 +66,6 @@ def check_s(n_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The times of one exchange; see the module."""
-
     answer_s: float
     stall_s: float
     backoff: Backoff

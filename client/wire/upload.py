@@ -5,6 +5,7 @@ something on the way may not accept longer ones.
 """
 
 import time
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
@@ -17,27 +18,19 @@ from umbel.client.wire.transport import FileBody, Patience, patiently
 _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
 
 
+@dataclass
 class Upload:
-    """The upload of one update. `total`, `sha256`: of `file`, in bytes and in hex; `bandwidth`: as measured so far."""
+    coordinator: CoordinatorClient
+    assignment: AssignmentId
+    file: BinaryIO
+    total: int  # the length of the file in bytes
+    sha256: str  # of the file
+    bandwidth: Bandwidth  # as measured so far
+    window_s: float
 
-    def __init__(
-        self,
-        coordinator: CoordinatorClient,
-        assignment: AssignmentId,
-        file: BinaryIO,
-        total: int,
-        sha256: str,
-        bandwidth: Bandwidth,
-        window_s: float,
-    ) -> None:
-        self._coordinator = coordinator
-        self._assignment = assignment
-        self._file = file
-        self._total = total
-        self._sha256 = sha256
-        self._window_s = window_s
+    def __post_init__(self) -> None:
         self._longest = CHUNK_BYTES_MAX
-        self._chunk_bytes = self._within(bandwidth.chunk_bytes(window_s))
+        self._chunk_bytes = self._within(self.bandwidth.chunk_bytes(self.window_s))
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0
@@ -77,14 +70,14 @@ class Upload:
         except CoordinatorRefused as error:
             return self._corrected(error)
         speed = (state.offset - offset) / max(time.perf_counter() - started, 1e-6)
-        self._chunk_bytes = self._within(chunk_bytes(speed, self._window_s))
+        self._chunk_bytes = self._within(chunk_bytes(speed, self.window_s))
         return state
 
     def _begin(self) -> UploadState:
-        return self._coordinator.create_upload(self._assignment, self._total, self._sha256, self._chunk(0))
+        return self.coordinator.create_upload(self.assignment, self.total, self.sha256, self._chunk(0))
 
     def _append(self, offset: int) -> UploadState:
-        return self._coordinator.append_upload(self._assignment, self._total, offset, self._chunk(offset))
+        return self.coordinator.append_upload(self.assignment, self.total, offset, self._chunk(offset))
 
     def _corrected(self, error: CoordinatorRefused) -> UploadState:
         """Resolve a disagreement about what has arrived. Raises any other `error`."""
@@ -95,7 +88,7 @@ class Upload:
             case "unknown-upload":
                 return self._begin()
             case "upload-complete":  # of other bytes: an update that this client lost in a crash
-                self._coordinator.forget_upload(self._assignment)
+                self.coordinator.forget_upload(self.assignment)
                 return self._begin()
             case "body-too-large" | "http-413" if (
                 self._chunk_bytes > CHUNK_BYTES_MIN
@@ -107,7 +100,7 @@ class Upload:
 
     def _within(self, n_bytes: int) -> int:
         """The length of a chunk within the limits of the protocol and the operator."""
-        return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self._total)), self._longest)
+        return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self.total)), self._longest)
 
     def _count_correction(self) -> None:
         self._corrections += 1
@@ -115,7 +108,7 @@ class Upload:
             raise CoordinatorMisbehaved("the coordinator keeps changing its mind about what it has received")
 
     def _ask(self) -> UploadState | None:
-        return self._coordinator.upload_state(self._assignment, self._total)
+        return self.coordinator.upload_state(self.assignment, self.total)
 
     def _chunk(self, offset: int) -> FileBody:
-        return FileBody(self._file, offset, min(self._chunk_bytes, self._total - offset))
+        return FileBody(self.file, offset, min(self._chunk_bytes, self.total - offset))

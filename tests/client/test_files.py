@@ -10,7 +10,7 @@ import pytest
 
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
-from umbel.client.state.identity import load_or_make_key
+from umbel.client.private_keys import load_or_make_key
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 
