@@ -92,9 +92,7 @@ def make_private(path: Path) -> Path:
     require_own(path, path.lstat())  # the owner of a link decides where it leads
     require_own(path, found := path.stat())
     if found.st_mode & stat.S_ISVTX:
-        raise StateError(
-            f"{path} is shared by all users of this machine; name a directory inside it, which is then made"
-        )
+        raise StateError(f"{path} is shared by all users of this machine; name a directory inside it; umbel makes it")
     if found.st_mode & 0o077:
         _close(path, found.st_mode)
     for entry in path.iterdir():
@@ -117,8 +115,8 @@ def _close(path: Path, mode: int) -> None:
         path.chmod(0o700)
     except OSError as error:
         raise StateError(
-            f"others can look into {path}, and it cannot be closed to them ({error.strerror}): run "
-            f"`chmod 700 {path}` as its owner, or name a directory inside it, which is then made"
+            f"other users can read {path}, and its mode cannot be changed ({error.strerror}): run "
+            f"`chmod 700 {path}` as its owner, or name a directory inside it; umbel makes it"
         ) from error
     if mode & 0o022:
         log.warning("others could write into %s until now; check that what is in it is yours", path)

@@ -221,8 +221,8 @@ class ClientLoop:
     def _sample_count_to_send(self) -> int:
         if not self.site.policy.tells_count:
             raise WorkRefused(
-                "the run needs each client's sample count, and this site's policy keeps it: set share_sample_count = "
-                "true there, or have the run aggregate securely, weighted by samples"
+                "the run needs each client's sample count, and this site's policy forbids sending it: set "
+                "share_sample_count = true in the policy, or have the run aggregate securely, weighted by samples"
             )
         return self.app.sample_count
 
@@ -303,7 +303,7 @@ class ClientLoop:
             log.error("this client takes no further part in run %s: %s", self.run, advice)
         elif self._failures >= FAILURES_MAX:
             log.error(
-                "this client ends, because it could not do %d assignments of run %s in a row; the last: %s",
+                "this client ends, because %d assignments of run %s in a row failed; the last error: %s",
                 self._failures,
                 self.run,
                 error,

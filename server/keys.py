@@ -89,7 +89,9 @@ class AuditKey:
         try:
             self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
         except InvalidSignature as error:
-            raise ForgedRelayKey("the key to seal it to is of no replica; who else writes to the database?") from error
+            raise ForgedRelayKey(
+                "the key to encrypt it for belongs to no replica; check who else writes to the database"
+            ) from error
 
 
 class AdminKey:

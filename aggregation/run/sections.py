@@ -75,7 +75,7 @@ class DownlinkSection:
     def __post_init__(self) -> None:
         require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
         if self.name == "model" and self.step != 1.0:
-            raise ValueError('step is of changes: set name = "change" beside it')
+            raise ValueError('step needs name = "change" beside it')
 
     @property
     def change_step(self) -> float | None:
@@ -155,7 +155,7 @@ class RetentionSection:
         if self.versions != "all":
             require_within(self.versions, 'versions, if not "all",', 1, ROUNDS_MAX)
         if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
-            raise ValueError(f'updates must be "none", "all" or as "3 rounds", not {self.updates[:40]!r}')
+            raise ValueError(f'updates must be "none", "all" or like "3 rounds", not {self.updates[:40]!r}')
 
     @property
     def n_versions(self) -> int | None:

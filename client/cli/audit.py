@@ -165,9 +165,7 @@ def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[
 def _rounds_to_replay(auditor: Auditor, number: int | None) -> list[int]:
     show = f"umbel run show {auditor.run}"
     if number is None and not auditor.rounds:
-        raise AuditFailed(
-            f"no round of it is committed yet, so there is nothing to compute again; {show} shows its progress"
-        )
+        raise AuditFailed(f"no round is committed yet, so there is nothing to compute again; {show} shows its progress")
     if number is not None and number not in auditor.rounds:
         raise AuditFailed(
             f"round {number} is not committed, so it has no model to compute again; {show} lists committed rounds"

@@ -235,8 +235,8 @@ def _whole_hash(text: str) -> str:
         others = "".join(sorted({char for char in digits if char not in hexdigits}))
         stray = f", of which these are no hex digits: {others[:_STRAY_SHOWN]!r}" if others else ""
         raise ValueError(
-            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and "
-            f"{counted(len(digits), 'character')} came{stray}: copy all groups that `umbel members show` prints"
+            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not "
+            f"{counted(len(digits), 'character')}{stray}: copy all groups that `umbel members show` prints"
         ) from error
 
 
@@ -295,7 +295,7 @@ def _keys(entries: Mapping[str, str], signers: Sequence[str] = ()) -> tuple[Show
 
 def _signers_in_words(shown: ShownList) -> str:
     who = f" ({', '.join(shown.signed_by)})" if shown.signed_by else ""
-    return f"signed by {len(shown.signed_by)} of the {shown.quorum} that must{who}"
+    return f"signed by {len(shown.signed_by)} of {shown.quorum} required officers{who}"
 
 
 def _table(shown: ShownList) -> Table:

@@ -73,7 +73,7 @@ def stop_run(
         done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
         typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
     if view.status.is_over and not as_json:
-        typer.echo(f"{run} is over already, nothing was stopped", err=True)
+        typer.echo(f"{run} is over already; nothing was stopped", err=True)
     print_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
 
 
@@ -107,7 +107,7 @@ def roll_back(
     """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
     before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
     if after.model.version == before.model.version and not as_json:
-        typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
+        typer.echo(f"{run} has this model already; nothing was changed", err=True)
     print_run(after, as_json)
 
 

@@ -52,7 +52,7 @@ def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
     if out is not None:
         return new_file(out, changed)
     if signed.signatures:
-        raise ValueError(f"{path} is signed; name a file for the next epoch with --out, for this one is still needed")
+        raise ValueError(f"{path} is signed and stays unchanged; name a file for the next epoch with --out")
     return write_members_file(path, SignedMembers(changed, {}))
 
 
@@ -97,8 +97,8 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
     officers = {*signed.list.officers.values(), *(previous.officers.values() if previous is not None else ())}
     if text not in officers:
         raise NotAMember(
-            f"{key_file} is not the key of an officer of {path}; if it is of one of the epoch before, name that "
-            "list with --previous"
+            f"{key_file} is not the key of an officer of {path}; if its officer was on the list of the epoch before, "
+            "name that list with --previous"
         )
     after = signed.signed_with(key)
     after.signers_among(signed.list.officers)  # raises for other signatures that do not verify

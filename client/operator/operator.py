@@ -230,7 +230,7 @@ class Operator:
             part = Path(file.name)
             try:
                 if self._write(address, file, MODEL_BYTES_MAX) != sha256:
-                    raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {sha256[:12]}…")
+                    raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {sha256[:12]}…")
                 part.replace(path)
             except BaseException:
                 part.unlink(missing_ok=True)

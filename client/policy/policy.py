@@ -307,7 +307,7 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            public_reason="this site's budget of privacy has no room for this round; its own log has the numbers",
+            public_reason="this site's privacy budget does not allow this round; its own log has the numbers",
         )
 
 

@@ -110,7 +110,7 @@ class RoundWorker:
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
             done = self._train_unseen(part, exchange, start, replace(plan, seed=admitted.seed), window_end)
             if self.shutdown.reason is not None:
-                log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
+                log.info("%s: leaving once the sum is unmasked; a second signal leaves at once", name_of(offer))
             exchange.wait(window_end - time.monotonic())
         try:
             sha256, n_bytes = part.mask(self.app, start, done)

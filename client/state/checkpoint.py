@@ -161,7 +161,7 @@ def unpack(packed: object, tensors: Mapping[str, Tensor]) -> Any:
         case {"dict": [*pairs]}:
             return dict(_pair(pair, tensors) for pair in pairs)
         case _:
-            raise ValueError("the nested state is not in the form it is written in")
+            raise ValueError("the checkpoint's state is malformed")
 
 
 def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
@@ -169,4 +169,4 @@ def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
         case [key, value]:
             return unpack(key, tensors), unpack(value, tensors)
         case _:
-            raise ValueError("the nested state is not in the form it is written in")
+            raise ValueError("the checkpoint's state is malformed")

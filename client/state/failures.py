@@ -41,7 +41,7 @@ class Failures:
         if self.unfit >= UNFIT_MAX:
             return (
                 f"in {self.unfit} rounds of this run its training failed or gave a result that must not be sent, or "
-                "its budget of privacy had no room"
+                "its privacy budget did not allow the round"
             )
         if self.in_a_row >= FAILURES_MAX:
             return f"it failed {self.in_a_row} times in a row in secure rounds of this run"

@@ -56,9 +56,9 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
         metadata, owned = read_tensors(path)
         found = layout_of(metadata, owned)
     except (SafetensorError, LayoutError, KeyError) as error:
-        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
+        raise CoordinatorMisbehaved(f"the downloaded model cannot be read: {error}") from error
     if difference := layout.difference(found):
-        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
+        raise CoordinatorMisbehaved(f"the downloaded model is not the announced one: {difference}")
     return layout.full_state(owned)
 
 

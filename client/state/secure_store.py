@@ -156,7 +156,7 @@ def _parse_line(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSu
     else:
         place, n_invited, round_ = (int(said[key]) for key in ("clients", "invited", "round"))
         if place < 0:
-            raise ValueError("no set of clients has a number below 0")
+            raise ValueError("a set of clients cannot have a number below 0")
         attempt_id, model_sha256, terms_sha256 = str(said["attempt"]), str(said["model"]), str(said.get("terms", ""))
         sums.append(RevealedSum(attempt_id, round_, model_sha256, n_invited, cohorts[place], terms_sha256))
 
@@ -197,8 +197,8 @@ class SecureStore:
         files = [*(self._root / "sums").glob("*.json"), *(self._root / "revealed").glob("*.jsonl")]
         if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
             raise WorkRefused(
-                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than the "
-                f"{SUMS_BYTES_MAX >> 20} that are meant for them. Pin a member list in the policy if there is none; "
+                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than "
+                f"their limit of {SUMS_BYTES_MAX >> 20} MiB. Pin a member list in the policy if there is none; "
                 "then remove the files of runs that are over, if no other run continues from one of their models",
                 public_reason="this site has no room to remember another sum",
             )

@@ -54,7 +54,7 @@ def download(
             return Downloaded(model.size_bytes - have, links.clock() - started - source.waited_s)
         part.unlink()
         if not source.was_elsewhere:
-            raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
+            raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {model.sha256[:12]}…")
         log.warning("a link of the coordinator led to another file; asking the coordinator itself")
         source.give_up()
 
@@ -132,7 +132,7 @@ def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> N
         file.seek(start)
         _copy(response, file.fileno(), size_bytes - start)
     if _size(part) < size_bytes:
-        raise CoordinatorMisbehaved(f"the model that came is shorter than its {size_bytes} bytes")
+        raise CoordinatorMisbehaved(f"the downloaded model is shorter than {size_bytes} bytes")
 
 
 def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
@@ -141,7 +141,7 @@ def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
     for piece in response.iter_raw():
         n_copied += len(piece)
         if n_copied > bytes_max:
-            raise CoordinatorMisbehaved("the model that came is longer than announced")
+            raise CoordinatorMisbehaved("the downloaded model is longer than announced")
         write_all(fd, (piece,))
 
 

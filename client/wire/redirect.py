@@ -75,7 +75,7 @@ class Links:
                 yield response
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0][:300]
-            raise _failed(f"no model from {url.host}, where the coordinator keeps it: {reason}") from error
+            raise _failed(f"no model came from {url.host}, where the coordinator's link leads: {reason}") from error
 
     def _asked(self, url: httpx.URL, first_byte: int, stack: ExitStack) -> httpx.Response:
         """The head of the answer. Look-up, connection, TLS and request together have one time limit."""
@@ -102,10 +102,10 @@ class Links:
             raise _failed("the coordinator sent a malformed link")
         if redirected.is_secure and url.scheme != "https":
             raise _failed(
-                f"the coordinator sent us to {url.host} over http://, which others can read; the link is refused"
+                f"the coordinator's link leads to {url.host} over http://, which others can read; the link is refused"
             )
         if (why := self._rules.refusal(url, url.host)) is not None:
-            raise _failed(f"the coordinator sent us to {url.host}, {why}; the link is refused")
+            raise _failed(f"the coordinator's link leads to {url.host}, {why}; the link is refused")
         return url
 
 
@@ -113,10 +113,10 @@ def _require_file(response: httpx.Response, first_byte: int, size_bytes: int) ->
     """Raise `LinkFailed` unless the announced length is right. httpx then reads exactly that many bytes."""
     status, host = response.status_code, response.request.url.host
     if status not in (200, 206):
-        raise _failed(f"{host}, where the coordinator keeps its models, answered {status}")
+        raise _failed(f"{host}, where the coordinator's link leads, answered {status}")
     wanted = size_bytes - (first_byte if status == 206 else 0)
     if response.headers.get("content-length") != str(wanted) or "transfer-encoding" in response.headers:
-        raise _failed(f"{host}, where the coordinator keeps its models, did not announce a file of {wanted} bytes")
+        raise _failed(f"{host}, where the coordinator's link leads, did not announce a file of {wanted} bytes")
 
 
 def _failed(what: str) -> LinkFailed:

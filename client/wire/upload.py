@@ -105,7 +105,7 @@ class Upload:
     def _count_correction(self) -> None:
         self._corrections += 1
         if self._corrections > _CORRECTIONS_MAX:
-            raise CoordinatorMisbehaved("the coordinator keeps changing its mind about what it has received")
+            raise CoordinatorMisbehaved("the coordinator contradicts itself about how much it has received")
 
     def _ask(self) -> UploadState | None:
         return self.coordinator.upload_state(self.assignment, self.total)

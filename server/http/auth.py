@@ -66,7 +66,7 @@ def claims_of(request: Request) -> Claims:
     for name, value in request.scope["headers"]:
         if name in found:
             if found[name]:  # of two, a proxy might check one and this coordinator the other
-                raise MalformedSignature(f"{name.decode()} came 2 times; send it once")
+                raise MalformedSignature(f"{name.decode()} was sent twice; send it once")
             found[name] = value.decode("latin-1")
     return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
 

@@ -244,7 +244,7 @@ class RunDriver:
                 self._show_trouble("the database does not answer")
                 await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
             except Exception as error:
-                _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
+                _log.exception("run %s cannot continue; trying again in %.0f s", self.name, retry_s)
                 self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)

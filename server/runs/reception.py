@@ -286,4 +286,4 @@ class Reception:
 
 
 async def _refuse_uncounted() -> NoReturn:
-    raise Refused("sample-count-needed", "this run draws or weighs clients by how much data they have; say it")
+    raise Refused("sample-count-needed", "this run draws or weights clients by sample counts; send sample_count")

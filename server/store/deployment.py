@@ -145,7 +145,7 @@ class Deployment:
         for run, *files in rows:
             if None in [await asyncio.to_thread(self.blobs.size, model_key(sha256)) for sha256 in files]:
                 _log.error(
-                    "run %s cannot go on: its newest model is not in %s; restore blobs that are not older than the "
+                    "run %s cannot continue: its newest model is not in %s; restore blobs that are not older than the "
                     "database",
                     run,
                     self.named.blobs,

@@ -72,7 +72,7 @@ class Relay:
             try:
                 opened[index] = open_relayed(self._own, self._session.digest, index, sealed)
             except BadShare as error:
-                _log.warning("what %s has revealed at another replica cannot be read: %s", client, error)
+                _log.warning("the shares of %s that another replica received cannot be read: %s", client, error)
         return opened
 
     def _is_of_a_replica(self, published: PublishedKey) -> bool:
@@ -83,6 +83,6 @@ class Relay:
             if not self._has_warned:
                 self._has_warned = True
                 run, number = self._session.context.run, self._session.context.round
-                _log.error("run %s, round %d: what clients have revealed is not handed over: %s", run, number, error)
+                _log.error("run %s, round %d: the clients' shares could not be handed over: %s", run, number, error)
             return False
         return True

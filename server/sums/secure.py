@@ -103,7 +103,7 @@ class SecureRounds:
         signed the same sum. Raises `Refused`, which names the liar if that can be told.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
-            raise Refused("assignment-closed", "no shares are to be revealed yet; see what the round is at")
+            raise Refused("assignment-closed", "shares are not requested yet; ask for the assignment's status")
         attempt = await self._of(live)
         index = attempt.party.context.index_of(client)
         try:
@@ -254,10 +254,10 @@ def _open(state: RoundState) -> Training | Closing:
 
 def _exchange_in(state: RoundState) -> Exchange:
     if (exchange := _open(state).exchange) is None:
-        raise Refused("assignment-closed", "this round is not a secure one")
+        raise Refused("assignment-closed", "this is not a secure round")
     return exchange
 
 
 def _require_closed(state: RoundState) -> None:
     if not isinstance(_open(state), Closing):
-        raise Refused("assignment-closed", "it is not said yet who is in the sum")
+        raise Refused("assignment-closed", "the clients of the sum are not fixed yet")

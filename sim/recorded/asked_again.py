@@ -84,7 +84,7 @@ def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
         )
         records += _attempt(question, fleet, steps)
     if not records:
-        raise NobodyComes("of the fleet of this trace too few devices are ever there for its rounds to begin")
+        raise NobodyComes("this trace's fleet never has enough devices present for its rounds to begin")
     return trace_of(records)
 
 

@@ -941,7 +941,7 @@ def test_an_upload_that_never_moves_is_given_up(tmp_path: Path) -> None:
 
         return stuck
 
-    with pytest.raises(CoordinatorMisbehaved, match="changing its mind"):
+    with pytest.raises(CoordinatorMisbehaved, match="contradicts itself"):
         take_part(tmp_path, Double(AddOne().model), wrap=wrap)
 
 

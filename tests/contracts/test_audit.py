@@ -203,7 +203,7 @@ def test_a_model_that_was_changed_is_named(tmp_path: Path, capsys: pytest.Captur
             await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
 
     in_house(tmp_path, act)
-    assert "the model that came does not have the SHA-256" in capsys.readouterr().err
+    assert "the downloaded model does not have the SHA-256" in capsys.readouterr().err
 
 
 def _execute(data: Path, *statements: str) -> None:

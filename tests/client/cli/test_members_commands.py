@@ -152,7 +152,7 @@ def test_the_quorum_is_changed_with_the_officers(signed_desk: Path) -> None:
 
 def test_what_people_see_is_a_table_with_fingerprints(signed_desk: Path) -> None:
     shown, key = members("show", "1.json"), own_key("north")
-    assert "pilot, epoch 1: signed by 2 of the 2 that must (anna, bert)" in shown.stdout
+    assert "pilot, epoch 1: signed by 2 of 2 required officers (anna, bert)" in shown.stdout
     assert f"north  {key['fingerprint']}" in shown.stdout
     assert shown.stderr == ""
     assert key["fingerprint"] in fingerprint("--state", "north").stdout
@@ -240,11 +240,11 @@ REFUSED = {
     "a next epoch over a file": (("remove", "1.json", "north", "--out", "anna.pem"), "anna.pem exists already"),
     "four groups of a hash": (
         ("trust", "1.json", "--state", "s", "--sha256", "7F3A 91C2 07F5 BE6F"),
-        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and 16 characters came: copy",
+        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not 16 characters: copy",
     ),
     "a hash with a letter that is no hex digit": (
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
-        "and 64 characters came, of which these are no hex digits: 'O'",
+        "not 64 characters, of which these are no hex digits: 'O'",
     ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
     "a signature under a list that follows another": (
