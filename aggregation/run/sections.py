@@ -194,7 +194,7 @@ class Override:
     def __post_init__(self) -> None:
         if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
             raise ValueError(
-                f"an override is for rounds from 1 on, not for {self.first_round} to {self.last_round or 'the last'}"
+                f"an override must cover rounds from 1 on, not {self.first_round} to {self.last_round or 'the last'}"
             )
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps in an override, not both")

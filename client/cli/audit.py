@@ -19,7 +19,7 @@ from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.rounds import PrivacySpent
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
-from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, operator_at
+from umbel.client.cli.options import AsJson, RunName
 from umbel.client.cli.output import one_sentence_errors, print_json
 from umbel.client.errors import ClientError
 from umbel.client.operator import audit
@@ -49,20 +49,6 @@ def _no_key() -> list[str]:
     )
 
 
-def audit_verb(
-    run: RunName,
-    server: Server,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one a line.")] = None,
-    key: Keys = None,
-    head: Heads = None,
-    admin_key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Download a run's audit bundles and verify them: hashes, signatures, links, models, clients' own reports."""
-    with operator_at(server, admin_key_file) as operator:
-        audit_run(operator, run, out, key or (), head or (), as_json)
-
-
 def verify_verb(
     file: Annotated[Path, typer.Argument(help="The file that `umbel run audit --out` wrote.")],
     key: Annotated[
@@ -83,24 +69,6 @@ def verify_verb(
         verify_file(file, key, head or (), as_json)
 
 
-def replay_verb(
-    run: RunName,
-    server: Server,
-    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round to compute again.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Compute every committed round again.")] = False,
-    key: Keys = None,
-    head: Heads = None,
-    admin_key_file: KeyFile = None,
-) -> None:
-    """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
-    if (round_ is None) is not all_:
-        raise typer.BadParameter(
-            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
-        )
-    with operator_at(server, admin_key_file) as operator:
-        replay_run(operator, run, round_, key or (), head or ())
-
-
 @dataclass(frozen=True, slots=True)
 class Audited:
     run: str
@@ -115,11 +83,17 @@ class Audited:
 
 
 def audit_run(
-    operator: Operator, run: str, out: Path | None, keys: Sequence[str], heads: Iterable[str], as_json: bool
+    operator: Operator,
+    run: RunName,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one a line.")] = None,
+    key: Keys = None,
+    head: Heads = None,
+    as_json: AsJson = False,
 ) -> None:
-    trusted = _trusted(operator, keys)
+    """Download a run's audit bundles and verify them: hashes, signatures, links, models, clients' own reports."""
+    trusted = _trusted(operator, key or ())
     with _failing_in_one_sentence(run):
-        auditor, lines = _verified(operator, run, trusted, _whole_hashes(heads))
+        auditor, lines = _verified(operator, run, trusted, _whole_hashes(head or ()))
         found = _found(auditor, trusted)
     if out is not None:
         out.write_text("".join(f"{line.text}\n" for line in lines), encoding="utf-8")
@@ -127,7 +101,7 @@ def audit_run(
         print_json(found)
         return
     _print(found, f"umbel run audit {run}")
-    if not keys:
+    if not key:
         typer.echo(
             f"careful: verified with the key that the coordinator itself names, {trusted[0]}: compare it with the key "
             "that `umbel serve` printed at its start, and pin it with --key"
@@ -150,13 +124,24 @@ def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: 
         _print(found, f"umbel run verify {file}")
 
 
-def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[str], heads: Iterable[str]) -> None:
-    """Compute a round again, or all (`number` None). Raises `typer.Exit` unless all hashes are the same."""
+def replay_run(
+    operator: Operator,
+    run: RunName,
+    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round to compute again.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Compute every committed round again.")] = False,
+    key: Keys = None,
+    head: Heads = None,
+) -> None:
+    """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
+    if (round_ is None) is not all_:
+        raise typer.BadParameter(
+            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
+        )
     with _failing_in_one_sentence(run):
-        auditor, lines = _verified(operator, run, _trusted(operator, keys), _whole_hashes(heads))
-        typer.echo(f"{counted(len(lines), 'bundle fits', 'bundles fit')}; the head is {auditor.head}")
+        auditor, lines = _verified(operator, run, _trusted(operator, key or ()), _whole_hashes(head or ()))
+        typer.echo(f"{counted(len(lines), 'bundle is verified', 'bundles are verified')}; the head is {auditor.head}")
         failed = [
-            one for one in _rounds_to_replay(auditor, number) if not _replay_one(operator, run, auditor, lines, one)
+            one for one in _rounds_to_replay(auditor, round_) if not _replay_one(operator, run, auditor, lines, one)
         ]
     if failed:
         raise typer.Exit(1)
@@ -257,7 +242,7 @@ def _print(found: Audited, command: str) -> None:
         found.reports_signed, "report with its client's signature", "reports with their clients' signatures"
     )
     typer.echo(
-        f"{printable(found.run)}: {counted(found.bundles, 'bundle fits', 'bundles fit')}, "
+        f"{printable(found.run)}: {counted(found.bundles, 'bundle is verified', 'bundles are verified')}, "
         f"{counted(found.rounds, 'committed round')}, {reports}{unsigned}"
     )
     if found.privacy is not None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.records import RoundRecord, RunProgress, RunView
-from umbel.client.cli.audit import audit_verb, replay_verb, verify_verb
+from umbel.client.cli.audit import audit_run, replay_run, verify_verb
 from umbel.client.cli.models import export_model, list_versions
 from umbel.client.cli.new_run import create_run
 from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
@@ -153,9 +153,9 @@ def _follow(operator: Operator, run: str, lines_of: Callable[[RunProgress], Iter
 
 
 run_app = typer.Typer(no_args_is_help=True)
-run_app.command("audit")(audit_verb)
+run_app.command("audit")(operator_verb(audit_run))
 run_app.command("verify")(verify_verb)
-run_app.command("replay")(replay_verb)
+run_app.command("replay")(operator_verb(replay_run))
 run_app.command("create")(operator_verb(create_run))
 run_app.command("list")(operator_verb(list_runs))
 run_app.command("show")(operator_verb(show_run))

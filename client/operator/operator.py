@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.audit.bundle import PublicAuditKey
 from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
-from umbel.aggregation.trust.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
@@ -72,11 +71,7 @@ class Operator:
 
     def __init__(self, server: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
         bearer = {"Authorization": f"Bearer {admin_key}"}
-
-        def authorize(_target: Target, _body_sha256: bytes) -> Mapping[str, str]:
-            return bearer
-
-        self._transport = Transport(connect(server, transport), authorize)
+        self._transport = Transport(connect(server, transport), lambda _target, _body_sha256: bearer)
         warn_if_readable(addresses_in(server), "the admin key and act with it")
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from umbel.aggregation.messages import REASON_CHARS_MAX, WAIT_S_MAX, AssignmentState
+from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
@@ -48,14 +48,14 @@ class Watch:
         self._given_up: Exception | None = None
 
     @property
-    def closed(self) -> str | None:
-        """Why the round closed; None while it is open."""
-        return self._closed
-
-    @property
     def ended(self) -> str | None:
         """Why training should end; None while it should not."""
         return self._closed
+
+    def check(self) -> None:
+        """Raise `AssignmentClosed` if the round has closed."""
+        if self._closed is not None:
+            raise AssignmentClosed("assignment-closed", self._closed, 200)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._run, name=f"watch {self._assignment}", daemon=True).start()
@@ -125,9 +125,8 @@ class KeyExchange(Watch):
 
     @property
     def ended(self) -> str | None:
-        has_failed = (
-            self._given_up is not None and not self._has_inbox
-        )  # later only the watch failed, which does not matter
+        # Once the inbox has arrived, only the watch can fail, which does not matter.
+        has_failed = self._given_up is not None and not self._has_inbox
         return self._closed or ("the secure round has failed" if has_failed else None)
 
     def __exit__(
@@ -146,8 +145,7 @@ class KeyExchange(Watch):
 
     def check(self) -> None:
         """Raise the error that ended the exchange, if any."""
-        if self._closed is not None:
-            raise AssignmentClosed("assignment-closed", self._closed[:REASON_CHARS_MAX], 409)
+        super().check()
         if not self._has_inbox and isinstance(self._given_up, ClientError):
             raise self._given_up
 

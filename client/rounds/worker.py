@@ -1,6 +1,7 @@
 """Do one assignment, from fetching the model to reporting: train, train for a masked sum, or only measure."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,12 +50,15 @@ class RoundWorker:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
         if offer.is_secure:
             self._train_securely(offer, window_end)
-        elif offer.task.sends_updates:
+            return
+        self.site.check_plain(self.layout)
+        check_able(offer, self.app.sample_count, self.layout)
+        if offer.task.sends_updates:
             self._train(offer, window_end)
         else:
             self._measure(offer, window_end)
 
-    def patience(self, timing: Timing, until: float | None = None) -> Patience:
+    def patience(self, timing: Timing, until: float = math.inf) -> Patience:
         """Patience for sending: a request under way is finished, but a client that should leave waits for no retry."""
         return Patience(timing, until, self.pause_for)
 
@@ -64,30 +68,24 @@ class RoundWorker:
             self.shutdown.wait(seconds)
 
     def _train(self, offer: Assignment, window_end: float) -> None:
-        self.site.check_plain(self.layout)
-        check_able(offer, self.app.sample_count, self.layout)
         timing = within(offer.window_s)
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             done = train(self.app, self.layout, start, self._plain_plan(offer, window_end, watch))
         self._warn_if_too_slow(offer, done, window_end)
-        if watch.closed is not None:
-            raise AssignmentClosed("assignment-closed", watch.closed, 200)
+        watch.check()
         pending = save_work(self.app, self.layout, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Evaluate the model and report. Nothing is kept on disk: after a kill the client measures it again."""
-        self.site.check_plain(self.layout)
-        check_able(offer, self.app.sample_count, self.layout)
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             done = measure(self.app, self.layout, start, offer)
-        if watch.closed is not None:
-            raise AssignmentClosed("assignment-closed", watch.closed, 200)
+        watch.check()
         if done is None:
             decline(self.coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
         else:

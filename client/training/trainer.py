@@ -118,17 +118,17 @@ class TorchClient(Client):
 
     def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
         """What must be the same to resume from a checkpoint of another process."""
-        device, precision = self.device.type, str(self.precision)
-        batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
-        numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
-        order = "sample order 1"  # the version of `aggregation/sample_order.py`
         return {
             "torch": torch.__version__,
-            "order": order,
-            "device": device,
-            "precision": precision,
-            **batches,
-            **numbers,
+            "order": "sample order 1",  # the version of `aggregation/sample_order.py`
+            "device": self.device.type,
+            "precision": str(self.precision),
+            "batch_size": plan.batch_size,
+            "sample_count": self.sample_count,
+            "steps": planned,
+            "learning_rate": plan.learning_rate,
+            "proximal_mu": plan.proximal_mu,
+            "seed": plan.seed,
         }
 
     def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:

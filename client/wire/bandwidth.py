@@ -42,10 +42,6 @@ class Bandwidth:
         upload_s = SAFETY * min(expected, update_bytes_max) / self.expected_up if self.expected_up else 0.0
         return min(upload_s + retry_s(window_s), window_s / 2)
 
-    def chunk_bytes(self, window_s: float) -> int:
-        """The length of an upload's first chunk."""
-        return chunk_bytes(self.expected_up or 0.0, window_s)
-
 
 def retry_s(window_s: float) -> float:
     return min(max(window_s / 20, 0.5), 10.0)

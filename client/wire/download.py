@@ -6,7 +6,6 @@ the old one may have expired. The time of these requests does not reveal what we
 """
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,7 +52,7 @@ def download(
         if file_sha256(part) == model.sha256:
             return Downloaded(model.size_bytes - have, links.clock() - started - source.waited_s)
         part.unlink()
-        if not source.was_elsewhere:
+        if source.taken_at is None:
             raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {model.sha256[:12]}…")
         log.warning("a link of the coordinator led to another file; asking the coordinator itself")
         source.give_up()
@@ -68,17 +67,6 @@ class _DownloadSource:
     is_direct: bool
     taken_at: float | None = None
     waited_s: float = 0.0
-
-    @property
-    def until(self) -> float:
-        return math.inf if self.patience.until is None else self.patience.until
-
-    @property
-    def was_elsewhere(self) -> bool:
-        return self.taken_at is not None
-
-    def take_link(self) -> None:
-        self.taken_at = self.links.clock()
 
     def give_up(self) -> None:
         """Wait, then ask the coordinator itself from now on."""
@@ -103,7 +91,7 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, s
     if have == model.size_bytes:
         return
     try:
-        with coordinator.model(model.sha256, have, source.until, source.is_direct) as response:
+        with coordinator.model(model.sha256, have, source.patience.until, source.is_direct) as response:
             _take(response, part, have, model.size_bytes)
     except Redirected as redirected:
         if source.is_direct:
@@ -113,9 +101,9 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, s
 
 def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, source: _DownloadSource) -> None:
     """Download the rest from a link. Raises `LinkFailed` at a time that reveals nothing to the coordinator."""
-    source.take_link()
+    source.taken_at = source.links.clock()
     try:
-        with source.links.open(redirected, have, size_bytes, source.until) as response:
+        with source.links.open(redirected, have, size_bytes, source.patience.until) as response:
             _take(response, part, have, size_bytes)
     except (LinkFailed, CoordinatorMisbehaved) as error:
         if _size(part) == have:

@@ -33,9 +33,8 @@ def model_bytes_max(layout: Layout) -> int:
 
 def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
     """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
-    if not (
-        1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX
-    ):  # before they are used in a name or a log
+    # First, because they are used in names and logs.
+    if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):
         raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
     if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")

@@ -30,7 +30,7 @@ class Upload:
 
     def __post_init__(self) -> None:
         self._longest = CHUNK_BYTES_MAX
-        self._chunk_bytes = self._within(self.bandwidth.chunk_bytes(self.window_s))
+        self._chunk_bytes = self._within(chunk_bytes(self.bandwidth.expected_up or 0.0, self.window_s))
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0
@@ -66,7 +66,10 @@ class Upload:
         offset = self._known.offset if self._known else 0
         started = time.perf_counter()
         try:
-            state = self._begin() if self._known is None else self._append(offset)
+            if self._known is None:
+                state = self._begin()
+            else:
+                state = self.coordinator.append_upload(self.assignment, self.total, offset, self._chunk(offset))
         except CoordinatorRefused as error:
             return self._corrected(error)
         speed = (state.offset - offset) / max(time.perf_counter() - started, 1e-6)
@@ -75,9 +78,6 @@ class Upload:
 
     def _begin(self) -> UploadState:
         return self.coordinator.create_upload(self.assignment, self.total, self.sha256, self._chunk(0))
-
-    def _append(self, offset: int) -> UploadState:
-        return self.coordinator.append_upload(self.assignment, self.total, offset, self._chunk(offset))
 
     def _corrected(self, error: CoordinatorRefused) -> UploadState:
         """Resolve a disagreement about what has arrived. Raises any other `error`."""
@@ -90,9 +90,8 @@ class Upload:
             case "upload-complete":  # of other bytes: an update that this client lost in a crash
                 self.coordinator.forget_upload(self.assignment)
                 return self._begin()
-            case "body-too-large" | "http-413" if (
-                self._chunk_bytes > CHUNK_BYTES_MIN
-            ):  # a limit of its operator, or of a proxy
+            # A limit of the coordinator's operator, or of a proxy.
+            case "body-too-large" | "http-413" if self._chunk_bytes > CHUNK_BYTES_MIN:
                 self._chunk_bytes = self._longest = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
                 return self._known or UploadState(0, complete=False)
             case _:

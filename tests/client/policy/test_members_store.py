@@ -123,7 +123,7 @@ def test_the_policys_hash_leads_over_epochs_that_were_missed_but_never_back(
     store: MembersStore, tmp_path: Path
 ) -> None:
     at(store, FIRST)
-    with pytest.raises(NotTheSuccessor, match="take them one by one"):
+    with pytest.raises(NotTheSuccessor, match="trust them one by one"):
         store.take(THIRD)
     store.take(THIRD, THIRD.list.sha256)
     for older in (FIRST, SECOND):

@@ -360,7 +360,6 @@ def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
     told = list[tuple[str, float]]()
 
     def noted(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
-        assert patience.until is not None
         told.append((type(app).__name__, patience.until))
         decline(coordinator, assignment, reason, patience)
 

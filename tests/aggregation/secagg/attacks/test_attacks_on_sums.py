@@ -54,7 +54,7 @@ def u32s(*numbers: int) -> bytes:
         (b"", MalformedMessage, "begins with a count"),
         (encode_indices([0, 1, 2, 3]), TooFew, "4 clients are in the sum, of at least 5"),
         (encode_indices([0]), TooFew, "1 client is in the sum, of at least 5"),
-        (encode_indices([]), Disagreement, "not to be in the sum"),
+        (encode_indices([]), Disagreement, "leaves this client out"),
     ],
     ids=[
         "without me",
