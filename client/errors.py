@@ -28,8 +28,8 @@ ClientError                       `str(error)` is one sentence that says what to
 from pydantic import ValidationError
 
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
-from umbel.client.printable import printable
 
+TEXT_CHARS_MAX = 1000  # of a text that is shown
 _PLACE_CHARS_MAX = 200
 NO_REASON = "this client does not take part in this attempt"
 
@@ -209,3 +209,8 @@ def first_finding(error: ValidationError, whole: str) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     where = printable(".".join(map(str, first["loc"]))[:_PLACE_CHARS_MAX])
     return f"{where or whole}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def printable(text: str) -> str:
+    """A peer's text, safe to show: cut at `TEXT_CHARS_MAX`, and no escape sequence reaches a terminal or a log."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:TEXT_CHARS_MAX])

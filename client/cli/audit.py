@@ -21,11 +21,10 @@ from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
 from umbel.client.cli.options import AsJson, RunName
 from umbel.client.cli.output import one_sentence_errors, print_json
-from umbel.client.errors import ClientError
+from umbel.client.errors import ClientError, printable
 from umbel.client.operator import audit
 from umbel.client.operator.audit import AuditLine
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 Keys = Annotated[
     list[str] | None,

@@ -7,8 +7,8 @@ import typer
 
 from umbel.client.cli.options import AsJson, Yes, labels_of, operator_verb
 from umbel.client.cli.output import moment, print_json, print_result, print_table
+from umbel.client.errors import printable
 from umbel.client.operator.operator import EnrolledClient, Operator
-from umbel.client.printable import printable
 
 
 def list_clients(operator: Operator, as_json: AsJson = False) -> None:
@@ -18,7 +18,7 @@ def list_clients(operator: Operator, as_json: AsJson = False) -> None:
     if as_json:
         print_json(clients)
     else:
-        heads = ("client", "by its token", "by its own word", "enrolled", "last heard", "")
+        heads = ("client", "labels by token", "own labels", "enrolled", "last seen", "")
         print_table(heads, map(_cells, clients))
 
 

@@ -13,8 +13,8 @@ from umbel.aggregation.run.records import VersionRecord
 from umbel.client.cli.options import App, AsJson, RunName
 from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, print_result, screen, table_lines
 from umbel.client.cli.view_rounds import measured
+from umbel.client.errors import printable
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 model_app = typer.Typer(no_args_is_help=True)
 

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import RunView
-from umbel.client.errors import ClientError
-from umbel.client.printable import printable
+from umbel.client.errors import ClientError, printable
 
 _UNWRAPPED_COLUMNS = 1 << 16
 _GAP = 2  # between two columns

@@ -15,9 +15,9 @@ from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import moment, print_result
+from umbel.client.errors import printable
 from umbel.client.files import write_atomically
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 
 @dataclass(frozen=True, slots=True)

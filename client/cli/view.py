@@ -15,7 +15,7 @@ from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRe
 from umbel.aggregation.trust.fingerprint import short_groups
 from umbel.client.cli.output import Column, table_lines
 from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, name_of, table_of
-from umbel.client.printable import printable
+from umbel.client.errors import printable
 
 ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20

@@ -19,7 +19,7 @@ from umbel.aggregation.run.records import (
     RunProgress,
 )
 from umbel.client.cli.output import Column, figure, figures, table_lines, time_of_day
-from umbel.client.printable import printable
+from umbel.client.errors import printable
 
 EXCEPTIONS_SHOWN = 6
 LEGEND = (
@@ -174,7 +174,7 @@ def _known(sample_count: int) -> str:
 
 
 def _heard(one: AbsentClient) -> str:
-    return f"last heard of {time_of_day(one.heard_at)}"
+    return f"last seen {time_of_day(one.heard_at)}"
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:

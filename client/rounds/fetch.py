@@ -16,10 +16,9 @@ from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.state.model_files import apply_changes, load_model
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.download import download
-from umbel.client.wire.redirect import Links
+from umbel.client.wire.download import Links, download
+from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience
 
 log = logging.getLogger("umbel.client")

@@ -24,7 +24,7 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
-from umbel.client.wire.bandwidth import Bandwidth
+from umbel.client.wire.timing import Bandwidth
 
 _STEPS_TO_SPARE = 2  # because the next step may be the longest
 log = logging.getLogger("umbel.client")

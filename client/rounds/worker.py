@@ -24,8 +24,8 @@ from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import Trained, asked_of_site, measure, name_of, save_work, train, warn_if_too_slow
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.download import Links
 from umbel.client.wire.offers import check_able, check_layout, check_window, read_offer
-from umbel.client.wire.redirect import Links
 from umbel.client.wire.timing import Timing, within
 from umbel.client.wire.transport import Patience, patiently
 

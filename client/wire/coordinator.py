@@ -26,8 +26,7 @@ from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.signatures import content_digest
 from umbel.aggregation.types import AssignmentId
-from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
-from umbel.client.printable import printable
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, printable
 from umbel.client.wire.timing import check_s
 from umbel.client.wire.transport import Body, HttpAnswer, Transport
 

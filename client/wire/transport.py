@@ -41,9 +41,9 @@ from umbel.client.errors import (
     Redirected,
     TryAgain,
     first_finding,
+    printable,
     refusal_of,
 )
-from umbel.client.printable import printable
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
 from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
 from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing

@@ -11,8 +11,8 @@ from typing import BinaryIO
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
 from umbel.client.wire.coordinator import CoordinatorClient, UploadState
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
 from umbel.client.wire.transport import FileBody, Patience, patiently
 
 _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven

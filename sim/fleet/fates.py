@@ -2,7 +2,7 @@
 
 A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
 (`client/training/trainer.py`): step after step until all are done, or the next would end later than the window's end
-less what `client/wire/bandwidth.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a
+less what `client/wire/timing.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a
 device.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from umbel.aggregation.run.binomial import Floats
-from umbel.client.wire.bandwidth import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.dropouts import NEVER, DeviceStage, Losses, RoundTimes, Stages
 from umbel.sim.fleet.faults import Kinds

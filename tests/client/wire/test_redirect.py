@@ -29,12 +29,11 @@ from umbel.client.rounds.fetch import Wanted, fetch_model
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
+from umbel.client.wire.download import REST_S, Links
 from umbel.client.wire.http_deadline import timed_by
-from umbel.client.wire.redirect import REST_S, Links
-from umbel.client.wire.timing import Backoff, Timing
+from umbel.client.wire.timing import Backoff, Bandwidth, Timing
 from umbel.client.wire.transport import Patience, Transport, connect
 
 Sent = int | None  # how many bytes of what was asked for are sent before the cut; None: all

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN
 from umbel.client.rounds.watch import renewal_s
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, RETRY_AFTER_MAX_S, Backoff, Bandwidth, Timing, chunk_bytes, within
 from umbel.client.wire.timing import IDLE_BACKOFF as IDLE
-from umbel.client.wire.timing import RETRY_AFTER_MAX_S, Backoff, Timing, within
 
 
 def test_the_bound_doubles_up_to_the_longest() -> None:

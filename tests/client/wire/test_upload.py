@@ -15,9 +15,8 @@ from tests.client.doubles.double import Handler, problem, stream
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.state.identity import Identity
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.timing import within
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, Bandwidth, within
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
 
