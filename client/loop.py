@@ -36,7 +36,6 @@ import httpx
 
 from umbel.aggregation.codec.kernels.native import NoKernels, chosen
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, CheckedIn, CheckIn, RunStatus
-from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import after_s
 from umbel.aggregation.types import ClientId, RunId
@@ -57,7 +56,7 @@ from umbel.client.errors import (
 )
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import SecureRandom, Site
-from umbel.client.rounds.delivery import Delivery, decline
+from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.work import name_of
 from umbel.client.rounds.worker import RoundWorker
@@ -140,7 +139,7 @@ def run_client(
         identity = identify(store, name, token)
         coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
-        client_loop = ClientLoop(app, coordinator, store, RunId(run), ClientId(identity.name), site, shutdown)
+        client_loop = ClientLoop(app, coordinator, store, ClientId(identity.name), site, shutdown)
         try:
             with shutdown.interruptible():
                 ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
@@ -156,24 +155,13 @@ class ClientLoop:
     app: Client
     coordinator: CoordinatorClient
     store: Store
-    run: RunId
     client: ClientId
     site: Site
     shutdown: Shutdown
 
     def __post_init__(self) -> None:
-        self._layout = Layout.of_state(self.app.model.state_dict())
-        self._delivery = Delivery(self.coordinator, self.store)
-        self._worker = RoundWorker(
-            self.app,
-            self.coordinator,
-            self.store,
-            self.client,
-            self.site,
-            self.shutdown,
-            self._layout,
-            self._delivery,
-        )
+        self._worker = RoundWorker(self.app, self.coordinator, self.store, self.client, self.site, self.shutdown)
+        self._layout, self._delivery, self._run = self._worker.layout, self._worker.delivery, self.site.run
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
         self._sent_sample_count = 0  # 0 until the run needs it
@@ -181,9 +169,9 @@ class ClientLoop:
 
     def take_part(self) -> RunEnd:
         """Work until the run is over. Raises `Interrupted` when asked to leave, `ClientError` if it cannot continue."""
-        self.store.failures.check(self.run)
+        self.store.failures.check(self._run)
         self._send_pending()
-        log.info("%s: asking for work in run %s", self.client, self.run)
+        log.info("%s: asking for work in run %s", self.client, self._run)
         while True:
             answer = self._check_in()
             if answer.run_status.is_over:
@@ -196,7 +184,7 @@ class ClientLoop:
 
     def end(self, status: str, reason: str) -> RunEnd:
         sent = self._delivery
-        return RunEnd(self.client, self.run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
+        return RunEnd(self.client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
 
     def _check_in(self) -> CheckedIn:
         with self.shutdown.interruptible():
@@ -205,7 +193,7 @@ class ClientLoop:
         return answer
 
     def _try_check_in(self) -> CheckedIn:
-        message = CheckIn(self.run, self._sent_sample_count, self._layout.digest)
+        message = CheckIn(self._run, self._sent_sample_count, self._layout.digest)
         try:
             return self.coordinator.check_in(message)
         except CoordinatorRefused as error:
@@ -251,13 +239,13 @@ class ClientLoop:
 
     def _do_assignment(self, offer: Assignment) -> None:
         """Do an assignment, or decline it. Several failures in a row end the client."""
-        check_offer(offer, self.run, self.client, self._layout)
+        check_offer(offer, self._run, self.client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
             self._worker.do(offer, window_end)
             self._failures = self._declines = self._closings = 0
             if offer.is_secure:
-                self.store.failures.succeeded(self.run)
+                self.store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
             self.store.forget_work()
@@ -295,17 +283,17 @@ class ClientLoop:
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self.store.forget_work()
         if offer.is_secure:
-            self.store.failures.count(self.run, error)
+            self.store.failures.count(self._run, error)
         self._decline(offer, window_end, error)
         self._failures += 1
-        advice = self.store.failures.advice(self.run)
+        advice = self.store.failures.advice(self._run)
         if advice:
-            log.error("this client takes no further part in run %s: %s", self.run, advice)
+            log.error("this client takes no further part in run %s: %s", self._run, advice)
         elif self._failures >= FAILURES_MAX:
             log.error(
                 "this client ends, because %d assignments of run %s in a row failed; the last error: %s",
                 self._failures,
-                self.run,
+                self._run,
                 error,
             )
         if advice or self._failures >= FAILURES_MAX:

@@ -20,7 +20,7 @@ from umbel.aggregation.privacy.rounds import PrivacySpent
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
 from umbel.client.cli.options import AsJson, RunName
-from umbel.client.cli.output import one_sentence_errors, print_json
+from umbel.client.cli.output import print_json
 from umbel.client.errors import ClientError, printable
 from umbel.client.operator import audit
 from umbel.client.operator.audit import AuditLine
@@ -46,26 +46,6 @@ def _no_key() -> list[str]:
         "no audit key: pass the public audit key, --key KEY; umbel serve prints it at its start, and umbel run audit "
         "NAME prints it"
     )
-
-
-def verify_verb(
-    file: Annotated[Path, typer.Argument(help="The file that `umbel run audit --out` wrote.")],
-    key: Annotated[
-        list[str],
-        typer.Option(
-            "--key",
-            metavar="KEY",
-            default_factory=_no_key,
-            show_default=False,
-            help="The public audit key, required; may be repeated.",
-        ),
-    ],
-    head: Heads = None,
-    as_json: AsJson = False,
-) -> None:
-    """Verify a file of audit bundles without a coordinator."""
-    with one_sentence_errors():
-        verify_file(file, key, head or (), as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +89,29 @@ def audit_run(
         typer.echo(f"so far there is only the run's creation: umbel run watch {run} shows when a round has ended")
 
 
-def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: bool) -> None:
+def verify_file(
+    file: Annotated[Path, typer.Argument(help="The file that `umbel run audit --out` wrote.")],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            default_factory=_no_key,
+            show_default=False,
+            help="The public audit key, required; may be repeated.",
+        ),
+    ],
+    head: Heads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a file of audit bundles without a coordinator."""
     if not file.is_file() or not file.stat().st_size:
         raise ValueError(f"there are no bundles in {file}; write them with umbel run audit NAME --out {file}")
     with _failing_in_one_sentence(str(file)):
-        auditor, _ = audit.verify(audit.read_lines(file), _key_bytes(keys))
-        for head in _whole_hashes(heads):
-            auditor.require_head(head)
-        found = _found(auditor, keys)
+        auditor, _ = audit.verify(audit.read_lines(file), _key_bytes(key))
+        for noted in _whole_hashes(head or ()):
+            auditor.require_head(noted)
+        found = _found(auditor, key)
     if as_json:
         print_json(found)
     else:

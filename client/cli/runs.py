@@ -11,11 +11,11 @@ from rich.live import Live
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.records import RoundRecord, RunProgress, RunView
-from umbel.client.cli.audit import audit_run, replay_run, verify_verb
+from umbel.client.cli.audit import audit_run, replay_run, verify_file
 from umbel.client.cli.models import export_model, list_versions
 from umbel.client.cli.new_run import create_run
 from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
-from umbel.client.cli.output import json_text, print_json, print_run, print_table, screen
+from umbel.client.cli.output import json_text, one_sentence_errors, print_json, print_run, print_table, screen
 from umbel.client.cli.trace import export_trace
 from umbel.client.cli.view import RunPicture
 from umbel.client.cli.view_rounds import Events
@@ -154,7 +154,7 @@ def _follow(operator: Operator, run: str, lines_of: Callable[[RunProgress], Iter
 
 run_app = typer.Typer(no_args_is_help=True)
 run_app.command("audit")(operator_verb(audit_run))
-run_app.command("verify")(verify_verb)
+run_app.command("verify")(one_sentence_errors()(verify_file))
 run_app.command("replay")(operator_verb(replay_run))
 run_app.command("create")(operator_verb(create_run))
 run_app.command("list")(operator_verb(list_runs))

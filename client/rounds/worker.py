@@ -17,7 +17,7 @@ from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.errors import AssignmentClosed, ClientError, TooLittleDone, TrainingFailed, UnfitWork
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
-from umbel.client.rounds.fetch import Wanted, fetch_model
+from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.watch import KeyExchange, Watch
@@ -40,11 +40,12 @@ class RoundWorker:
     client: ClientId
     site: Site
     shutdown: Shutdown
-    layout: Layout
-    delivery: Delivery
 
     def __post_init__(self) -> None:
-        self._links = Links(self.site.policy.link_rules)
+        self.layout = Layout.of_state(self.app.model.state_dict())
+        self.delivery = Delivery(self.coordinator, self.store)
+        links = Links(self.site.policy.link_rules)
+        self._fetcher = ModelFetcher(self.coordinator, self.store, self.layout, links)
 
     def do(self, offer: Assignment, window_end: float) -> None:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
@@ -168,11 +169,10 @@ class RoundWorker:
 
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
         patience = Patience(timing, window_end, self.shutdown.wait)
-        wanted = Wanted(offer.model, self.layout, offer.changes)
         try:
             with self.shutdown.interruptible():
-                path, self.delivery.bandwidth = fetch_model(
-                    self.coordinator, self.store, wanted, self.delivery.bandwidth, patience, self._links
+                path, self.delivery.bandwidth = self._fetcher.fetch(
+                    offer.model, offer.changes, self.delivery.bandwidth, patience
                 )
                 return path
         except Interrupted as interruption:

@@ -111,7 +111,7 @@ def test_a_file_without_bundles_is_told_from_one_that_was_tampered_with(tmp_path
     if content is not None:
         file.write_text(content)
     with pytest.raises(ValueError, match=re.escape(f"umbel run audit NAME --out {file}")):
-        verify_file(file, [public_key_text(bytes(32))], (), as_json=False)
+        verify_file(file, [public_key_text(bytes(32))])
 
 
 def test_a_part_of_a_head_is_told_from_a_head_that_is_not_there(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from umbel.client import run_client
 from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.errors import LinkFailed, Redirected
 from umbel.client.policy.policy import SitePolicy
-from umbel.client.rounds.fetch import Wanted, fetch_model
+from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
@@ -131,8 +131,8 @@ def fetched(double: Double, handle: Handler, tmp_path: Path, links: Links, clock
     with served(handle) as url, connect(url) as replicas:
         coordinator = CoordinatorClient(Transport(replicas, Identity("ward-7", key).authorize))
         patience = Patience(TIMING, time.monotonic() + LIMIT_S, wait)
-        wanted = Wanted(ref, double.layout)
-        path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Bandwidth(), patience, links)
+        fetcher = ModelFetcher(coordinator, Store(tmp_path, url), double.layout, links)
+        path, link = fetcher.fetch(ref, (), Bandwidth(), patience)
     assert link.down is not None
     return path.read_bytes()
 
