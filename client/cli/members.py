@@ -7,19 +7,15 @@ from string import hexdigits
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.trust.fingerprint import fingerprint, grouped, sha256_of_groups
 from umbel.aggregation.trust.members import MemberList, SignedMembers, check_first, check_successor, require_follows
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.cli.options import STATE_DEFAULT, AsJson, Yes
-from umbel.client.cli.output import one_sentence_errors, print_json, print_result, screen
+from umbel.client.cli.output import one_sentence_errors, print_json, print_result, print_table
 from umbel.client.operator.members_editing import (
     Change,
-    Difference,
-    difference,
     edit_file,
     new_file,
     sign_file,
@@ -166,7 +162,9 @@ def show_list(file: File, previous: Previous = None, as_json: AsJson = False) ->
         return
     typer.echo(f"{shown.name}, epoch {shown.epoch}: {_signers_in_words(shown)}")
     typer.echo(f"SHA-256  {shown.sha256}\n         {shown.fingerprint}")
-    screen().print(_table(shown))
+    parts = (("member", shown.members), ("officer", shown.officers))
+    rows = [(kind, key.name, key.fingerprint, "signed" * key.has_signed) for kind, keys in parts for key in keys]
+    print_table(("", "name", "fingerprint", ""), rows)
     for line in changes:
         typer.echo(line)
     for concern in shown.concerns:
@@ -298,23 +296,16 @@ def _signers_in_words(shown: ShownList) -> str:
     return f"signed by {len(shown.signed_by)} of {shown.quorum} required officers{who}"
 
 
-def _table(shown: ShownList) -> Table:
-    table = Table("", "name", "fingerprint", "", box=None)
-    for kind, keys in (("member", shown.members), ("officer", shown.officers)):
-        for key in keys:
-            table.add_row(*(Text(cell) for cell in (kind, key.name, key.fingerprint, "signed" * key.has_signed)))
-    return table
-
-
 def _changes(old: MemberList, new: MemberList) -> tuple[str, ...]:
     """The changes from `old` to `new`, a sentence each."""
     require_follows(old, new)
-    members, officers = difference(old, new)
     quorum = [f"quorum: {new.quorum} instead of {old.quorum}"] if new.quorum != old.quorum else []
-    return (*_changes_in_words(members, "member"), *_changes_in_words(officers, "officer"), *quorum)
+    members = _changes_in_words(old.members, new.members, "member")
+    return (*members, *_changes_in_words(old.officers, new.officers, "officer"), *quorum)
 
 
-def _changes_in_words(found: Difference, kind: str) -> Iterable[str]:
-    yield from (f"{kind} added: {name}" for name in found.added)
-    yield from (f"{kind} removed: {name}" for name in found.removed)
-    yield from (f"{kind} with another key: {name}" for name in found.rekeyed)
+def _changes_in_words(old: Mapping[str, str], new: Mapping[str, str], kind: str) -> Iterable[str]:
+    yield from (f"{kind} added: {name}" for name in sorted(new.keys() - old.keys()))
+    yield from (f"{kind} removed: {name}" for name in sorted(old.keys() - new.keys()))
+    kept = sorted(old.keys() & new.keys())
+    yield from (f"{kind} with another key: {name}" for name in kept if old[name] != new[name])

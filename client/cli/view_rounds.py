@@ -10,7 +10,6 @@ from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import (
     Absent,
-    AbsentClient,
     ClientRecord,
     Fate,
     Judged,
@@ -138,7 +137,8 @@ class Events:
             if notes := self._notes.on(record):
                 yield from notes.plain.splitlines()
         for away in progress.turned_away:
-            yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
+            if self._is_new(f"away {away.client}", line := f"{away.client} turned away: {away.reason}"):
+                yield printable(line)
         run, live = progress.run, progress.live
         state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
         how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
@@ -150,10 +150,6 @@ class Events:
             absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
             yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
 
-    def _if_new(self, topic: str, line: str) -> Iterator[str]:
-        if self._is_new(topic, line):
-            yield printable(line)
-
     def _is_new(self, topic: str, line: str) -> bool:
         is_new = self._last.get(topic) != line
         self._last[topic] = line
@@ -161,7 +157,10 @@ class Events:
 
 
 def absent_words(absent: Absent) -> str:
-    named = [f"{printable(one.client)} ({_known(one.sample_count)}{_heard(one)})" for one in absent.named]
+    named = [
+        f"{printable(one.client)} ({_known(one.sample_count)}last seen {time_of_day(one.heard_at)})"
+        for one in absent.named
+    ]
     more = absent.clients - len(named)
     is_known = absent.samples and all(one.sample_count for one in absent.named)
     in_all = f", {counted(absent.samples, 'sample')} in all" if is_known else ""
@@ -171,10 +170,6 @@ def absent_words(absent: Absent) -> str:
 def _known(sample_count: int) -> str:
     """Empty for a client whose sample count is unknown, as in secure rounds."""
     return f"{counted(sample_count, 'sample')}, " if sample_count else ""
-
-
-def _heard(one: AbsentClient) -> str:
-    return f"last seen {time_of_day(one.heard_at)}"
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:

@@ -4,7 +4,7 @@ A list without signatures is changed in place. A signed list never changes; its 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,15 +24,6 @@ from umbel.client.private_keys import load_officer_key
 
 Part = Literal["members", "officers"]
 Change = Callable[[MemberList], MemberList]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The names that differ between two lists. `rekeyed`: the same name with another key."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    rekeyed: tuple[str, ...]
 
 
 def new_file(path: Path, members: MemberList) -> SignedMembers:
@@ -105,11 +96,6 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
     return write_members_file(path, after)
 
 
-def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference]:
-    """The differences from `old` to `new`: of the members, and of the officers."""
-    return _difference(old.members, new.members), _difference(old.officers, new.officers)
-
-
 def write_members_file(path: Path, signed: SignedMembers) -> SignedMembers:
     write_atomically(path, members_bytes(signed))
     return signed
@@ -126,14 +112,6 @@ def _draft_of(signed: SignedMembers) -> MemberList:
             f"{error}; a list with some signatures cannot be changed: two lists of one epoch could come into force"
         ) from error
     return replace(signed.list, epoch=signed.list.epoch + 1, previous=signed.list.sha256)
-
-
-def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> Difference:
-    return Difference(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        rekeyed=tuple(sorted(name for name in old.keys() & new.keys() if old[name] != new[name])),
-    )
 
 
 def _part(members: MemberList, part: Part) -> Mapping[str, str]:

@@ -150,7 +150,7 @@ class EarlierSums:
             return
         terms = terms_sha256(invitation)
         for one in self._kept.revealed(self._run):
-            if _is_of_same_terms(one, invitation):
+            if one.terms_sha256 in ("", terms):  # older versions of umbel stored no terms
                 continue
             before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check_terms_change(self._policy, before, now, n_invited, f"round {one.round}")
@@ -202,11 +202,6 @@ def _pair(before: frozenset[str], now: frozenset[str]) -> int:
 def _n_invited(invitation: SecureInvitation, one: RevealedSum) -> int:
     """The size of the larger of the two cohorts."""
     return max(len(invitation.context.cohort), one.n_invited)
-
-
-def _is_of_same_terms(one: RevealedSum, invitation: SecureInvitation) -> bool:
-    """Whether the terms are the same. Older versions of umbel stored no terms; these sums count as the same."""
-    return one.terms_sha256 in ("", terms_sha256(invitation))
 
 
 def _earlier(

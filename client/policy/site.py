@@ -210,7 +210,7 @@ class Site:
                 "this client is not on the member list with its own key",
             )
         if wrong:
-            others = _and_others(len(wrong) - 1)
+            others = f" (and {counted(len(wrong) - 1, 'other')})" if len(wrong) > 1 else ""
             raise StrangersInvited(
                 f"the cohort of round {invitation.assignment.round} has clients that are not on member list "
                 f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
@@ -269,7 +269,3 @@ def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
         f"this round is bound {bound} this site trusts: {trusted}. Ask an officer which is the newest. For this site's "
         f"list the run file needs {lines}"
     )
-
-
-def _and_others(n_others: int) -> str:
-    return f" (and {counted(n_others, 'other')})" if n_others else ""

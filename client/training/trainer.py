@@ -160,7 +160,8 @@ class _Step:
     ) -> None:
         self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
         self._proximal = ProximalTerm(model, plan.proximal_mu)
-        self._within = [(p, plan.within[n]) for n, p in _named(model) if n in plan.within and p.requires_grad]
+        named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
+        self._within = [(p, plan.within[n]) for n, p in named if n in plan.within and p.requires_grad]
         # Gradients of a model that is itself float16 cannot be unscaled.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
         scales = precision == torch.float16 and device.type != "cpu" and not is_half
@@ -176,11 +177,6 @@ class _Step:
                 parameter.grad = project(parameter.grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-
-
-def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """The parameters; a shared one appears under each of its names."""
-    return model.named_parameters(remove_duplicate=False)
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
