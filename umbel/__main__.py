@@ -78,7 +78,7 @@ def root(
 def mount() -> None:
     """Add each part's verbs, once."""
     from umbel.client.cli.site import join, show_fingerprint
-    from umbel.server import commands as server
+    from umbel.server.serve import commands as server
     from umbel.sim import commands as sim
 
     app.command("demo")(sim.demo)

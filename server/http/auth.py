@@ -19,9 +19,9 @@ from umbel.aggregation.types import ClientId
 from umbel.server.devices.admission import Signed
 from umbel.server.devices.enrolments import Enrolling
 from umbel.server.http.door import vouch_for
-from umbel.server.keys import AdminKey
 from umbel.server.problems import Refused
 from umbel.server.services import Services
+from umbel.server.store.keys import AdminKey
 from umbel.server.store.waiters import Waiting
 
 

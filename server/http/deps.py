@@ -14,12 +14,12 @@ from umbel.server.devices.waiting import HeldRequests
 from umbel.server.http.auth import VerifiedDevice, read_body, require_admin, verify_device
 from umbel.server.http.copies import Copies
 from umbel.server.http.door import vouch_for
-from umbel.server.keys import AdminKey
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.reception import Reception
 from umbel.server.runs.uploads import Uploads
 from umbel.server.services import Services
+from umbel.server.store.keys import AdminKey
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from sqlalchemy.exc import IntegrityError
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.server.blobs.blobs import BlobStore, model_key
-from umbel.server.keys import AdminKey
 from umbel.server.store import tables
 from umbel.server.store.database import Database
+from umbel.server.store.keys import AdminKey
 from umbel.server.store.tables import table_of
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from umbel.aggregation.secagg.crypto.curve import KEY_BYTES, KeyPair
 from umbel.aggregation.secagg.crypto.relayed import open_relayed, seal_relayed
 from umbel.aggregation.secagg.errors import BadShare
 from umbel.aggregation.secagg.session import Session
-from umbel.server.keys import AuditKey, ForgedRelayKey
+from umbel.server.store.keys import AuditKey, ForgedRelayKey
 from umbel.server.store.relayed import PublishedKey, RelayStore
 
 _log = logging.getLogger(__name__)

@@ -92,7 +92,7 @@ def fails(process: "subprocess.Popen[str]") -> str:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     data = tmp_path / "coordinator"
-    process = start("umbel.server.commands.serve", "--data", str(data), "--port", "0", "--log-level", "warning")
+    process = start("umbel.server.serve.commands.serve", "--data", str(data), "--port", "0", "--log-level", "warning")
     try:
         wait_for_file(data / "endpoint", process)
         yield Coordinator((data / "endpoint").read_text().strip(), (data / "admin.key").read_text().strip())

@@ -71,7 +71,7 @@ class House:
     def _start(self) -> "subprocess.Popen[str]":
         (self.data / "endpoint").unlink(missing_ok=True)
         arguments = ["--data", str(self.data), "--port", self.port, "--log-level", "warning"]
-        process = start("umbel.server.commands.serve", *arguments)
+        process = start("umbel.server.serve.commands.serve", *arguments)
         wait_for_file(self.data / "endpoint", process)
         return process
 

@@ -32,7 +32,7 @@ from tests.contracts.busy_house import BusyHouse, busy_house
 from tests.federations.server_device import Device, houses_over, problem, run_file
 from tests.servers.postgres import Cluster
 from umbel.aggregation.types import SLUG
-from umbel.server.app import create_app
+from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 
 Operation: TypeAlias = APIOperation[Any, Any, Any, Any]

@@ -36,8 +36,8 @@ from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.trust.signatures import Target, content_digest, sign
 from umbel.aggregation.types import RunId
 from umbel.aggregation.update.wire import float32_header
-from umbel.server.app import create_app
 from umbel.server.clock import Clock, SystemClock
+from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 from umbel.server.store import database
 from umbel.server.store.clocks import SIGN_S

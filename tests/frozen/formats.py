@@ -41,9 +41,9 @@ from umbel.client.policy.policy import SitePolicy
 from umbel.client.state.secure_store import Begun, RememberedSum
 from umbel.client.state.state_dir import EnrolledAs
 from umbel.client.state.store import PendingReport
-from umbel.server.app import create_app
 from umbel.server.http.routes_admin import TokenOrder, Tokens
 from umbel.server.http.routes_lifecycle import PauseOrder, RollbackOrder, StopOrder
+from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 from umbel.server.store.round_rows import (
     StoredAbandoned,

@@ -208,7 +208,7 @@ def test_every_kind_of_problem_has_a_section_of_its_own_and_the_index_leads_to_i
 
 
 def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) -> None:
-    from umbel.server.app import create_app
+    from umbel.server.serve.app import create_app
     from umbel.server.settings import load_settings
 
     app = create_app(load_settings(None, {"data": tmp_path}))
@@ -351,7 +351,7 @@ def _written(default: object) -> str:
 def test_the_settings_page_names_every_setting_with_its_default_and_flag() -> None:
     import inspect
 
-    from umbel.server.commands import serve
+    from umbel.server.serve.commands import serve
     from umbel.server.settings import Settings
 
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()

@@ -33,11 +33,11 @@ from umbel.aggregation.secagg.unmasking import Unmasker
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.devices.admission import Admission
 from umbel.server.devices.enrolments import Enrolments
-from umbel.server.process import run
 from umbel.server.runs import driver, step
 from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.orders import Order
 from umbel.server.runs.step import Step as RunStep
+from umbel.server.serve.process import run
 from umbel.server.settings import Settings
 from umbel.server.store.deployment import Deployment
 from umbel.server.store.locked_run import LockedRun

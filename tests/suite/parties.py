@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.repository import ROOT
 
 PARTIES = (
-    "umbel.server.app",
+    "umbel.server.serve.app",
     "umbel.server.store.database",
     "umbel.client.loop",
     "umbel.client.run_client",

@@ -19,7 +19,7 @@ from tests.servers.s3_server import S3Server, Wire, bucket_fields, bucket_settin
 from tests.servers.waits import LIMIT_S
 from umbel.server.blobs import bucket
 from umbel.server.blobs.blobs import BlobStore, model_key, open_blobs
-from umbel.server.housekeeping import sweep_blobs
+from umbel.server.serve.housekeeping import sweep_blobs
 from umbel.server.settings import Settings
 from umbel.server.sums.model_removal import sweep_models
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.federations.server_device import Device, House, Json, repr_digest, run_file, update_of
-from tests.server.test_process import serving
+from tests.server.serve.test_process import serving
 from tests.servers.s3_server import bucket_fields, s3_server
 from tests.servers.waits import wait_until
 from umbel.aggregation.model.artifact import metadata_of

@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import Request
 
 from umbel.server.http.auth import read_body, require_admin
-from umbel.server.keys import AdminKey, UnfitAdminKey
 from umbel.server.problems import Refused
+from umbel.server.store.keys import AdminKey, UnfitAdminKey
 
 KEY = "k" * 32
 

@@ -27,7 +27,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.types import CHANGES_MAX
 from umbel.client.cli.audit import replay_run
 from umbel.client.operator.operator import Operator
-from umbel.server.housekeeping import sweep_blobs
+from umbel.server.serve.housekeeping import sweep_blobs
 from umbel.server.sums.model_removal import sweep_models
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from tests.federations.server_device import Device, House, problem, run_file, small_state
 from tests.servers.waits import LIMIT_S, until
-from umbel.server.app import create_app
 from umbel.server.http import connection
 from umbel.server.http.connection import Connection
 from umbel.server.http.door import Door, Guest
+from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 
 HEAD = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n"

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.federations.server_device import Device, House, run_file, small_state
-from tests.server.test_process import serving
+from tests.server.serve.test_process import serving
 from umbel.server.settings import Settings
 
 N_HALF_OPEN = 1000

@@ -24,7 +24,7 @@ import pytest
 
 from tests.federations.federation import Federation, answered, check
 from tests.federations.whole_life import WholeLife
-from tests.server.test_process import SERVE
+from tests.server.serve.test_process import SERVE
 from tests.servers.killing import COMMANDS, ENDINGS, LIFE_STEPS, NEVER, ORDERS, STEPS, Death, start
 from tests.servers.ports import own_port
 from tests.servers.postgres import Cluster
@@ -75,7 +75,7 @@ def patience_s() -> float:
     with the coordinator's libraries takes there at this moment.
     """
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import umbel.server.process"], check=True)
+    subprocess.run([sys.executable, "-c", "import umbel.server.serve.process"], check=True)
     return max(RESTART_S, 4 * (time.monotonic() - began))
 
 

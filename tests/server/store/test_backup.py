@@ -12,7 +12,7 @@ import torch
 
 from tests.federations.server_device import Device, House, run_file, small_state
 from tests.repository import ROOT
-from tests.server.test_process import refused_start, serving
+from tests.server.serve.test_process import refused_start, serving
 from umbel.aggregation.model.layout import Layout
 from umbel.server.settings import Settings
 

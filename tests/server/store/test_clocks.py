@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.test_process import SERVE
+from tests.server.serve.test_process import SERVE
 from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
 from umbel.server.clock import SystemClock

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_process import SERVE
+from tests.server.serve.test_process import SERVE
 from tests.servers.killing import start
 from tests.servers.ports import own_port
 from tests.servers.postgres import Cluster
 from tests.servers.s3_server import bucket_settings, s3_server
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.server.blobs.blobs import open_blobs
-from umbel.server.keys import AdminKey, AuditKey
 from umbel.server.settings import Settings
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, DeploymentPlaces, UnfitDeployment
+from umbel.server.store.keys import AdminKey, AuditKey
 
 Make = Callable[..., Settings]
 

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from tests.federations.server_device import House, problem, run_file, small_state, update_of
-from tests.server.test_process import SERVE
+from tests.server.serve.test_process import SERVE
 from tests.servers.postgres import Cluster, binaries, cluster
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.server.settings import Settings

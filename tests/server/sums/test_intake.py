@@ -10,7 +10,7 @@ import torch
 
 from tests.federations.server_device import Device, House, repr_digest, run_file, update_of
 from tests.server.http.test_half_open import half_open
-from tests.server.test_process import serving
+from tests.server.serve.test_process import serving
 from tests.servers.files_now import files_in
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout

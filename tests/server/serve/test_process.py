@@ -19,12 +19,12 @@ import pytest
 from tests.federations.server_device import House, problem, run_file, small_state
 from tests.servers.waits import LIMIT_S, until_told, wait_for_file, wait_until
 from umbel.server.http.door import FILES_WANTED
-from umbel.server.keys import AdminKey
-from umbel.server.process import CannotStart, run, usable_url
+from umbel.server.serve.process import CannotStart, run, usable_url
 from umbel.server.settings import Settings
+from umbel.server.store.keys import AdminKey
 
 pytestmark = pytest.mark.slow
-SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)"
+SERVE = "import typer\nfrom umbel.server.serve.commands import serve\ntyper.run(serve)"
 
 
 async def n_waiting(it: House) -> int:
@@ -238,7 +238,7 @@ def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Pa
 
 
 def test_a_coordinator_listens_before_it_imports_torch() -> None:
-    told = "import sys, umbel.server.process as one; sys.exit('torch' in sys.modules or not one.run)"
+    told = "import sys, umbel.server.serve.process as one; sys.exit('torch' in sys.modules or not one.run)"
     assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 

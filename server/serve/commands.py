@@ -52,12 +52,12 @@ def serve(
 
     from pydantic import ValidationError
 
-    from umbel.server.keys import UnfitAdminKey, UnfitAuditKey
-    from umbel.server.process import CannotStart, run
+    from umbel.server.serve.process import CannotStart, run
     from umbel.server.settings import load_settings
     from umbel.server.store.clocks import ClockApart
     from umbel.server.store.database import UnfitDatabase
     from umbel.server.store.deployment import UnfitDeployment
+    from umbel.server.store.keys import UnfitAdminKey, UnfitAuditKey
 
     try:
         settings = load_settings(config, {"data": data, "host": host, "port": port, "blobs": blobs})
