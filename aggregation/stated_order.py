@@ -5,15 +5,10 @@ the order in which a library adds, whether it fuses a product with a sum, and th
 (`logarithms.py`). Python's own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 _ROW = 1 << 16  # what is added up at a time stays in the second-level cache
 

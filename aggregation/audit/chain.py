@@ -32,12 +32,10 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.masks import SecurePlan, SumShown
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, SumShown
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.rounds import PrivacySpent, again, private_numbers, spent_after
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.privacy.section import PrivacySection, PrivacySpent, again, private_numbers, spent_after
 from umbel.aggregation.round.weighting import weight_of
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text

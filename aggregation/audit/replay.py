@@ -13,11 +13,11 @@ from umbel.aggregation.downlink.publishing import Publication, write_next_master
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import write_next
-from umbel.aggregation.model.pieces import Values
+from umbel.aggregation.model.state import Values
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.integer_sum import sum_sha256
+from umbel.aggregation.update.grid import sum_sha256
 
 
 class Replay:

@@ -1,14 +1,10 @@
 """The values of a vector that no codec may round: those of exact tensors (`TensorSpec.is_coded`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ExactPlaces:

@@ -21,20 +21,13 @@ clients' models. These functions change nothing in place: the caller keeps the o
 The payload of an abandoned round is not in the model, so the next attempt must begin with the same state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec, require_encodable
-from umbel.aggregation.stated_order import norm
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-MOMENTUM_MAX = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class Residual:
         return tensors if self.velocity is None else {**tensors, "velocity": self.velocity}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Residual:
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Residual":
         """The inverse of `to_tensors`. Raises `ValueError` for other tensors."""
         if not {"version", "residual"} <= set(tensors) <= {"version", "residual", "velocity"}:
             raise ValueError(f"not the state of error feedback: it holds {sorted(tensors)}")
@@ -66,69 +59,34 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class SentPayload:
-    """A payload, and the residual to keep once the round has been committed."""
+    """A payload or a whole update, and the residual to keep once the round has been committed."""
 
     pieces: tuple[bytes, ...]
     left: Residual
 
 
-@dataclass(frozen=True, slots=True)
-class MomentumCorrection:
-    """The parameters of deep gradient compression."""
-
-    momentum: float = 0.9  # m
-    clip_norm: float | None = None  # C, the greatest norm of a change; None for no clipping
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= MOMENTUM_MAX:
-            raise ValueError(f"momentum must lie between 0 and {MOMENTUM_MAX}, not {self.momentum}")
-        if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
-            raise ValueError(f"clip_norm must be finite and above 0, not {self.clip_norm}")
-
-    def clipped(self, change: Tensor) -> Tensor:
-        """g, the clipped change."""
-        if self.clip_norm is None:
-            return change
-        found = norm(change)
-        return change * (self.clip_norm / found) if found > self.clip_norm else change
-
-
 def send(
-    codec: VectorCodec, change: Tensor, context: CodecContext, version: int, before: Residual | None
-) -> SentPayload:
-    """Error feedback: encode the change of model `version` plus the last residual.
-
-    Raises `ValueError` for values that cannot be encoded.
-    """
-    require_encodable(change, context)
-    kept = _kept(before, context, version)
-    wanted = change if kept is None else change + kept.values.to(change.device)
-    pieces = tuple(codec.encode(wanted, context))
-    return SentPayload(pieces, Residual(version, wanted.cpu() - _decoded(codec, pieces, context)))
-
-
-def send_corrected(
     codec: VectorCodec,
     change: Tensor,
     context: CodecContext,
     version: int,
     before: Residual | None,
-    correction: MomentumCorrection,
+    momentum: float | None = None,
 ) -> SentPayload:
-    """Deep gradient compression, with a codec that sends some of the coordinates (`TopK`).
+    """Encode the clipped change of model `version` plus the last residual.
 
-    The rounding error of a sent value stays in v, as in error feedback.
+    `momentum`: m of deep gradient compression, for a codec that sends some of the coordinates (`TopK`); the rounding
+    error of a sent value stays in v. Raises `ValueError` for values that cannot be encoded.
     """
     require_encodable(change, context)
-    kept, velocity = _kept(before, context, version), correction.clipped(change)
-    if kept is not None and kept.velocity is not None:
-        velocity = velocity + kept.velocity.to(change.device) * correction.momentum
-    wanted = velocity if kept is None else velocity + kept.values.to(change.device)
+    kept = _kept(before, context, version)
+    if momentum is not None and kept is not None and kept.velocity is not None:
+        change = change + kept.velocity.to(change.device) * momentum
+    wanted = change if kept is None else change + kept.values.to(change.device)
     pieces = tuple(codec.encode(wanted, context))
-    decoded = _decoded(codec, pieces, context)
-    return SentPayload(
-        pieces, Residual(version, wanted.cpu() - decoded, torch.where(decoded == 0, velocity.cpu(), 0.0))
-    )
+    decoded = torch.cat([torch.empty(0), *codec.decode(pieces, context)])  # as the coordinator will decode it
+    velocity = None if momentum is None else torch.where(decoded == 0, change.cpu(), 0.0)
+    return SentPayload(pieces, Residual(version, wanted.cpu() - decoded, velocity))
 
 
 def _kept(before: Residual | None, context: CodecContext, version: int) -> Residual | None:
@@ -136,11 +94,6 @@ def _kept(before: Residual | None, context: CodecContext, version: int) -> Resid
     if before is None or before.version + 1 != version or before.values.numel() != context.n_values:
         return None
     return before
-
-
-def _decoded(codec: VectorCodec, pieces: tuple[bytes, ...], context: CodecContext) -> Tensor:
-    """The payload as the coordinator will decode it."""
-    return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 
 
 def _is_change(vector: Tensor, n_values: int) -> bool:

@@ -20,12 +20,13 @@ lie, because each is off by less than one: | ||k|| - ||x|| / D | <= sqrt(n).
 Values beyond 32,765 steps are cut to that before they are encoded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
@@ -33,24 +34,19 @@ from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, Leve
 from umbel.aggregation.codec.entropy.entropy import Segment
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
+from umbel.aggregation.codec.kernels.arguments import Levels, Quantizer, phase
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP
 from umbel.aggregation.codec.kernels.quantize import Dithers
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer, phase
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.stated_order import sum_of_squares
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import LEVEL_MAX
-from umbel.aggregation.update.grid import check_values, to_integers
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SUM_BITS, _LEVEL_BITS, _RMS_BITS_MAX = 62, 15, 24
 _LEVELS = Levels()
@@ -189,7 +185,7 @@ class IntegerCodec:
     def new_sum(self) -> IntegerSum:
         return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
 
-    def mean(self, total: IntegerSum, parts: Iterable[Weighed]) -> MeanOfLevels:
+    def mean(self, total: IntegerSum, parts: Iterable[Weighed]) -> "MeanOfLevels":
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
         if dithers.total_weight != total.total_weight:
             raise ValueError(f"the parts weigh {dithers.total_weight}, the sum {total.total_weight}")

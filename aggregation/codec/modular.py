@@ -15,20 +15,16 @@ twenty real updates (an MLP of 301,066 weights, two digits to a client) that is 
 D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.rotated import Dither, Rotated
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import RESIDUE_BITS_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ALARM_AT = 0.75
 

@@ -21,29 +21,25 @@ before it; 8 bits of levels have 2e-5 of their own. Rotating back in float64 tak
 computes the same bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from umbel.aggregation.codec.kernels.blocks import Blocks
+import torch
+from torch import Tensor
+
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer, phase
 from umbel.aggregation.codec.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
 from umbel.aggregation.codec.kernels.quantize import Dithers, quantize
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer, phase
 from umbel.aggregation.plans.codec import CodecPlan, as_float32
 from umbel.aggregation.stated_order import norm
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import COHORT_MAX, NORM_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # a part that stays in a cache; one that keeps a device busy
 _WHOLE = Levels()
 
-Dither: TypeAlias = "Callable[[int, int], Tensor]"
+Dither: TypeAlias = Callable[[int, int], Tensor]
 """From the first position and the length of a part to its dither: int32, 0 to 65,535, on the CPU."""
 
 

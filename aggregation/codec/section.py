@@ -1,10 +1,12 @@
 """The run file's section [codec], checked, and the codec plan of each round that follows from it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from umbel.aggregation.codec.combinations import require_codec
 from umbel.aggregation.codec.step import (
     ERROR_MAX,
     ERROR_MIN,
@@ -18,15 +20,73 @@ from umbel.aggregation.codec.step import (
 )
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Parameter
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import NORM_MAX, NORM_MIN
+from umbel.aggregation.types import NORM_MAX, NORM_MIN, require_within
+
+if TYPE_CHECKING:
+    from umbel.aggregation.codec.vectors.codec import VectorCodec
+
 
 Name = Literal[
     "float32", "integer", "auto", "eden", "sign", "ternary", "qsgd", "topk", "mask", "lowrank", "planes"
 ]  # fmt: skip
 _STEP, _FIRST_NORM, _ERROR = 0.5, 1.0, 0.01
 _WARM_UP_ROUNDS_MAX = 1_000_000
+MOMENTUM_MAX = 0.999
 _WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75, 98.4375, 99.6 and 99.9 %
 _OF_VECTORS = ("clip_norm", "error_feedback")
+_WHY_NOT_SUMMABLE: Mapping[Codec, str] = MappingProxyType(
+    {
+        Codec.FLOAT32: "sums of float32 depend on their order, and a mask does not come off again exactly",
+        Codec.INTEGER: "its integers add up, but are sent entropy coded, and coded bytes do not",
+        Codec.EDEN: "each client has its own rotation and its own scales, so the same place means different things",
+        Codec.SIGN: "each client has its own scales for the two sides of zero, so the sum of signs means nothing",
+        Codec.TERNARY: "each client has its own scales, and levels of different scales do not add up",
+        Codec.QSGD: "each client counts levels by its own norms and compresses them; neither adds up",
+        Codec.TOPK: "each client chooses its own coordinates, so the same place means different weights",
+        Codec.PLANES: "compressed bytes do not add up, and have another length for each client",
+        Codec.MASK: "with bfloat16 each client rounds for itself, and sums of that are no bfloat16",
+    }
+)
+
+
+def why_not_summable(plan: CodecPlan) -> str:
+    """Why sums of this plan's payloads, position by position, cannot be decoded; empty if they can.
+
+    They can if the codec is linear: then it sends a float32 vector, which can be put on a step as a weight change is.
+    """
+    codec = _vector_codec(plan)
+    return "" if codec is not None and codec.is_linear else _WHY_NOT_SUMMABLE[plan.codec]
+
+
+def require_codec(plan: CodecPlan) -> None:
+    """Raise `ValueError` for parameters that the plan's codec does not take, and for combinations that cannot work."""
+    codec, name = _vector_codec(plan), plan.codec.name.lower()
+    if codec is None:
+        return
+    if plan.feedback and not codec.is_contraction:
+        raise ValueError(
+            f"error feedback does not work with {name} as it is set here: it is right on average and can overshoot, "
+            "so the error would grow from round to round. Leave error_feedback out, or take "
+            '"topk", "sign", "planes", or a structured "mask" or "lowrank"'
+        )
+    if plan.momentum is None:
+        return
+    if not plan.feedback or plan.codec is not Codec.TOPK:
+        raise ValueError(
+            "momentum corrects the residual of error feedback (deep gradient compression): it needs "
+            'name = "topk" and error_feedback = true'
+        )
+    require_within(plan.momentum, "momentum", 0, MOMENTUM_MAX)
+
+
+def _vector_codec(plan: CodecPlan) -> VectorCodec | None:
+    """The plan's codec of vectors; None for float32 and integer, which have no parameters to check."""
+    if plan.codec in (Codec.FLOAT32, Codec.INTEGER):
+        return None
+    # This imports torch, which takes seconds: reading a run file must not need it for float32 and integer.
+    from umbel.aggregation.codec.vectors.registry import vector_codec
+
+    return vector_codec(plan.codec, plan.parameters)
 
 
 def codec_key(seed: int, number: int) -> int:
@@ -136,7 +196,6 @@ def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
 
 def _parameters_of(codec: Codec) -> Mapping[str, Any]:
     """The parameters of a codec of vectors, with their defaults."""
-    # This imports torch, which takes seconds: reading a run file must not need it for float32 and integer.
-    from umbel.aggregation.codec.vectors.registry import defaults_of
+    from umbel.aggregation.codec.vectors.registry import defaults_of  # lazily, as above
 
     return defaults_of(codec)

@@ -1,4 +1,4 @@
-"""The step of the integer codec: how it follows from the round before.
+"""The step of the integer codec, as it follows from the round before, and the bits that a sum of levels needs.
 
 The step is `step` (of the run file) times the root mean square of one client's update, as the round before measured it.
 Then the error of one update is about step^2 / 12 of its energy. The first round takes the norm that the run file
@@ -6,20 +6,18 @@ expects. So the step is public before training, and no client chooses it. It gro
 whose update is far larger than the others' must not make the next round useless.
 
 With `name = "auto"` the step is as fine as the clients' connections allow, and never coarser than the run file allows.
-With the dither subtracted, the error of one update is step^2 / 12 of its energy (`quantize.py`), so the error that the
-run file allows gives a coarsest step. Each halving of the step quarters the error and costs one bit a value. After each
-round the next step is the finest that nine of ten clients could have uploaded within a twentieth of the window, at the
-rates of their last uploads. A client without a measured rate counts as the slowest, so that no client decides alone.
+Each halving of the step quarters the error and costs one bit a value. After each round the next step is the finest that
+nine of ten clients could have uploaded within a twentieth of the window, at the rates of their last uploads. A client
+without a measured rate counts as the slowest, so that no client decides alone.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.logarithms import log2
+from umbel.aggregation.logarithms import ceil_log2, log2
 from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX
 
 STEP_MIN, STEP_MAX = 2.0**-8, 16.0
 ERROR_MIN, ERROR_MAX = 2.0**-19, 16.0  # so that the step stays within its own bounds
@@ -78,3 +76,31 @@ def _slow_rate(shown: RoundShown) -> float:
     n_unknown = max(len(shown.update_bytes) - len(shown.bytes_per_s), 0)
     rates = [0.0] * n_unknown + sorted(shown.bytes_per_s)
     return rates[int(_SLOWEST * len(rates))]
+
+
+SIGMAS = 6.0
+ALARM_SHARE = 1e-4  # of coordinates near the edge: above it, the next round needs one bit more
+_ROUNDING_VARIANCE = 1 / 6  # of floor(x + a uniform number), over x and the number, in squared steps
+
+
+def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: float = SIGMAS) -> int:
+    """The bits that hold the sum of `n_clients` vectors, up to `sigmas` standard deviations of a rotated coordinate.
+
+    `sigma_sum`: the expected standard deviation of the sum's coordinates, in units of the weights. It may grow, so take
+    the last round's times 1.5, for example. A rotated sum is Gaussian, and rounding adds n / 6 squared steps, so
+
+        m = ceil(log2(2 t sqrt((sigma_sum / D)^2 + n / 6)))
+
+    and at t = 6 one coordinate in 5e8 wraps. (Bonawitz, Salehi, Konecny, McMahan and Gruteser: Federated learning with
+    autotuned communication-efficient secure aggregation, 2019, wrap a rotated sum in the same way.) Doubling the
+    clients adds half a bit if their updates are independent, and one bit if they are equal. The result never exceeds
+    the bits of n times the greatest level. Raises `ValueError` for an impossible cohort or expectation.
+    """
+    if not 1 <= n_clients <= COHORT_MAX:
+        raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")
+    if not (inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
+        raise ValueError("the step and sigmas must be positive, and sigma_sum must not be negative")
+    in_steps = sigma_sum * inverse_step
+    spread = math.sqrt(in_steps * in_steps + n_clients * _ROUNDING_VARIANCE)
+    bits_max = (n_clients * LEVEL_MAX).bit_length() + 1
+    return max(1, ceil_log2(min(2 * sigmas * spread, 2.0**bits_max)))

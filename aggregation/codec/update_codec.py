@@ -4,30 +4,26 @@ A codec turns an update into integers on the round's public grid. The round's re
 One object serves both ends: a client encodes with it, and the coordinator or a replay reads with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.vector_update import VectorUpdateCodec
-from umbel.aggregation.codec.vectors.codec import Projections
+from umbel.aggregation.codec.vector_update import GridCodec, VectorUpdateCodec
+from umbel.aggregation.codec.vectors.codec import Projections, one_length
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
-from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.aggregation.update.wire import HEADER_BYTES, float32_header, read_header
+from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
+from umbel.aggregation.update.wire import float32_header, read_header
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Change: TypeAlias = "Callable[[], Iterator[Tensor]]"
+Change: TypeAlias = Callable[[], Iterator[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +102,14 @@ def _is_writable(piece: Buffer) -> bool:
     return not memoryview(piece).readonly
 
 
-class Float32Codec:
+class Float32Codec(GridCodec):
     """Codec 0: the weight change as little-endian float32, in layout order. The integers are those of the grid.
 
     Unbiased and stateless. Not linear, because sums of float32 depend on their order. Cost: 32 bits a coordinate.
     """
 
     def __init__(self, grid: Grid, layout: Layout) -> None:
-        self._grid = grid
-        self._layout = layout
-        self._payload_bytes = 4 * layout.n_values
-
-    @property
-    def header_bytes(self) -> int:
-        return HEADER_BYTES
-
-    @property
-    def update_bytes(self) -> range:
-        return range(HEADER_BYTES + self._payload_bytes, HEADER_BYTES + self._payload_bytes + 1)
+        super().__init__(grid, layout, one_length(4 * layout.n_values))
 
     def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
         yield float32_header(self._layout).encode()
@@ -133,11 +119,8 @@ class Float32Codec:
             yield values.numpy().astype("<f4", copy=False).data.cast("B")
             first += values.numel()
 
-    def within(self) -> Projections:
-        return {}
-
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        read_header(header, self._layout, Codec.FLOAT32, range(self._payload_bytes, self._payload_bytes + 1))
+        read_header(header, self._layout, Codec.FLOAT32, self._payload_bytes)
         first = 0
         for piece in pieces:
             if len(piece) % 4:
@@ -152,13 +135,3 @@ class Float32Codec:
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         largest = max((int(part.abs().max()) for part in self.integers(header, pieces, rank)), default=0)
         return largest * self._grid.step
-
-    def new_sum(self) -> IntegerSum:
-        return GridAccumulator(self._layout.n_values, self._grid)
-
-    def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
-        assert isinstance(total, GridAccumulator), "not a sum of this codec"
-        return total
-
-    def update_rms(self, total: IntegerSum) -> float | None:
-        return None

@@ -7,32 +7,26 @@ payload is the exact values as float32, in layout order, then the codec's bytes 
 An update states its length only. Parameters, keys and sizes come from the plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, SentPayload, send, send_corrected
+from umbel.aggregation.codec.feedback import Residual, SentPayload, send
 from umbel.aggregation.codec.vectors.codec import CodecContext, Projections, Sketching
 from umbel.aggregation.codec.vectors.lowrank import LowRank
-from umbel.aggregation.codec.vectors.mask import RandomMask
 from umbel.aggregation.codec.vectors.registry import vector_codec
+from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.stated_order import norm
-from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def projections(plan: CodecPlan, layout: Layout) -> Projections:
@@ -49,25 +43,13 @@ def projections(plan: CodecPlan, layout: Layout) -> Projections:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """An update made with error feedback, and its residual."""
+class GridCodec:
+    """The part of an `UpdateCodec` that is the same for all codecs whose integers are those of the grid."""
 
-    pieces: tuple[Buffer, ...]
-    left: Residual
-
-
-class VectorUpdateCodec:
-    """An `UpdateCodec` that uses a codec of vectors. A client needs memory for some vectors of the model."""
-
-    def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
-        self._plan = plan
+    def __init__(self, grid: Grid, layout: Layout, payload_bytes: range) -> None:
         self._grid = grid
         self._layout = layout
-        self._codec = vector_codec(plan.codec, plan.parameters)
-        self._exact = ExactPlaces(layout)
-        exact_bytes, lengths = 4 * self._exact.n_values, self._codec.payload_bytes(layout)
-        self._payload_bytes = range(exact_bytes + lengths.start, exact_bytes + lengths.stop)
+        self._payload_bytes = payload_bytes
 
     @property
     def header_bytes(self) -> int:
@@ -76,6 +58,30 @@ class VectorUpdateCodec:
     @property
     def update_bytes(self) -> range:
         return range(HEADER_BYTES + self._payload_bytes.start, HEADER_BYTES + self._payload_bytes.stop)
+
+    def within(self) -> Projections:
+        return {}
+
+    def new_sum(self) -> IntegerSum:
+        return GridAccumulator(self._layout.n_values, self._grid)
+
+    def mean(self, total: IntegerSum, parts: Iterable[object]) -> HasMean:
+        assert isinstance(total, GridAccumulator), "not a sum of this codec"
+        return total
+
+    def update_rms(self, total: IntegerSum) -> float | None:
+        return None
+
+
+class VectorUpdateCodec(GridCodec):
+    """An `UpdateCodec` that uses a codec of vectors. A client needs memory for some vectors of the model."""
+
+    def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
+        self._plan = plan
+        self._codec = vector_codec(plan.codec, plan.parameters)
+        self._exact = ExactPlaces(layout)
+        exact_bytes, lengths = 4 * self._exact.n_values, self._codec.payload_bytes(layout)
+        super().__init__(grid, layout, range(exact_bytes + lengths.start, exact_bytes + lengths.stop))
 
     # --- a client's side ----------------------------------------------------------------------------------------------
 
@@ -88,23 +94,17 @@ class VectorUpdateCodec:
 
     def encode_fed(
         self, change: Callable[[], Iterator[Tensor]], rank: int, version: int, before: Residual | None
-    ) -> Fed:
+    ) -> SentPayload:
         """`encode` with error feedback. `version`: of the model that was trained. `before`: the last residual.
 
         Raises as `encode` does.
         """
         exact, values = self._split(change())
-        sent = self._sent(values, rank, version, before)
+        context = self._context(rank)
+        sent = send(self._codec, self._clipped(values), context, version, before, self._plan.momentum)
         for _, here in self._exact.within(0, self._layout.n_values):  # a codec may decode zeros as other values
             sent.left.values[here] = 0.0
-        return Fed(self._framed(exact, sent.pieces, rank), sent.left)
-
-    def _sent(self, values: Tensor, rank: int, version: int, before: Residual | None) -> SentPayload:
-        context = self._context(rank)
-        if self._plan.momentum is None:
-            return send(self._codec, self._clipped(values), context, version, before)
-        correction = MomentumCorrection(self._plan.momentum, self._plan.clip_norm)
-        return send_corrected(self._codec, values, context, version, before, correction)
+        return SentPayload(self._framed(exact, sent.pieces, rank), sent.left)
 
     def _split(self, change: Iterator[Tensor]) -> tuple[bytes, Tensor]:
         """The exact values as bytes, and the whole change without them."""
@@ -120,7 +120,7 @@ class VectorUpdateCodec:
             return values
         return values * self._plan.scale(norm(values))
 
-    def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[Buffer, ...]:
+    def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[bytes, ...]:
         """The whole update. Raises `UpdateOutOfRange` for one that the coordinator would refuse.
 
         Codecs that are right on average can overshoot.
@@ -137,16 +137,6 @@ class VectorUpdateCodec:
 
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         return max((float(part.abs().amax()) for part in self._values(header, pieces, rank) if part.numel()), default=0)
-
-    def new_sum(self) -> IntegerSum:
-        return GridAccumulator(self._layout.n_values, self._grid)
-
-    def mean(self, total: IntegerSum, parts: Iterable[object]) -> HasMean:
-        assert isinstance(total, GridAccumulator), "not a sum of this codec"
-        return total
-
-    def update_rms(self, total: IntegerSum) -> float | None:
-        return None
 
     def _values(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         """The change as it will be summed: float32, within the grid's bounds."""

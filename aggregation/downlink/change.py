@@ -16,11 +16,11 @@ while it is read; both take the model a piece at a time. A change names neither 
 after. The client knows the SHA-256 of both, and must check that the result has the right one.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import torch
 
 from umbel.aggregation.codec.entropy import entropy, frame
 from umbel.aggregation.codec.entropy.coded_levels import CODING_BYTES, Coding, LevelsCoder
@@ -28,10 +28,8 @@ from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.downlink.publishing import STEP_MAX, STEP_MIN, Publication, moved
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import Values, pieces, segments
-from umbel.aggregation.model.state import torch_dtype
+from umbel.aggregation.model.state import Values, pieces, segments, torch_dtype
 from umbel.aggregation.plans.codec import as_float32
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
 
 _HEAD = struct.Struct(f"<f{CODING_BYTES}sQ")

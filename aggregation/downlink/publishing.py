@@ -17,25 +17,29 @@ any order; dropping the other bits makes D 0.3 % shorter. Products and sums are 
 processor fuses them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.model.optimizer import HasMean, next_pieces
-from umbel.aggregation.model.pieces import Piece, Values, pieces, segments
-from umbel.aggregation.model.state import master_dtype, published, torch_dtype, weight_change
+from umbel.aggregation.model.state import (
+    Piece,
+    Values,
+    master_dtype,
+    pieces,
+    published,
+    segments,
+    torch_dtype,
+    weight_change,
+)
 from umbel.aggregation.plans.codec import as_float32
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import LEVEL_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STEP_MIN, STEP_MAX = 2.0**-100, 2.0**100  # far within float32; the smaller one is also the step if nothing changes
 _ROUNDING = 0.5  # a dead zone about zero would be no better than a longer step, because the error is fed back

@@ -1,19 +1,15 @@
 """A model as safetensors bytes: the owners' tensors, with the layout as metadata, so that ties and order survive."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LAYOUT_KEY = "umbel.layout"
 MASTER_KEY = "umbel.master_of"
@@ -48,15 +44,11 @@ def encode_model(state: State) -> bytes:
     """A state dict as safetensors bytes. The same state gives the same bytes."""
     layout = Layout.of_state(state)
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
-    from safetensors.torch import save  # it imports torch
-
     return save(owned, metadata_of(layout))
 
 
 def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
     """Layout and full state dict, including tied names. Raises `LayoutError` for bytes that are not a model."""
-    from safetensors.torch import load  # it imports torch
-
     try:
         owned = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not

@@ -7,8 +7,6 @@ vector of float32. A tied tensor (a second name for the same storage) names its 
 Nothing here imports torch. `state.py` has the tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -28,6 +26,7 @@ _ITEM_BYTES: Mapping[str, int] = {
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
+PIECE_VALUES = 1 << 17  # a model is read in pieces: 1 MiB of float64 scratch stays in the second-level cache
 _DIMENSIONS_MAX = 64
 _Value = TypeVar("_Value")
 
@@ -100,7 +99,7 @@ class Layout:
             offset += spec.n_values
 
     @classmethod
-    def of_state(cls, state: Mapping[str, DenseTensor]) -> Layout:
+    def of_state(cls, state: Mapping[str, DenseTensor]) -> "Layout":
         """The layout of a state dict of torch tensors.
 
         Raises `LayoutError` for an entry that is not a dense tensor, for a dtype that has no mean (complex, float8) and
@@ -119,7 +118,7 @@ class Layout:
         return cls(tuple(specs))
 
     @classmethod
-    def from_json(cls, text: str) -> Layout:
+    def from_json(cls, text: str) -> "Layout":
         """The inverse of `to_json`. Raises `LayoutError` for any text that `to_json` does not write."""
         try:
             rows = json.loads(text)
@@ -150,7 +149,7 @@ class Layout:
         """The tensors that own values: all but the tied ones."""
         return (spec for spec in self.tensors if spec.tied_to is None)
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: "Layout") -> str:
         """The first difference between two layouts, in words; empty if they are equal."""
         ours, theirs = ({spec.name: spec for spec in layout.tensors} for layout in (self, other))
         if missing := [name for name in ours if name not in theirs]:

@@ -5,27 +5,27 @@ nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes th
 are separate operations: a fused multiply-add would make the bits depend on the processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.errors import ModelOverflow
 from umbel.aggregation.model.layout import FLOATS, Layout, TensorSpec
-from umbel.aggregation.model.pieces import InMemory, Piece, Values, pieces
 from umbel.aggregation.model.state import (
     EXACT_IN_FLOAT32,
     INTEGER_UNIT,
+    InMemory,
+    Piece,
     State,
+    Values,
     empty_state,
     master_dtype,
+    pieces,
     published,
     torch_dtype,
 )
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class HasMean(Protocol):

@@ -11,57 +11,39 @@ from umbel.aggregation.types import AssignmentId, ClientId, RunId
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model version by what a client needs to fetch and check it. `sha256`: of the safetensors file, hex.
+    """A model version, as a client fetches and checks it."""
 
-    Version 0 is the one a run was created with; each committed round, and each rollback, makes the next.
-    """
-
-    version: int
-    sha256: str
+    version: int  # 0 for the run's first; each committed round, and each rollback, makes the next
+    sha256: str  # of the safetensors file, hex
     size_bytes: int
     layout_digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
-    """A file that makes a model of the one before it (`codec/change.py`). `from_sha256`: of that one.
+    """A file that turns a model into the next version (`downlink/change.py`)."""
 
-    `sha256`, `size_bytes`: of the file itself, which is fetched as models are.
-    """
-
-    from_sha256: str
-    sha256: str
+    from_sha256: str  # of the model before
+    sha256: str  # of the file itself, which is fetched as models are
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SecureOffer:
-    """Beside what every assignment has. `cohort`: names and identity keys (base64), in the order of the names.
-
-    `window_s`: of the round, not what is left of it. `draws`: how often this client was drawn, which is public. The
-    rest: `context.py`.
-    """
+    """What the assignment of a secure round has besides; see also `secagg/context.py`."""
 
     attempt_id: str
     opening_commitment: str
-    cohort: tuple[tuple[str, str], ...]
+    cohort: tuple[tuple[str, str], ...]  # names and identity keys (base64), in the order of the names
     members_sha256: str
-    window_s: float
+    window_s: float  # of the round, not the rest of it
     plan: SecurePlan
-    draws: int = 1
+    draws: int = 1  # of this client, which is public
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
-
-    `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
-    (A client of a secure round draws its own.)
-    `share`: how much of the steps to do, 1 for all; less is asked by a canary only. `rank`: the client's place among
-    the cohort's names in their order, from 0. `changes`: of the newest versions, oldest first, the last of which makes
-    `model`; each makes what the next begins with, and together they are smaller than the model. `secure`: of a round
-    whose updates are masked, which then say nothing but to the cohort.
-    """
+    """What one client is asked to do."""
 
     id: AssignmentId
     run: RunId
@@ -72,13 +54,13 @@ class Assignment:
     codec: CodecPlan
     grid: Grid
     sample_count_max: int
-    seed: int
-    window_s: float
+    seed: int  # for batch order and dropout, the same for one run, round and client; secure rounds do not use it
+    window_s: float  # seconds left when this message was sent
     task: Task = Task.TRAINING
-    share: float = 1.0
-    rank: int = 0
-    changes: tuple[ModelChange, ...] = ()
-    secure: SecureOffer | None = None
+    share: float = 1.0  # of the steps to do; below 1 only in a canary
+    rank: int = 0  # the client's place in the order of the cohort's names, from 0
+    changes: tuple[ModelChange, ...] = ()  # in sequence, the last one makes `model`; together smaller than the model
+    secure: SecureOffer | None = None  # of a round with masked updates
 
     @property
     def is_secure(self) -> bool:

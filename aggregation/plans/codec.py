@@ -1,7 +1,5 @@
 """How the updates of a round are written, as plain data. `codec/vectors/registry.py` checks the parameters."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,21 +32,15 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CodecPlan:
-    """How the updates of a round are written. The default is float32, which no bytes are saved by.
-
-    `key`: of all that is drawn by chance; `clip_norm`: the greatest L2 norm of an update, None without one. The integer
-    codec's: `inverse_step`, levels per unit of a weight, a float32. The others': their `parameters` (`registry.py`);
-    `feedback`: what was not sent is added to the next change (`feedback.py`), with `momentum` as in deep gradient
-    compression, if that is not None.
-    """
+    """How the updates of a round are written. The default is float32."""
 
     codec: Codec = Codec.FLOAT32
-    inverse_step: float = 0.0
-    key: int = 0
-    clip_norm: float | None = None
-    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
-    feedback: bool = False
-    momentum: float | None = None
+    inverse_step: float = 0.0  # of the integer codec: levels per unit of a weight, a float32
+    key: int = 0  # of all random draws
+    clip_norm: float | None = None  # the greatest L2 norm of an update
+    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])  # of codecs of vectors
+    feedback: bool = False  # the unsent part is added to the next change (`feedback.py`)
+    momentum: float | None = None  # of deep gradient compression; None without
 
     def __post_init__(self) -> None:
         if not 0 <= self.key < 1 << 63:
@@ -64,7 +56,7 @@ class CodecPlan:
         if self.codec is Codec.INTEGER and not self._has_step():
             raise ValueError(f"inverse_step must be a float32 between 2^-100 and 2^100, not {self.inverse_step!r}")
 
-    def at_step(self, step: float) -> CodecPlan:
+    def at_step(self, step: float) -> "CodecPlan":
         """The same codec with this step, in units of a weight; as near as float32 and the bounds allow."""
         inverse = 1.0 / min(max(step, 1.0 / INVERSE_STEP_MAX), 1.0 / INVERSE_STEP_MIN)
         return replace(self, inverse_step=as_float32(min(max(inverse, INVERSE_STEP_MIN), INVERSE_STEP_MAX)))

@@ -1,7 +1,5 @@
 """The public grid of a round: the step on which uncompressed updates become integers. `update/grid.py` has the sums."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,7 +29,7 @@ class Grid:
             raise ValueError("this grid could overflow 63 bits: take a larger step")
 
     @classmethod
-    def finest(cls, *, max_abs: float, total_weight_max: int) -> Grid:
+    def finest(cls, *, max_abs: float, total_weight_max: int) -> "Grid":
         """The grid with the smallest step whose sums cannot overflow."""
         _require_bounds(max_abs, total_weight_max)
         numerator, denominator = max_abs.as_integer_ratio()  # the denominator of a float is a power of two

@@ -1,12 +1,66 @@
-"""The numbers of a secure round that all its members agree on, as plain data. `secagg/numbers/plan.py` makes them."""
-
-from __future__ import annotations
+"""What all clients of a secure round agree on: the numbers of its sum, and the noise of a private one; plain data."""
 
 import math
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX, require_metric_names
+
+BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
+VARIANCE_MIN, VARIANCE_MAX = 2.0**-20, 2.0**34
+NOISE_VALUES_MAX = 1 << 40
+_SLACK = 1 + 2.0**-50  # so that the quotient, times what divided it, is no less
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePlan:
+    """The noise that each client of a private round adds, enough whatever other clients drop out or cheat.
+
+    A sum is revealed only if `least` clients or more are in it. `colluders` of them may have added no noise, or told
+    the coordinator theirs. So each adds
+
+        variance per client = mu / (least - colluders)
+
+    for a sum that needs mu: ten clients, of which seven must remain and three may collude, add 2.5 times what they
+    would if all could be trusted.
+    """
+
+    variance_per_client: float  # in each level, in squared steps
+    bound_squared: int  # the greatest sum of squares of one client's levels
+    n_values: int  # levels of a client
+    least: int  # the fewest clients in a revealed sum
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in (("bound_squared", BOUND_MAX), ("n_values", NOISE_VALUES_MAX), ("least", COHORT_MAX)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must lie between 1 and {most}, not {getattr(self, name)!r:.40}")
+        require_honest(self.least, self.colluders)
+        if not VARIANCE_MIN <= self.variance_per_client <= VARIANCE_MAX:
+            raise ValueError(
+                f"each client would add noise of a variance of {self.variance_per_client!r:.40} squared steps; it must "
+                "lie between 2^-20 and 2^34. Take a larger step, or less noise"
+            )
+
+    @classmethod
+    def of(cls, variance: float, bound_squared: int, n_values: int, *, least: int, colluders: int) -> "NoisePlan":
+        """`variance`: what the honest clients of the least cohort are to add together."""
+        require_honest(least, colluders)
+        share = max(variance / (least - colluders) * _SLACK, VARIANCE_MIN)
+        return cls(share, bound_squared, n_values, least, colluders)
+
+    def std_of_sum(self, n_clients: int) -> float:
+        """The standard deviation of the noise in a sum of this many clients, in steps."""
+        return math.sqrt(n_clients * self.variance_per_client)
+
+
+def require_honest(least: int, colluders: int) -> None:
+    """Raise `ValueError` unless a sum of `least` clients has at least one honest client."""
+    if not 0 <= colluders < least:
+        raise ValueError(
+            f"colluders must lie between 0 and {least - 1}, fewer than the {least} clients of the smallest sum, not "
+            f"{colluders!r:.40}"
+        )
+
 
 MINIMUM_LEAST = 3  # with two clients in a sum, each reads the other
 WEIGHT_UNIT_MAX = 1 << 40
@@ -15,18 +69,17 @@ ALL_STEPS, ONE_STEP = 1.0, 0.0  # the least share of its planned steps that a cl
 
 @dataclass(frozen=True, slots=True)
 class SumShown:
-    """What the sum of a committed round has shown, for the numbers of the next; public, as the sum is.
+    """What the sum of a committed round has shown, for the numbers of the next. It is public, as the sum is.
 
-    `update_rms`: the mean of the weighted changes' root mean squares; `spread`: the greatest root mean square that a
-    block of the rotated sum has, without the noise that clients have added, but with what rounding has, for that
-    depends on how far they agree; both in units of the weights, times w / `weight_unit`. `share_near_the_edge`: of
-    coordinates beyond three quarters of what the bits hold.
+    `update_rms` and `spread` are in units of the weights, times w / `weight_unit`.
     """
 
     n_clients: int
-    update_rms: float
-    spread: float
-    share_near_the_edge: float
+    update_rms: float  # the mean of the weighted changes' root mean squares
+    spread: (
+        float  # the greatest root mean square of a block of the rotated sum, with rounding but without clients' noise
+    )
+    share_near_the_edge: float  # of coordinates beyond three quarters of what the bits hold
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_clients <= COHORT_MAX:
@@ -39,26 +92,20 @@ class SumShown:
 
 @dataclass(frozen=True, slots=True)
 class SecurePlan:
-    """What all members of a secure round must agree on, beside the codec's plan.
+    """What all clients of a secure round must agree on, beside the codec's plan.
 
-    `bits`: of a level on the wire, modulo 2^bits. `weight_unit`: the weight at which a change is rounded as it is.
-    `clients_max`: the most clients, and draws, that the round asks; `minimum`: the fewest that a sum may have.
-    `is_proportional`: whether a client weighs as often as it was drawn, or as many samples as it has. `metrics`,
-    `evaluation`: the names that are added up, of those that training and held-out data give; others stay at the client.
-    `noise`: of a private round, what each client adds to its levels (`privacy/`); clients then all weigh the same, and
-    say nothing else of what they did. `minimum_work`: the least share of its planned steps that a client must have done
-    to send its update; 0: one step (`work_floor.py`).
+    In a private round all clients weigh the same, and report nothing else of their work.
     """
 
-    bits: int
-    weight_unit: int
-    clients_max: int
-    minimum: int = MINIMUM_LEAST
-    is_proportional: bool = False
-    metrics: tuple[str, ...] = ()
-    evaluation: tuple[str, ...] = ()
-    noise: NoisePlan | None = None
-    minimum_work: float = ALL_STEPS
+    bits: int  # of a level on the wire, modulo 2^bits
+    weight_unit: int  # the weight at which a change is rounded as it is
+    clients_max: int  # the most clients, and draws, that the round asks
+    minimum: int = MINIMUM_LEAST  # the fewest clients in a sum
+    is_proportional: bool = False  # whether a client weighs its draws instead of its samples
+    metrics: tuple[str, ...] = ()  # of training, that are added up; others stay at the client
+    evaluation: tuple[str, ...] = ()  # likewise, of held-out data
+    noise: NoisePlan | None = None  # of a private round
+    minimum_work: float = ALL_STEPS  # the least share of the planned steps of an update that is sent; 0: one step
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= RESIDUE_BITS_MAX:
@@ -77,11 +124,8 @@ class SecurePlan:
         for names in (self.metrics, self.evaluation):
             require_metric_names(names)
 
-    def unwrapping(self) -> SecurePlan:
-        """The same with as many bits as no sum of these clients can exceed, whatever they send in good faith.
-
-        For the first round, and for an attempt after one that has failed: its sum may have wrapped.
-        """
+    def unwrapping(self) -> "SecurePlan":
+        """A copy with so many bits that no sum of honest clients can wrap: for a first round or a repeated attempt."""
         if self.is_private:
             return self  # its norms are bounded, and its bits hold what they add up to
         return replace(self, bits=(self.clients_max * LEVEL_MAX).bit_length() + 1)

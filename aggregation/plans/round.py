@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     LOCAL_MAX,
@@ -26,47 +25,45 @@ from umbel.aggregation.types import (
 
 
 class Task(StrEnum):
-    """What a round asks of its clients: to train the model, only to measure it on their own held-out data, or to try
-    with a share of the work whether they are fit for it."""
+    """What a round asks of its clients."""
 
     TRAINING = "training"
-    EVALUATION = "evaluation"
-    CANARY = "canary"
+    EVALUATION = "evaluation"  # measure the model on their own held-out data
+    CANARY = "canary"  # do a share of the work, to show whether they are fit for it
 
     @property
     def mark(self) -> str:
-        """What stands before the attempt in the ids of its assignments: each kind has attempts of its own."""
+        """The prefix of the attempt in assignment ids, because each kind counts its own attempts."""
         return {Task.TRAINING: "", Task.EVALUATION: "e", Task.CANARY: "c"}[self]
 
     @property
     def sends_updates(self) -> bool:
-        """Whether its clients train, upload an update and report it; otherwise they measure, and report that alone."""
+        """Whether its clients train and upload an update; otherwise they only measure."""
         return self is not Task.EVALUATION
 
     @property
     def makes_model(self) -> bool:
-        """Whether its updates are summed, and its end makes the run's next version."""
+        """Whether its updates are summed and make the run's next version."""
         return self is Task.TRAINING
 
     @property
     def tries_clients(self) -> bool:
-        """Whether it is the clients that are tried. They are chosen to differ, and measure how fit they are; whoever
-        comes is judged, and who does not come is a finding too."""
+        """Whether it tests its clients, which are chosen to differ; a missing client is a finding too."""
         return self is Task.CANARY
 
     @property
     def may_be_left_out(self) -> bool:
-        """Whether the run goes on without it where nobody does it: it is not waited for, nor tried again."""
+        """Whether the run continues without it if too few clients take part."""
         return self is Task.EVALUATION
 
     @property
     def follows_its_round(self) -> bool:
-        """Whether it comes after the training of its number, to which it belongs."""
+        """Whether it comes after the training round of the same number."""
         return self is Task.EVALUATION
 
     @property
     def closing_words(self) -> str:
-        """What is done when it has closed."""
+        """What happens when it has closed, in words."""
         return {
             Task.TRAINING: "making the new model",
             Task.EVALUATION: "adding up what was measured",
@@ -111,17 +108,12 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class CoverageFloor:
-    """What must be in before a round may close early; `coverage.py` judges it, `cohort.py` draws for it.
+    """What must be in before a round may close early (`coverage.py`, `cohort.py`)."""
 
-    `samples`: share (0 to 1) of the samples that the cohort announced, and of each named tier's; `sites`: clients by
-    name; `tiers`: values of the label `tier`, one client of each at least. At the window's end a round closes
-    without what is missing and says so; a `strict` one is abandoned instead.
-    """
-
-    samples: float = 0.0
-    sites: tuple[ClientId, ...] = ()
-    tiers: tuple[str, ...] = ()
-    strict: bool = False
+    samples: float = 0.0  # share (0 to 1) of the samples that the cohort announced, and of each named tier's
+    sites: tuple[ClientId, ...] = ()  # clients by name
+    tiers: tuple[str, ...] = ()  # values of the label `tier`, one client of each at least
+    strict: bool = False  # at the window's end: abandon the round, instead of closing it without the missing parts
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -147,35 +139,27 @@ class CoverageFloor:
 class RoundPlan:
     """What is asked of one round.
 
-    The cohort is drawn `ceil(target * over_selection)` strong. The round closes at `target` reports, or `window_s`
-    seconds after it opened if at least `minimum` are in. Under proportional weighting the target counts draws; the
-    minimum always counts clients.
-    `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
-    `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
-    `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
-    `task`: an evaluation measures the model after round `number`, a canary tries out round `number` before it; both
-    have attempts of their own. `codec`: how updates are written, here or in the next round that has any. `secure`: of
-    a round whose updates are masked. `n_released`: how many sums of the run were revealed before it, also by attempts
-    that have made nothing of theirs.
+    The cohort has `ceil(target * over_selection)` clients. The round closes at `target` reports, or `window_s` seconds
+    after it opened if at least `minimum` are in.
     """
 
     run: RunId
-    number: int
-    attempt: int
-    target: int
-    minimum: int
+    number: int  # from 1; an evaluation follows the round of its number, a canary precedes it
+    attempt: int  # from 1 for each kind of round; an abandoned round is attempted again
+    target: int  # reports; under proportional weighting draws
+    minimum: int  # clients
     over_selection: float
     window_s: float
     weighting: Weighting
-    sample_count_max: int
-    max_abs: float
+    sample_count_max: int  # bounds one client's weight
+    max_abs: float  # bounds one coordinate of an update
     seed: int
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
-    tuned: str = ""
+    tuned: str = ""  # why window and over-selection are not the run file's; empty if they are (`tuning.py`)
     task: Task = Task.TRAINING
-    codec: CodecPlan = field(default_factory=CodecPlan)
-    secure: SecurePlan | None = None
-    n_released: int = 0
+    codec: CodecPlan = field(default_factory=CodecPlan)  # of this round, or of the next one with updates
+    secure: SecurePlan | None = None  # of a round with masked updates
+    n_released: int = 0  # sums of the run revealed before, including those of abandoned attempts
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -195,14 +179,13 @@ class RoundPlan:
 
     @property
     def n_wanted(self) -> int:
-        """How many are asked, so that `target` report: ceil(target * over_selection)."""
+        """The number of clients that are asked: ceil(target * over_selection)."""
         return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
 
     def numbered_as(self, other: "RoundPlan", *, was_revealed: bool = False) -> "RoundPlan":
-        """This plan, with updates written as in `other`: another attempt, or another kind of round.
+        """A copy that keeps `other`'s codec and secure plans: for another attempt, or another kind of round.
 
-        `was_revealed`: whether the other's sum was. A masked sum may have been what failed there, so it takes the bits
-        that none exceeds.
+        `was_revealed`: whether the other's sum was. A masked sum may have wrapped there, so this one cannot wrap.
         """
         secure = other.secure
         if secure:
@@ -216,34 +199,31 @@ class RoundPlan:
 
     @property
     def noise(self) -> NoisePlan | None:
-        """What each client of a private round adds."""
+        """The noise that each client of a private round adds."""
         return self.secure.noise if self.secure else None
 
     @property
     def n_rounds_before(self) -> int:
-        """How many rounds of training were committed before this one is begun."""
+        """The number of rounds of training committed before this one begins."""
         return self.number if self.task.follows_its_round else self.number - 1
 
     @property
     def needs_counts(self) -> bool:
-        """Whether clients must say how much data they have: not in a secure round that draws them evenly."""
+        """Whether clients must report their sample counts: not in a secure round that draws them evenly."""
         return not self.is_secure or self.weighting is Weighting.PROPORTIONAL
 
     @property
     def target_unit(self) -> str:
-        """What the target counts, one of it: a client drawn twice under proportional weighting answers two draws."""
+        """The unit of the target: under proportional weighting a client drawn twice counts as two draws."""
         return "draw" if self.weighting is Weighting.PROPORTIONAL else "report"
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for a full cohort before starting with fewer: a tenth of the window, 0.2 s to 30 s."""
+        """The longest wait for a full cohort: a tenth of the window, 0.2 s to 30 s."""
         return min(max(self.window_s / 10, 0.2), 30.0)
 
     def seed_of(self, client: ClientId) -> int:
-        """What this client's batch order, dropout and the like are drawn from.
-
-        The attempt is left out: a round that had to be tried again trains as it would have the first time.
-        """
+        """The seed of this client's batch order and dropout, the same in every attempt at the round."""
         return derive_seed(self.seed, "client", self.number, client)
 
     @property

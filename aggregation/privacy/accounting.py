@@ -32,8 +32,6 @@ dp-accounting converts divergences to (epsilon, delta) (Canonne, Kamath and Stei
 optional dependency, imported at first use.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -86,12 +84,12 @@ class Ledger:
     n_rounds: int = 0
     divergences: tuple[float, ...] = field(default=(0.0,) * len(ORDERS), repr=False)
 
-    def after(self, release: PublishedSum, n_rounds: int = 1) -> Ledger:
+    def after(self, release: PublishedSum, n_rounds: int = 1) -> "Ledger":
         """The ledger after `n_rounds` more rounds."""
         total = np.asarray(self.divergences) + n_rounds * release.divergences()
         return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
 
-    def plus(self, other: Ledger) -> Ledger:
+    def plus(self, other: "Ledger") -> "Ledger":
         """The total of two ledgers, also of different runs, at this ledger's delta: divergences of one order add up."""
         total = np.asarray(self.divergences) + np.asarray(other.divergences)
         return replace(self, n_rounds=self.n_rounds + other.n_rounds, divergences=tuple(total.tolist()))

@@ -23,13 +23,11 @@ ICML 2021). A coarse step, where most levels are zero, has a much smaller g. The
 because each e is below 1.
 """
 
-from __future__ import annotations
-
 import math
 
-from umbel.aggregation.codec.kernels.quantizer import UNIT
+from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.logarithms import log2
-from umbel.aggregation.plans.noise import BOUND_MAX
+from umbel.aggregation.plans.masks import BOUND_MAX
 
 BETA = 2.0**-20
 _HALVINGS = 64

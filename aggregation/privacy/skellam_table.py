@@ -18,8 +18,6 @@ because n - 1 of them are off by half a unit at most, zero by the sum of these e
 probability below 2^-128. At the greatest variance that is 2^-109, or 2^-49 over 2^60 samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,7 +53,7 @@ class SkellamTable:
     outcomes: _Ints = field(repr=False)
 
     @classmethod
-    def of(cls, weights: Sequence[int]) -> SkellamTable:
+    def of(cls, weights: Sequence[int]) -> "SkellamTable":
         """A table that draws 0 with probability `weights[0]` * 2^-127, and so on. The weights sum to 2^127."""
         if sum(weights) != 1 << UNIT_BITS:
             raise ValueError("the weights of a table must sum to 2^127")

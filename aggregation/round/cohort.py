@@ -1,11 +1,11 @@
-"""Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
+"""Which clients a round invites, and why now: a decision and its reason in words."""
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan
-from umbel.aggregation.round.spread import spread
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
@@ -16,45 +16,41 @@ _ABSENT_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One client of a cohort: how many draws fell on it, and what it said of itself when it was drawn."""
+    """One client of a cohort."""
 
-    draws: int
-    sample_count: int
+    draws: int  # that fell on it
+    sample_count: int  # that it announced
     tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Those who waited and were not drawn: how many, and how many samples they announced."""
+    """The clients that waited and were not drawn."""
 
     clients: int = 0
-    samples: int = 0
+    samples: int = 0  # that they announced
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`cohort`: None while the round should go on waiting; `why`: for log and API alike.
+    """A drawn cohort, or the reason to wait."""
 
-    `needs_all`: whether nothing can come of it without every one of the cohort (`second_sum.py`).
-    """
-
-    cohort: Mapping[ClientId, Member] | None
-    why: str
+    cohort: Mapping[ClientId, Member] | None  # None: keep waiting
+    why: str  # for log and API
     passed_over: PassedOver = PassedOver()
-    needs_all: bool = False
+    needs_all: bool = False  # whether the round fails without any one of the cohort (`second_sum.py`)
 
 
 def choose(
     plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float, avoid: Collection[ClientId] = ()
 ) -> Choice:
-    """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
+    """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum wait.
 
-    Candidates without samples are passed over, unless the round does without counts, and no sample count is taken for
-    more than the plan's maximum: it bounds what one client's word is worth, in the draw as in the mean. A cohort of
-    fewer clients than the minimum could never close, so it is drawn again. Sites and tiers that the plan's coverage
-    names are in the cohort if they wait, and are waited for as a full cohort is: until patience runs out, or for ever
-    if coverage is strict. `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too
-    few others.
+    Candidates without samples are passed over, unless the round does without counts. A sample count above the plan's
+    maximum counts as the maximum, which bounds one client's weight in the draw as in the mean. A cohort of fewer
+    clients than the minimum could never close, so it is drawn again. Sites and tiers that the plan's coverage names are
+    in the cohort if they wait. The round waits for them as for a full cohort: until patience runs out, or for ever if
+    coverage is strict. `waited_s`: since recruiting began. `avoid`: drawn only if there are too few others.
     """
     able = able_of(plan, candidates)
     if why := _why_wait(plan, able, waited_s):
@@ -72,7 +68,7 @@ def choose(
 
 
 def able_of(plan: RoundPlan, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Who may be drawn, with no more samples than count."""
+    """The candidates that may be drawn, with capped sample counts."""
     return [
         candidate
         if candidate.sample_count <= plan.sample_count_max
@@ -83,7 +79,7 @@ def able_of(plan: RoundPlan, candidates: Sequence[Candidate]) -> list[Candidate]
 
 
 def passed_over(cohort: Collection[ClientId], able: Sequence[Candidate]) -> PassedOver:
-    """Those of the able who were not drawn."""
+    """The clients of `able` that were not drawn."""
     rest = [candidate.sample_count for candidate in able if candidate.client not in cohort]
     return PassedOver(len(rest), sum(rest))
 
@@ -104,7 +100,7 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
 
 
 def too_few(plan: RoundPlan, n_able: int) -> str:
-    """What a round waits for whose minimum is not there."""
+    """Why a round waits that has too few clients."""
     return f"{_wait(n_able)}, the round needs at least {plan.minimum}"
 
 
@@ -113,7 +109,7 @@ def _wait(n_clients: int) -> str:
 
 
 def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
-    """What the floor names and nobody who waits stands for."""
+    """The sites and tiers of the floor without a waiting client."""
     clients = {candidate.client for candidate in able}
     tiers = {candidate.tier for candidate in able}
     sites = [f"site {site}" for site in floor.sites if site not in clients]
@@ -121,7 +117,7 @@ def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
 
 
 def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientId]) -> Iterator[Mapping[ClientId, int]]:
-    """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client.
+    """The round's draws in order; the next one is used if one has too few clients (draws are with replacement).
 
     A canary is not drawn: it takes clients that differ.
     """
@@ -140,7 +136,7 @@ def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientI
 def _required(
     floor: CoverageFloor, able: Sequence[Candidate], avoid: Collection[ClientId], seed: int
 ) -> frozenset[ClientId]:
-    """The named sites that wait, and one client of each named tier that has none among them, drawn evenly."""
+    """The waiting named sites, and one evenly drawn client of each named tier without any of them."""
     clients = {candidate.client: candidate for candidate in able}
     required = {site for site in floor.sites if site in clients}
     for tier in floor.tiers:
@@ -153,3 +149,32 @@ def _required(
 def _members(cohort: Mapping[ClientId, int], candidates: Sequence[Candidate]) -> dict[ClientId, Member]:
     known = {candidate.client: candidate for candidate in candidates}
     return {client: Member(draws, known[client].sample_count, known[client].tier) for client, draws in cohort.items()}
+
+
+def spread(
+    candidates: Sequence[Candidate], n_wanted: int, required: Collection[ClientId] = ()
+) -> Mapping[ClientId, int]:
+    """At most `n_wanted` clients that differ as much as possible, one draw each, in the order of names.
+
+    First the `required` ones (at most `n_wanted`), then one of each tier in turn: alternately the remaining client with
+    the most and with the fewest samples. The tier of the largest client comes first, and begins with it; the second
+    tier begins with its smallest, and so on. The same candidates, in any order, give the same answer.
+    """
+    chosen = [client for client in sorted(required) if client in {one.client for one in candidates}]
+    tiers = _tiers([one for one in candidates if one.client not in required])
+    turns = deque((tier, index % 2 == 0) for index, tier in enumerate(tiers))
+    while turns and len(chosen) < n_wanted:
+        tier, takes_largest = turns.popleft()
+        chosen.append(tier.pop() if takes_largest else tier.popleft())
+        if tier:
+            turns.append((tier, not takes_largest))
+    return dict.fromkeys(sorted(chosen), 1)
+
+
+def _tiers(candidates: Sequence[Candidate]) -> list[deque[ClientId]]:
+    """Each tier's clients from the smallest to the largest; the tier of the largest client first."""
+    by_tier: dict[str, deque[ClientId]] = {}
+    for one in sorted(candidates, key=lambda one: (one.sample_count, one.client)):
+        by_tier.setdefault(one.tier, deque()).append(one.client)
+    size = {one.client: (one.sample_count, one.client) for one in candidates}
+    return sorted(by_tier.values(), key=lambda tier: size[tier[-1]], reverse=True)

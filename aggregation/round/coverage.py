@@ -1,7 +1,7 @@
-"""How much of a cohort's data is in, and what the coverage floor still asks for, from the round's own maps. Pure.
+"""How much of a cohort's data is in, and which parts of the coverage floor are missing. Pure.
 
-A sample count is what the client announced when it was drawn, on both sides of every share, and never more than the
-run's `sample_count_max`: so nobody can hold a round open by claiming more than it could ever be worth.
+Sample counts are those that clients announced when they were drawn, capped at the run's `sample_count_max`, so that no
+client can hold a round open with a false count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,17 +18,13 @@ _ROUNDING = 1e-9  # a share of 0.3 of 10 samples is 3, whatever binary fractions
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One thing the floor asks for that is not in. `name`: of the site or tier; empty for the share of all samples.
-
-    `sample_count`: how much announced data is missing there; 0 where nobody announced any. `may_close`: somebody who
-    could fill it may still report; never once the round has ended.
-    """
+    """A missing part of the floor."""
 
     kind: Literal["samples", "site", "tier"]
-    name: str
+    name: str  # of the site or tier; empty for the share of all samples
     reason: str
-    sample_count: int
-    may_close: bool = False
+    sample_count: int  # announced and missing there
+    may_close: bool = False  # whether clients that could fill it may still report
 
     @property
     def what(self) -> str:
@@ -37,11 +33,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Announced samples of a group of clients: of all, of those whose reports are in, of those who may still report."""
+    """Announced samples of a group of clients."""
 
-    selected: int
-    reported: int
-    open: int
+    selected: int  # of all
+    reported: int  # of those whose reports are in
+    open: int  # of those that may still report
 
     @property
     def left_out(self) -> int:
@@ -49,28 +45,28 @@ class Samples:
 
     @property
     def share(self) -> float:
-        """How much of the data is in, 0 to 1; nothing at all of nothing."""
+        """The share of the data that is in, 0 to 1; 0 if there is none."""
         return self.reported / self.selected if self.selected else 0.0
 
     def reaches(self, share: float) -> bool:
         return self.reported >= share * self.selected - _ROUNDING * self.selected
 
     def may_reach(self, share: float) -> bool:
-        """Whether it would if everybody reported who still may."""
+        """Whether it would if all open clients reported."""
         return self.reported + self.open >= share * self.selected - _ROUNDING * self.selected
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """A cohort called over: who is in (`accepted`), and who will not come and why (`missing`); the rest may still."""
+    """The attendance of a cohort; clients in neither `accepted` nor `missing` may still report."""
 
     plan: RoundPlan
     cohort: Mapping[ClientId, Member]
     accepted: Collection[ClientId]
-    missing: Mapping[ClientId, str]
+    missing: Mapping[ClientId, str]  # with reasons
 
     def samples(self, clients: Iterable[ClientId] | None = None) -> Samples:
-        """Of the whole cohort, or of these of its clients."""
+        """The samples of the whole cohort, or of these of its clients."""
         selected = reported = n_open = 0
         for client in self.cohort if clients is None else clients:
             worth = min(self.cohort[client].sample_count, self.plan.sample_count_max)
@@ -83,7 +79,7 @@ class Roll:
 
 
 def gaps(roll: Roll) -> tuple[Gap, ...]:
-    """What the plan's coverage asks for and is not in: the share of all samples, then sites, then tiers."""
+    """The missing parts of the plan's coverage: the share of all samples, then sites, then tiers."""
     floor = roll.plan.coverage
     if not floor.is_set:
         return ()
@@ -94,12 +90,12 @@ def gaps(roll: Roll) -> tuple[Gap, ...]:
 
 
 def names(uncovered: Sequence[Gap]) -> str:
-    """The gaps for a sentence: the first few, and how many more."""
+    """The first few gaps and the number of others, for a sentence."""
     return some([gap.what for gap in uncovered])
 
 
 def words(uncovered: Sequence[Gap]) -> str:
-    """The gaps with their reasons, likewise."""
+    """`names` with reasons."""
     return some([f"{gap.what} ({gap.reason})" for gap in uncovered])
 
 
@@ -125,7 +121,7 @@ def _site_gap(roll: Roll, site: ClientId) -> Gap | None:
 
 
 def _tier_gap(roll: Roll, tier: str) -> Gap | None:
-    """A tier is in with one client of it, and with the floor's share of the samples that its drawn clients hold."""
+    """A tier needs one client, and the floor's share of the samples of its drawn clients."""
     clients = [client for client, member in roll.cohort.items() if member.tier == tier]
     if not clients:
         return Gap("tier", tier, "no client of it was waiting when the cohort was drawn", 0)

@@ -1,4 +1,4 @@
-"""One federated round as a state machine: `advance(state, event) -> (state, commands)`; `round.py` has their types.
+"""One federated round as a state machine: `advance(state, event) -> (state, commands)`; `states.py` has the types.
 
 ```
               Gathered, enough                    target reached, window over with the
@@ -11,25 +11,24 @@
 ```
 
 Rules:
-1. Everything that affects a round's state is in this file; it knows no clock, network, database or tensor.
-2. Time arrives in the events; it never runs backward here, whatever the events say of it.
+1. Every transition of a round's state is made here, without a clock, a network, a database or tensors.
+2. Time arrives in the events; it never runs backward here, whatever the events say.
 3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
-4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer,
-   unless the round was abandoned in between.
-5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
-   *clients*: it is what keeps a model from being one client's update.
+4. A message that is late, repeated or uninvited is answered, and is never an error. A repeated report gets the same
+   answer, unless the round was abandoned in between.
+5. The target counts *draws*: under proportional weighting a client drawn twice counts as two. The minimum counts
+   *clients*, so that no model is one client's update.
 6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
-7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure:
-   there is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is
-   abandoned when patience has run out, so that it holds up no training.
-8. A canary tries out a round on a few clients (`canary.py`). It makes no model either; it closes with whatever came,
-   for who is missing, and why, is what it is to find out.
-9. In a secure round (`Exchange`, secagg/server.py) clients advertise keys and share them while they train. Who is too
-   late for either is out of the round, and below the threshold it is abandoned. Once it has closed, those whose vectors
-   are in check who that is and reveal shares; where too few do, it is abandoned though it had closed. By whom a secure
-   round has failed is told by name (`Abandoned.blamed`): who was asked and kept silent, or dealt shares of no secret.
-   Who says that it will not sign who is in the sum is not waited for, nor blamed: but who is missing from that sum is.
-   After one whose sum was opened in vain not anybody is asked, and of some cohorts nobody may be missing
+7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model. It has no updates, so
+   nothing is folded, and `Applied` names the model as it was. It is abandoned if too few clients wait when patience has
+   run out, so that it does not delay training.
+8. A canary tries a round on a few clients (`run/canary.py`). It makes no model, and closes with any number of reports,
+   because missing clients are a finding too.
+9. In a secure round (`Exchange`, secagg/turns.py) clients advertise and share keys while they train. A client that
+   misses either phase is dropped; below the threshold the round is abandoned. Once the round has closed, the clients in
+   the sum sign the list of its clients and reveal shares; if too few do, the closed round is abandoned. The clients to
+   blame are named (`SecureEnd.blamed`). A client that declines to sign the list is skipped and not blamed; clients
+   missing from the list are. After a sum was unmasked but not used, cohorts are restricted, and some need every client
    (`second_sum.py`).
 10. A report takes as long in a cohort of 10,000 as in one of 300 (`growing.py`). Stored as JSON, a client takes
    240 bytes.
@@ -45,9 +44,9 @@ from typing import TypeAlias, TypeVar, assert_never
 from umbel.aggregation.growing import with_entry
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.phrases import agreeing, counted, some
-from umbel.aggregation.round.blame import late_for, left_out_by_themselves, not_unmasked, unheard
 from umbel.aggregation.round.cohort import Choice, Member, choose
 from umbel.aggregation.round.coverage import Gap, Roll, gaps, names, words
+from umbel.aggregation.round.retry import late_for, left_out_by_themselves, not_unmasked, unheard
 from umbel.aggregation.round.second_sum import Past, choose_again
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -89,7 +88,7 @@ _NOBODY: Mapping[ClientId, str] = {}
 
 
 def advance(state: RoundState, event: Event, check: Callable[[], None] = lambda: None) -> Step:
-    """Say what `state` becomes after `event`, and what to do about it.
+    """The state after `event`, and the commands to carry out.
 
     `check` is called if a report or a message of a secure round counts, just before it does. It refuses by raising.
     """
@@ -107,7 +106,7 @@ def advance(state: RoundState, event: Event, check: Callable[[], None] = lambda:
 
 
 def takes(state: RoundState, event: Reported) -> bool:
-    """Whether `advance` makes this report count."""
+    """Whether `advance` will count this report."""
     return (
         isinstance(state, Training)
         and event.client in state.cohort
@@ -118,7 +117,7 @@ def takes(state: RoundState, event: Reported) -> bool:
 
 
 def hears(state: RoundState, event: Spoke) -> bool:
-    """Whether `advance` makes this message of a secure round count."""
+    """Whether `advance` will count this message of a secure round."""
     match state:
         case Training(secure=SecureSide(exchange)):
             return exchange.hears(event.client, event.turn, state.cohort.keys() - state.declined.keys())
@@ -129,7 +128,7 @@ def hears(state: RoundState, event: Spoke) -> bool:
 
 
 def refuses(state: RoundState, event: Declined) -> bool:
-    """Whether `advance` makes it count that this client, whose report counts, will not sign who is in the sum."""
+    """Whether `advance` will count this client's refusal to sign the list of clients in the sum."""
     match state:
         case Closing(secure=SecureSide(exchange)):
             return exchange.hears(event.client, Phase.CONSISTENCY_CHECK, state.accepted.keys())
@@ -138,9 +137,9 @@ def refuses(state: RoundState, event: Declined) -> bool:
 
 
 def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
-    """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens.
+    """When the next `Tick` (or, while recruiting, `Gathered`) is due if nothing else happens.
 
-    Recruiting after a pause has two such moments: its end, and the end of patience. `now`: leave out those before it.
+    Recruiting after a pause has two deadlines: the end of the pause and the end of patience. `now`: skips earlier ones.
     """
     match state:
         case Recruiting():
@@ -178,7 +177,7 @@ def _recruit(state: Recruiting, event: Event) -> Step:
 
 
 def _choose(state: Recruiting, event: Gathered) -> Choice:
-    """Whom to ask of those who wait."""
+    """Choose a cohort among the waiting clients."""
     able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
     avoid = frozenset(state.avoid)
     if (before := state.before) is None:
@@ -201,7 +200,7 @@ def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) 
 
 
 def _go_without(state: Recruiting, now: float, why: str) -> Step:
-    """No cohort can be drawn yet: wait for one; an evaluation only for as long as its patience lasts."""
+    """Wait for a cohort; abandon an evaluation whose patience has run out."""
     if state.plan.task.may_be_left_out and now >= state.since + state.plan.patience_s:
         return _abandon_unopened(state, now, f"there is nobody to measure the model: {why}")
     return replace(state, why=why), ()
@@ -236,7 +235,7 @@ def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
             return _settle(_with_exchange(state, state.secure.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
             if client not in state.cohort or client in state.accepted or client in state.declined:
-                return state, ()  # who is out already is out for what was said of it first
+                return state, ()  # the first reason counts
             return _settle(replace(state, declined=with_entry(state.declined, client, reason)), now)
         case Tick(now):
             return _settle(state, now)
@@ -261,7 +260,7 @@ def _accept(state: Training, event: Reported) -> Step:
     state = replace(state, accepted=with_entry(state.accepted, client, report), declined=declined)
     settled, commands = _settle(state, event.now)
     fold = (Fold(client, report.weight),) if state.plan.task.makes_model else ()
-    if isinstance(settled, Abandoned):  # by this very report, as nobody is left to wait for
+    if isinstance(settled, Abandoned):  # by this report, because no other client is left
         return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
     return settled, (*fold, _accepted_answer(client), *commands)
 
@@ -274,7 +273,7 @@ def _as_accepted(state: Training, event: Reported) -> Accepted:
 
 
 def _settle(state: Training, now: float) -> Step:
-    """Close, abandon, or go on: the one place that decides."""
+    """Decide whether the round closes, is abandoned, or continues."""
     plan, n_clients = state.plan, len(state.accepted)
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
@@ -297,7 +296,7 @@ def _settle(state: Training, now: float) -> Step:
 
 
 def _least(state: Training) -> int:
-    """How many must have spoken for the phase under way to end well."""
+    """The fewest reports, or messages of a secure round, with which the phase may end."""
     if state.needs_all:
         return len(state.cohort)
     minimum = state.plan.minimum
@@ -305,7 +304,7 @@ def _least(state: Training) -> int:
 
 
 def _not_whole(state: Training, came: Collection[ClientId]) -> str:
-    """Who has not come, where that is all that is wrong."""
+    """The missing clients, in words, if the round needs all of them."""
     if not state.needs_all:
         return ""
     absent = [client for client in state.cohort if client not in came]
@@ -313,15 +312,15 @@ def _not_whole(state: Training, came: Collection[ClientId]) -> str:
 
 
 def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
-    """The phases that pass while clients train: go on to the next, without those who were too late for this one."""
+    """The phases while clients train: advance to the next, and drop clients that missed this one."""
     phase, plan = exchange.phase, state.plan
     asked = state.cohort if phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
     waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
     least, not_whole = _least(state), _not_whole(state, spoke)
     is_over = exchange.is_over(waited_for, now)
     late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
-    out = {**state.declined, **late}  # by whom it fails, if it does: the others were not asked, or have time left
-    if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
+    out = {**state.declined, **late}  # to blame if it fails: the others were not asked, or have time left
+    if now >= state.closes_at:  # no tick came for long, and the rest of the round would be after its end
         reason = f"{_window(state)} is over, and clients have not all {phase.done_words}{not_whole}"
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
@@ -343,7 +342,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
 
 
 def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
-    """The minimum is in, or none is needed. What coverage asks for is waited for as long as it may still come."""
+    """The minimum is in, or none is needed: close, or wait for the target and for coverage that may still come."""
     plan, n_clients = state.plan, len(state.accepted)
     has_target = state.n_reported >= state.target
     if not (has_target or is_over or state.n_open == 0):
@@ -363,7 +362,6 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
 
 
 def _window(state: Training) -> str:
-    """The window, in words."""
     away = f", beside {state.away_s:.0f} s in which no coordinator could take reports," if state.away_s else ""
     return f"the window of {state.plan.window_s:g} s{away}"
 
@@ -395,7 +393,10 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
 
 
 def _abandon_short(state: Training, now: float, reason: str) -> Step:
-    """For want of reports. A secure round may need more of them than its plan's minimum, by which `retry.py` goes."""
+    """Abandon for lack of reports.
+
+    A secure round may need more reports than its plan's minimum, which `retry.py` uses, so it blames clients here.
+    """
     return _abandon(state, now, reason, _missing(state, reason) if state.secure else _NOBODY)
 
 
@@ -435,7 +436,7 @@ def _secure_end(state: Training | Closing, blamed: Mapping[ClientId, str]) -> Se
 def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
     match event:
         case Applied() if state.secure and not state.is_unmasking:
-            return state, ()  # whatever was made, it is not of a sum that its clients have opened
+            return state, ()  # no model can be made before its sum is unmasked
         case Applied(model_sha256=sha256):
             return Committed(state, sha256), ()
         case Spoke(now, client, turn, word) if state.secure and hears(state, event):
@@ -460,7 +461,7 @@ def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
 
 
 def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Revealed | None = None) -> Step:
-    """The phases of a secure round that has closed: check who is in the sum, then unmask it."""
+    """The phases of a secure round that has closed: clients sign the list of clients in the sum, then unmask it."""
     state = _with_exchange(state, exchange)
     agreed, least = exchange.who(Phase.CONSISTENCY_CHECK), exchange.least(state.plan.minimum, len(state.cohort))
     if exchange.phase is Phase.UNMASKING:
@@ -486,7 +487,7 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
 def _abandon_masked(
     state: Closing, agreed: Collection[ClientId], least: int, now: float, revealed: Revealed | None
 ) -> Step:
-    """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
+    """The time to reveal shares is over. If it is unknown which shares were revealed, no client is blamed."""
     why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
     why = why or f"fewer than {least} of {counted(len(agreed), 'client')} revealed shares"
     return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
@@ -528,7 +529,6 @@ def _release(state: Training, reason: str) -> tuple[Command, ...]:
 
 
 def _accepted_answer(client: ClientId) -> Answer:
-    """What a client is told whose report counts."""
     return Answer(client, Outcome.ACCEPTED, "the report counts")
 
 

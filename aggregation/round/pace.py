@@ -1,22 +1,22 @@
 """Pace steering: when a client that gets no work should come back.
 
 Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design", section 2.3: small populations are brought
-together, so that enough of them wait at the same moment; large ones are spread, so that no herd thunders and each
-comes as often as the rounds need it, and no oftener. Nothing is remembered of a client: the moment follows from the
-demand, the clock, and a salted hash of its name.
+together, so that enough of them wait at the same moment; large ones are spread, so that there is no thundering herd and
+each comes only as often as the rounds need it. No client is remembered: the moment follows from the demand, the clock,
+and a salted hash of its name.
 
 A client stays away for a day at most (`RETRY_AFTER_MAX_S` in the client), so the load cannot be bounded below N / 10 h.
 
-Let N be the population, k how many a round wants, R the time from one opening to the next, L the load that is allowed.
-Nobody may come oftener than every N / L seconds. A check-in waits for h = `WAIT_S_MAX` seconds at most, so enough wait
-at any moment if each client comes every N min(R, h) / (m k) seconds, with a margin of m = 1.5. The longer of the two
-is the cycle P.
+Let N be the population, k the clients that a round wants, R the time from one opening to the next, L the allowed load.
+A client may come every N / L seconds at most. A check-in waits for h = `WAIT_S_MAX` seconds at most, so enough clients
+wait at any moment if each comes every N min(R, h) / (m k) seconds, with a margin of m = 1.5. The longer of the two is
+the cycle P.
 
-- *Large*, P > R: time falls into cycles of length P, the same for all; each client comes once a cycle, at a moment
-  drawn evenly and anew for each. Whatever herd came before, the next cycle is even: N / P <= L check-ins a second are
-  expected at every moment, with the scatter of a Poisson process.
-- *Small*, P <= R: all are needed for every round. All come at the next opening, over N / L seconds; where that is now,
-  or overdue, over the next N / L seconds.
+- *Large*, P > R: time is divided into cycles of length P, the same for all. Each client comes once a cycle, at a moment
+  drawn uniformly for each cycle. So after any herd the next cycle is even: N / P <= L check-ins a second are expected
+  at every moment, with the scatter of a Poisson process.
+- *Small*, P <= R: all are needed for every round. All come at the next opening, over N / L seconds; if that is now, or
+  overdue, over the next N / L seconds.
 """
 
 import hashlib
@@ -30,23 +30,19 @@ from umbel.aggregation.types import ClientId
 
 MARGIN = 1.5
 COME_BACK_MIN_S = 1.0
-NEEDED_MAX_S = 6 * 3600.0  # rounds that need a client more seldom still see it each night, and in the day's count
+NEEDED_MAX_S = 6 * 3600.0  # rounds that need a client less often still see it each night
 _STEPS_PER_DOUBLING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the moment depends on. `population`: distinct clients of this run that were seen within a day.
+    """The demand for a run's clients."""
 
-    `wanted`: how many a round asks; `opens_in_s`: until the next round is expected to ask, 0 while one does;
-    `every_s`: from one opening to the next; `check_ins_per_s_max`: what all replicas together are to see of this run.
-    """
-
-    population: int
-    wanted: int
-    opens_in_s: float
-    every_s: float
-    check_ins_per_s_max: float
+    population: int  # distinct clients of this run that were seen within a day
+    wanted: int  # clients that a round asks
+    opens_in_s: float  # until the next round is expected to ask; 0 while one does
+    every_s: float  # from one opening to the next
+    check_ins_per_s_max: float  # of this run, at all replicas together
 
     def __post_init__(self) -> None:
         if self.population < 1 or self.wanted < 1:
@@ -59,12 +55,12 @@ class Demand:
 
     @property
     def least_cycle_s(self) -> float:
-        """How long it takes everybody to come once under the load that is allowed."""
+        """The time in which all clients can come once, at the allowed load."""
         return self.population / self.check_ins_per_s_max
 
     @property
     def cycle_s(self) -> float:
-        """How often each client should come: as often as rounds need it, within the load."""
+        """The time between a client's check-ins: as the rounds need it, within the load."""
         needed_s = self.population * min(self.every_s, WAIT_S_MAX) / (MARGIN * self.wanted)
         return max(self.least_cycle_s, min(needed_s, NEEDED_MAX_S))
 
@@ -77,8 +73,8 @@ class Demand:
 def come_back_s(demand: Demand, now: float, client: ClientId, salt: bytes) -> float:
     """Seconds until this client should check in again, `COME_BACK_MIN_S` at least.
 
-    `now`: Unix seconds, roughly alike on all replicas. `salt`: a secret of the run, alike on all of them, so that
-    nobody can pick a name that always comes first.
+    `now`: Unix seconds, roughly the same on all replicas. `salt`: a secret of the run, the same on all replicas, so
+    that no client can choose a name that always comes first.
     """
     if not demand.is_small:
         wait_s = _in_next_cycle(demand.cycle_s, now, client, salt)
@@ -93,7 +89,7 @@ def come_back_s(demand: Demand, now: float, client: ClientId, salt: bytes) -> fl
 def opens_in_s(state: RoundState, now: float, typical_open_s: float | None) -> float:
     """When the next round is expected to ask for clients: 0 while one does, or is about to.
 
-    `typical_open_s`: how long recent rounds were open (their records' `open_s`, the median say), None if not known.
+    `typical_open_s`: how long recent rounds were open (such as the median of `open_s`); None if unknown.
     """
     match state:
         case Recruiting(not_before=not_before):
@@ -114,7 +110,7 @@ def _in_next_cycle(cycle_s: float, now: float, client: ClientId, salt: bytes) ->
 
 
 def _rounded_up(cycle_s: float) -> float:
-    """To the next quarter of an octave, so that an estimate that wavers does not move everybody's cycles."""
+    """To the next quarter of an octave, so that small changes of an estimate do not move all cycles."""
     return math.pow(2.0, math.ceil(math.log2(cycle_s) * _STEPS_PER_DOUBLING - 1e-9) / _STEPS_PER_DOUBLING)
 
 

@@ -1,20 +1,62 @@
-"""What follows an abandoned attempt: the next one, later each time, with those who failed it asked last. Pure."""
+"""After an abandoned attempt: which clients failed it, and the next attempt, which asks them last. Pure.
 
-from collections.abc import Collection
+A secure round blames clients that were asked and stayed silent, and clients whose shares do not open or are withheld. A
+round that fails through no client, by an operator's order or by an impossible sum, blames none.
+"""
 
+from collections.abc import Collection, Iterable
+
+from umbel.aggregation.messages import Outcome
+from umbel.aggregation.phrases import some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.coverage import Roll, gaps
 from umbel.aggregation.round.second_sum import OpenedSum, with_sum
-from umbel.aggregation.round.states import Abandoned, Recruiting, SumsBefore
-from umbel.aggregation.secagg.turns import is_late
+from umbel.aggregation.round.states import Abandoned, Closing, Recruiting, Revealed, SumsBefore
+from umbel.aggregation.secagg.turns import Phase, is_late
 from umbel.aggregation.types import ClientId
 
-AVOIDED_MAX = 1000  # names kept for the next attempt: 20 kB; in a larger cohort nobody was singled out by failing
+_UNHEARD = "had not reported: "
+
+
+def unheard(clients: Iterable[ClientId], reason: str) -> dict[ClientId, str]:
+    """A reason for each client that had neither reported nor declined when the round ended for this reason."""
+    return dict.fromkeys(clients, f"{_UNHEARD}{reason}")
+
+
+def late_for(phase: Phase, asked: Iterable[ClientId], spoke: Collection[ClientId]) -> dict[ClientId, str]:
+    """A reason for each client that was asked in a phase and missed it."""
+    heard = frozenset(spoke)
+    return {client: phase.late_words for client in asked if client not in heard}
+
+
+def left_out_by_themselves(state: Closing) -> dict[ClientId, str]:
+    """Clients missing through their own fault (not because the target was reached), each with its reason.
+
+    Others may have refused the sum because of them.
+    """
+    had_enough = state.late is Outcome.SURPLUS
+    return {client: why for client, why in state.missing.items() if not (had_enough and why.startswith(_UNHEARD))}
+
+
+def not_unmasked(state: Closing, agreed: Collection[ClientId], revealed: Revealed) -> tuple[str, dict[ClientId, str]]:
+    """Why a sum could not be unmasked in time (empty if unknown), and the clients to blame, each with its reason."""
+    lacking, withheld = (
+        {client: of[client] for client in sorted(of) if client in state.cohort}
+        for of in (revealed.lacking, revealed.withheld)
+    )
+    found = [f"too few shares opened of those that {some([*lacking])} dealt"] if lacking else []
+    found += [f"{some([*withheld])} revealed no shares of clients of whom others did"] if withheld else []
+    both = {client: f"{lacking[client]}; {withheld[client]}" for client in lacking.keys() & withheld.keys()}
+    silent = late_for(Phase.UNMASKING, agreed, revealed.clients)
+    return "; ".join(found), {**silent, **lacking, **withheld, **both}
+
+
+AVOIDED_MAX = 1000  # names kept for the next attempt, 20 kB; more failures than that are not the clients' fault
 _DOUBLINGS_MAX = 30
 
 
 def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
-    """The state with which the round is tried again. `plan`: that of the next attempt."""
+    """The state that begins the next attempt, which has this plan."""
     pause_s = retry_pause_s(plan)
     why = "no client has checked in yet"
     if pause_s:
@@ -25,7 +67,7 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
 
 
 def sums_before(failed: Abandoned, liars: tuple[ClientId, ...] = ()) -> SumsBefore | None:
-    """The sums over its model that were unmasked without a model coming of them, its own included; None if none was."""
+    """The sums over its model that were unmasked but made no model, its own included; None if there are none."""
     opened = failed.secure.opened
     if failed.secure.was_revealed:
         opened = with_sum(opened, OpenedSum(tuple(sorted(failed.accepted)), len(failed.cohort)))
@@ -52,19 +94,19 @@ def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
 
 
 def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:
-    """By whom an attempt failed; nobody if an operator ended it, or a sum that is nobody's fault."""
+    """The clients that failed an attempt; empty if an operator ended it, or no client was at fault."""
     names = failed.secure.blamed or _who_did_not_report(failed)
     return tuple(sorted(names)) if len(names) <= AVOIDED_MAX else ()
 
 
 def _who_lied(failed: Abandoned) -> Collection[ClientId]:
-    """Clients to blame for a sum that was unmasked without effect, and that were not merely silent."""
+    """Clients that broke the protocol in a sum that was unmasked but made no model, and were not merely silent."""
     secure = failed.secure
     return {client for client, why in secure.blamed.items() if not is_late(why)} if secure.was_revealed else ()
 
 
 def _who_did_not_report(failed: Abandoned) -> Collection[ClientId]:
-    """Who was missed in an attempt that failed for want of reports."""
+    """The missing clients of an attempt that failed for lack of reports."""
     roll = Roll(failed.plan, failed.cohort, failed.accepted, failed.missing)
     has_enough = len(failed.accepted) >= failed.plan.minimum
     if has_enough and not (failed.plan.coverage.strict and gaps(roll)):

@@ -16,9 +16,9 @@ from umbel.aggregation.types import ClientId
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A report that counts: its weight in the sum and what the client said of it."""
+    """A report that counts."""
 
-    weight: int
+    weight: int  # in the sum
     work: Work
 
 
@@ -27,47 +27,37 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class SumsBefore:
-    """Sums over this very model that were unmasked but made no new model; they restrict whom the next attempt asks.
+    """Sums over this model that were unmasked but made no new model; they restrict the next attempt's cohort."""
 
-    `opened`: these sums, oldest first (`second_sum.py`). `liars`: clients that broke the protocol in the last of them;
-    they are among `Recruiting.avoid`.
-    """
-
-    opened: tuple[OpenedSum, ...]
-    liars: tuple[ClientId, ...] = ()
+    opened: tuple[OpenedSum, ...]  # oldest first (`second_sum.py`)
+    liars: tuple[ClientId, ...] = ()  # the clients of `Recruiting.avoid` that broke the protocol in the last of them
 
 
 @dataclass(frozen=True, slots=True)
 class SecureSide:
-    """What a round adds whose updates are masked.
-
-    `exchange`: who has said what, and whose turn it is. `opened`: as in `SumsBefore`. If there are any, `why` says in
-    words whom the round asks for that reason, and `needs_all` whether it fails without any one of them.
-    """
+    """The part of a state that only a round with masked updates has."""
 
     exchange: Exchange
-    opened: tuple[OpenedSum, ...] = ()
-    why: str = ""
-    needs_all: bool = False
+    opened: tuple[OpenedSum, ...] = ()  # as in `SumsBefore`
+    why: str = ""  # how `opened` restricted the cohort, in words
+    needs_all: bool = False  # whether the round fails without any one of its clients
 
     def after(self, exchange: Exchange) -> "SecureSide":
-        """The same after the exchange has gone on."""
         return replace(self, exchange=exchange)
 
 
 @dataclass(frozen=True, slots=True)
 class SecureEnd:
-    """How a secure round was abandoned.
+    """How a secure round was abandoned."""
 
-    `was_revealed`: clients may have revealed shares, so the coordinator may know the sum. `blamed`: client -> why the
-    round failed by it; accepted reports do not protect from that. `refused`: client -> why it did not sign who is in
-    the sum. `opened`: as in `SumsBefore`, without this round's own sum.
-    """
-
-    was_revealed: bool = False
-    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    opened: tuple[OpenedSum, ...] = ()
+    was_revealed: bool = False  # whether clients may have revealed shares, so that the coordinator may know the sum
+    blamed: Mapping[ClientId, str] = field(
+        default_factory=dict[ClientId, str]
+    )  # with reasons; may have accepted reports
+    refused: Mapping[ClientId, str] = field(
+        default_factory=dict[ClientId, str]
+    )  # that did not sign the list, with reasons
+    opened: tuple[OpenedSum, ...] = ()  # as in `SumsBefore`, without this round's own sum
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -75,29 +65,21 @@ class SecureEnd:
 
 @dataclass(frozen=True, slots=True)
 class Recruiting:
-    """Waiting for clients. `why`: what it is waiting for, in words.
-
-    After abandoned attempts (`retry.py`) no cohort is drawn before `not_before`, where patience starts, too. Clients to
-    `avoid` are drawn last. `excluded` clients are never drawn: they trained the model that is to be evaluated.
-    """
+    """Waiting for clients."""
 
     plan: RoundPlan
-    since: float
-    why: str = "no client has checked in yet"
-    not_before: float = 0.0
-    avoid: tuple[ClientId, ...] = ()
-    excluded: tuple[ClientId, ...] = ()
+    since: float  # patience counts from here
+    why: str = "no client has checked in yet"  # what it waits for
+    not_before: float = 0.0  # no cohort is drawn earlier, after abandoned attempts (`retry.py`)
+    avoid: tuple[ClientId, ...] = ()  # drawn last
+    excluded: tuple[ClientId, ...] = ()  # never drawn: they trained the model that is to be evaluated
     before: SumsBefore | None = None
     phase: Literal["recruiting"] = "recruiting"
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The window is open. A client is in at most one of `accepted` and `declined`.
-
-    `away_s`: how long no coordinator could take reports since it opened (`Outage`), which the window does not count.
-    `back_at`: when the last outage ended. `secure`: of a round whose updates are masked.
-    """
+    """The window is open. A client is in at most one of `accepted` and `declined`."""
 
     plan: RoundPlan
     cohort: Mapping[ClientId, Member]
@@ -105,8 +87,8 @@ class Training:
     accepted: Mapping[ClientId, Accepted] = field(default_factory=dict[ClientId, Accepted])
     declined: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
     passed_over: PassedOver = field(default_factory=PassedOver)
-    away_s: float = 0.0
-    back_at: float = 0.0
+    away_s: float = 0.0  # time without a coordinator that takes reports (`Outage`); the window excludes it
+    back_at: float = 0.0  # the end of the last outage
     secure: SecureSide | None = None
     phase: Literal["training"] = "training"
 
@@ -116,7 +98,7 @@ class Training:
 
     @property
     def keys(self) -> Exchange | None:
-        """The exchange while clients advertise and share keys, which is before any update counts."""
+        """The exchange while clients advertise and share keys, before any update counts."""
         return exchange if (exchange := self.exchange) and exchange.phase.is_before_inputs else None
 
     @property
@@ -148,16 +130,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """No more reports; the new model is being made. `missing`: client -> why its work does not count.
-
-    `secure`: of a round whose sum must be unmasked first, which may fail. `away_s`, `back_at`: as in `Training`.
-    """
+    """No more reports count; the new model is being made, in a secure round after its sum is unmasked."""
 
     plan: RoundPlan
     cohort: Mapping[ClientId, Member]
     accepted: Mapping[ClientId, Accepted]
-    missing: Mapping[ClientId, str]
-    late: Outcome
+    missing: Mapping[ClientId, str]  # why each client's work does not count
+    late: Outcome  # of reports that come now
     reason: str
     opened_at: float
     closed_at: float
@@ -173,7 +152,7 @@ class Closing:
 
     @property
     def is_unmasking(self) -> bool:
-        """Whether clients may have begun to reveal shares, so that the coordinator may know a secure sum."""
+        """Whether clients may have revealed shares, so that the coordinator may know a secure sum."""
         exchange = self.exchange
         return exchange is not None and exchange.phase is Phase.UNMASKING
 
@@ -190,7 +169,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The round has made a new model version. `closing`: what went into it."""
+    """The round has made a new model version."""
 
     closing: Closing
     model_sha256: str
@@ -199,17 +178,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort.
-
-    `opened_at`: when its window opened, or `closed_at` if it never did. `secure`: of a secure round.
-    """
+    """The round made no model. No report counts; the next attempt asks a new cohort."""
 
     plan: RoundPlan
     reason: str
     cohort: Mapping[ClientId, Member]
     accepted: Mapping[ClientId, Accepted]
     missing: Mapping[ClientId, str]
-    opened_at: float
+    opened_at: float  # of its window; `closed_at` if that never opened
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
@@ -224,42 +200,34 @@ RoundState: TypeAlias = Recruiting | Training | Closing | Committed | Abandoned
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """These clients wait for work now (all of them, not only the new ones).
-
-    `random`: of a secure round, 48 bytes that nobody can guess. `removed`: who of the sums that were opened in vain is
-    not in the fleet any more.
-    """
+    """These clients wait for work now (all of them, not only the new ones)."""
 
     now: float
     candidates: tuple[Candidate, ...]
-    random: bytes = field(default=b"", repr=False)
-    removed: frozenset[ClientId] = frozenset()
+    random: bytes = field(default=b"", repr=False)  # of a secure round: 48 unguessable bytes
+    removed: frozenset[ClientId] = frozenset()  # clients of earlier sums (`SumsBefore`) that left the fleet
 
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """Which shares of a secure round have come to the replica that unmasks its sum; nobody else knows.
+    """The revealed shares of a secure round at the replica that unmasks its sum, which alone knows them."""
 
-    `clients`: whose. `lacking`: dealer -> at whom its shares did not open, in words; `withheld`: client -> of whom it
-    has revealed no share though others have, in words (`Lacking`, secagg/unmasking.py).
-    """
-
-    clients: tuple[ClientId, ...]
-    lacking: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    withheld: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    clients: tuple[ClientId, ...]  # that revealed shares
+    lacking: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # dealers to blame, with reasons
+    withheld: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # holders to blame, with reasons
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `revealed`: where the time to reveal shares is up."""
+    """Time has passed."""
 
     now: float
-    revealed: Revealed | None = None
+    revealed: Revealed | None = None  # if the time to reveal shares is over
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A client's update is stored and has passed every check; `work`: what it says of it, or of a model it measured."""
+    """A client's report, whose update is stored and has passed every check."""
 
     now: float
     client: ClientId
@@ -268,17 +236,17 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Spoke:
-    """A client's message in a phase of a secure round has come and passed every check. `word`: as `Spoken` keeps it."""
+    """A client's message in a phase of a secure round, which has passed every check."""
 
     now: float
     client: ClientId
     turn: Phase
-    word: str
+    word: str  # the message as in `Spoken`
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A client will not report; or, of a secure round that has closed, will not sign who is in the sum."""
+    """A client will not report; or, in a secure round that has closed, not sign the list of clients in the sum."""
 
     now: float
     client: ClientId
@@ -303,17 +271,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An operator lets a paused run go on: patience counts from now."""
+    """An operator resumes a paused run: patience counts from now."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From `since` to `now` nobody could take reports: no coordinator was at work, or none had its database.
-
-    Told again, or by several coordinators, it counts once.
-    """
+    """From `since` to `now` no coordinator could take reports. Reported again, or by several, it counts once."""
 
     since: float
     now: float
@@ -321,14 +286,11 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range.
-
-    `blamed`: client -> why, where it is by its doing: it has dealt shares of which its secret cannot be made.
-    """
+    """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
 
     now: float
     reason: str
-    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # that dealt wrong shares, with reasons
 
 
 Event: TypeAlias = Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Resumed | Outage | Spoiled
@@ -353,7 +315,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell a client what became of its report."""
+    """Tell a client the outcome of its report."""
 
     client: ClientId
     outcome: Outcome
@@ -370,22 +332,19 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A secure round has come to its next phase: these clients can fetch what they need for it."""
+    """A secure round is in its next phase: these clients can fetch their messages for it."""
 
     clients: tuple[ClientId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make the new model from the sum, store it, then say `Applied`. Only rounds of training have one to make.
-
-    The sum of a secure round is unmasked before, with the shares that its clients reveal now.
-    """
+    """Make the new model from the sum (in a secure round after unmasking it), store it, then send `Applied`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Throw the sum away and begin the next attempt."""
+    """Discard the sum and begin the next attempt."""
 
     reason: str
 

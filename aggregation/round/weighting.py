@@ -1,4 +1,4 @@
-r"""Who is drawn, with what weight, and what the mean then estimates.
+r"""How clients are drawn and weighted, and what the mean then estimates.
 
 Objective. N clients, client i with n_i samples and update x_i, n = sum n_i. A round should move the model by
 
@@ -43,19 +43,19 @@ Over-selection and drop-outs. Let whether a client reports not depend on what it
   little too much; the fewer clients are drawn twice, the less.
 
 Where a bias remains, whatever the weighting:
-- who is *waiting* when a cohort is drawn is not uniform over the fleet (time zones, charging);
-- closing at the target prefers the fast, so slow clients, often those with the most data, count too little;
-- whoever reports less often the more it holds counts too little, and over-selection does not mend it;
+- the *waiting* clients are not a uniform sample of the fleet (time zones, charging);
+- closing at the target prefers fast clients, so slow ones, often those with the most data, count too little;
+- clients that report less often the more they hold count too little, which over-selection does not correct;
 - partial work: an update after fewer steps is a shorter move in the client's direction, weighted as if it were whole;
 - a coverage floor: a named site is in every cohort, an unnamed client of N in a share q < 1 of them, and neither is
   weighted by the inverse of that. Under `samples` the expectation is then (to the same order) the mean weighted by
-  n_i pi_i with pi_i = 1 for the named and q for the others: the named count 1/q times too much, unless everybody who
-  waits is asked. Under `proportional` a named site that the draws missed takes the place of the last draw, so its
+  n_i pi_i with pi_i = 1 for the named and q for the others: the named count 1/q times too much, unless all waiting
+  clients are asked. Under `proportional` a named site that the draws missed takes the place of the last draw, so its
   expected draws rise from K p_i to K p_i + (1 - p_i)^K: small beside K p_i for a site with much data, much for one with
   little. A named tier does the same to a client drawn evenly from it, where no other client of it was drawn. Holding a
   round open for a floor, in turn, takes away some of the preference for the fast;
-- a second attempt draws those who failed the first one last, so who fails often counts less.
-The round's record lists who was left out and why, so that these can be seen.
+- a second attempt draws clients that failed the first one last, so clients that fail often count less.
+The round's record lists the clients that were left out, with reasons, so that these biases can be seen.
 """
 
 import hashlib
@@ -71,11 +71,11 @@ from umbel.aggregation.types import ClientId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A client that waits for work and holds `sample_count` samples. `tier`: as its token binds it, or empty."""
+    """A client that waits for work."""
 
     client: ClientId
     sample_count: int
-    tier: str = ""
+    tier: str = ""  # as its token binds it
 
 
 def draw(
@@ -92,8 +92,7 @@ def draw(
     `samples`: min(n_draws, all) distinct clients, one draw each; `proportional`: exactly `n_draws` draws. The same seed
     and candidates, in any order, give the same cohort, in any language: the randomness is SHA-256. The draws of a
     smaller cohort are the first of a larger one's. Each candidate appears once and holds at least one sample.
-    `required`: candidates that must be in it, at most `n_draws`; `last`: those to draw only where there are too few
-    others.
+    `required`: candidates that must be in it, at most `n_draws`; `last`: drawn only if there are too few others.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.client)
     match weighting:
@@ -118,7 +117,7 @@ def _tickets(ordered: Sequence[Candidate], n_draws: int, seed: int) -> list[Clie
 
 
 def _with_required(drawn: list[ClientId], required: Sequence[ClientId]) -> list[ClientId]:
-    """As many draws as before: those that are required and were not drawn take the places of the last."""
+    """The same number of draws: required clients that were not drawn replace the last ones."""
     n_kept, missing = len(drawn), list[ClientId]()
     while len(missing) < (n_missing := len(lost := [c for c in required if c not in set(drawn[:n_kept])])):
         missing, n_kept = lost, len(drawn) - n_missing

@@ -1,20 +1,23 @@
-"""Whether the clients of a canary are fit for whole rounds: a verdict on each, with its cause in words. Pure.
+"""Whether the clients of a canary are fit for whole rounds: a verdict on each client, with the reasons. Pure.
 
-A canary is the first round in small: fetch, train with a share of the steps, encode, upload, report. What it shows is
-carried over to a whole round,
+A canary is a small first round: fetch, train a share of the steps, encode, upload, report. The measurements are
+extrapolated to a whole round,
 
     T = download + steps_full * step_s + upload,
 
-and held against the round's window, the grid and the client's memory, each with room to spare: no measurement of a
-few steps is exact.
+and compared with the round's window, the grid and the client's memory, each with a margin: no measurement of a few
+steps is exact.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.reports import Probe, WorkDone
+from umbel.aggregation.round.states import Closing
+from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.run.run_end import Run
 from umbel.aggregation.types import ClientId
 
 TIME_MARGIN = 1.2  # of T: lines and machines are busier at other hours
@@ -28,29 +31,29 @@ _CAUSE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a whole round asks: its window, the grid's bound, and what goes down the line, in bytes."""
+    """What a whole round asks of a client."""
 
     window_s: float
-    max_abs: float
+    max_abs: float  # of the grid
     model_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryUpdate:
-    """What a client of a canary sent: its report, the length of its update, the largest change of one value in that."""
+    """What a client of a canary sent."""
 
     work: WorkDone
     update_bytes: int
-    largest_change: float
+    largest_change: float  # of one value
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryVerdict:
-    """On one client. `causes`: why it does not pass, in words; empty if it does. `measured`: what was, in words."""
+    """The verdict on one client."""
 
     client: ClientId
-    causes: tuple[str, ...] = ()
-    measured: str = ""
+    causes: tuple[str, ...] = ()  # why it does not pass; empty if it passes
+    measured: str = ""  # the measurements, in words
 
     @property
     def passes(self) -> bool:
@@ -58,26 +61,26 @@ class CanaryVerdict:
 
     @property
     def reason(self) -> str:
-        """Both, in one line."""
+        """Causes and measurements in one line."""
         return "; ".join((*self.causes, *filter(None, (self.measured,))))
 
 
-def judge(
+def judge_clients(
     terms: Terms,
     sent: Mapping[ClientId, CanaryUpdate],
     missing: Mapping[ClientId, str],
 ) -> tuple[CanaryVerdict, ...]:
     """A verdict on each client of a canary, in the order of names.
 
-    `sent`: by those that reported, each report with its probe; `missing`: why each of the others did not.
+    `sent`: from those that reported, each report with its probe. `missing`: why each of the others did not.
     """
-    fit = [_judge(terms, client, one) for client, one in sent.items()]
-    unheard = [CanaryVerdict(client, (why,)) for client, why in missing.items()]
-    return tuple(sorted((*fit, *unheard), key=lambda verdict: verdict.client))
+    reported = [_judge(terms, client, one) for client, one in sent.items()]
+    silent = [CanaryVerdict(client, (why,)) for client, why in missing.items()]
+    return tuple(sorted((*reported, *silent), key=lambda verdict: verdict.client))
 
 
 def conclusion(verdicts: Sequence[CanaryVerdict], minimum: int) -> tuple[bool, str]:
-    """Whether enough pass, and a sentence that says so, with the cause of each that does not."""
+    """Whether enough clients pass, and a sentence about it, with a cause for each client that does not pass."""
     failed = [one for one in verdicts if not one.passes]
     n_pass = len(verdicts) - len(failed)
     counts = f"{part_of(n_pass, len(verdicts), 'client', 'passes', 'pass')} the canary"
@@ -90,7 +93,7 @@ def conclusion(verdicts: Sequence[CanaryVerdict], minimum: int) -> tuple[bool, s
 
 def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
     probe = sent.work.probe
-    assert probe is not None, "a canary's reports are taken only with a probe"
+    assert probe is not None, "reports of a canary without a probe are refused"
     whole = _Whole(terms, probe, sent)
     found = (
         whole.cause(),
@@ -109,7 +112,7 @@ def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
 
 
 class _Whole:
-    """A whole round of work at the speed that was measured."""
+    """A whole round of work at the measured speed."""
 
     def __init__(self, terms: Terms, probe: Probe, sent: CanaryUpdate) -> None:
         self._terms, self._probe, self._up = terms, probe, sent.work.upload_bytes_per_s
@@ -181,3 +184,29 @@ def _size(n_bytes: float) -> str:
         if n_bytes >= factor:
             return f"{n_bytes / factor:.3g} {unit}"
     return f"{n_bytes:.3g} B"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryClosed:
+    """A canary has closed; its accepted clients sent these updates."""
+
+    sent: Mapping[ClientId, CanaryUpdate]
+
+
+def verdicts_on(run: Run, closing: Closing, trial: CanaryClosed) -> tuple[CanaryVerdict, ...]:
+    """A verdict on each client of the canary, by what the run file asks of the first round."""
+    terms = Terms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes)
+    return judge_clients(terms, trial.sent, closing.missing)
+
+
+def with_verdicts(record: RoundRecord, verdicts: Sequence[CanaryVerdict], passes: bool) -> RoundRecord:
+    """The record of a canary, with the verdict on each client that reported."""
+    by_client = {verdict.client: verdict for verdict in verdicts}
+    clients = tuple(_with_verdict(client, by_client[ClientId(client.client)]) for client in record.clients)
+    return replace(record, committed=passes, clients=clients)
+
+
+def _with_verdict(client: ClientRecord, verdict: CanaryVerdict) -> ClientRecord:
+    if client.fate not in (Fate.ACCEPTED, Fate.PARTIAL):
+        return client
+    return replace(client, fate=client.fate if verdict.passes else Fate.UNFIT, reason=verdict.reason)

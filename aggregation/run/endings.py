@@ -1,6 +1,4 @@
-"""How an attempt ends, and what follows in its run: all that a coordinator then stores together. Pure.
-
-`finished` is the one place that says how a round that has closed ends, whatever was made of it."""
+"""How an attempt ends, and what follows in its run: all that a coordinator then stores in one transaction. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +9,14 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.plans.round import RoundPlan
-from umbel.aggregation.privacy.rounds import epsilon_after
+from umbel.aggregation.privacy.section import epsilon_after
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.retry import gives_up, next_attempt, sums_before
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
-from umbel.aggregation.run.canary import conclusion
+from umbel.aggregation.run.canary import CanaryClosed, conclusion, verdicts_on, with_verdicts
 from umbel.aggregation.run.ledger import Ending, round_record
 from umbel.aggregation.run.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.run.report_times import observed
-from umbel.aggregation.run.retention import expired
 from umbel.aggregation.run.run_end import (
     KeptVersion,
     MadeFile,
@@ -28,18 +25,17 @@ from umbel.aggregation.run.run_end import (
     NewModel,
     RoundEnd,
     Run,
+    SecureTotals,
     versions_after,
 )
-from umbel.aggregation.run.stopping import judge
+from umbel.aggregation.run.stopping import expired, judge
 from umbel.aggregation.run.tuning import NOTHING_KNOWN, TuningFacts, next_plan
-from umbel.aggregation.run.verdicts import CanaryClosed, verdicts_on, with_verdicts
-from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClosed:
-    """An evaluation has closed: all that it was for stands in the reports."""
+    """An evaluation has closed: its result is in the reports."""
 
 
 Upshot: TypeAlias = ModelMade | CanaryClosed | EvaluationClosed
@@ -48,20 +44,17 @@ Numbered: TypeAlias = Callable[[RoundPlan], RoundPlan]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an ending goes by beside the attempt itself.
-
-    `clients`: what is told of each; `history`: the run's versions; `evidence`: for self-tuning.
-    """
+    """What an ending depends on beside the attempt itself."""
 
     clients: tuple[ClientRecord, ...]
     opened_at: float
     now: float
-    history: Sequence[KeptVersion] = ()
-    evidence: TuningFacts = NOTHING_KNOWN
+    history: Sequence[KeptVersion] = ()  # the run's versions
+    evidence: TuningFacts = NOTHING_KNOWN  # for self-tuning
 
 
 def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd:
-    """What is left of a round that has closed, and of which this was made."""
+    """The ending of a round that has closed, with what was made from it."""
     match made:
         case CanaryClosed():
             return _tried_out(run, closing, made, known)
@@ -72,17 +65,16 @@ def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd
 
 
 def model_after(run: Run, made: Upshot) -> str:
-    """The hash of the model that the run has then."""
+    """The hash of the run's model afterwards."""
     return run.model.sha256 if isinstance(made, CanaryClosed | EvaluationClosed) else made.published.sha256
 
 
 def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> RoundEnd:
-    """What to store: the new model, and what comes next."""
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = _told_together(record, files.totals) if files.totals else record
+    record = _with_totals(record, files.totals) if files.totals else record
     record = replace(record, epsilon=_epsilon(run, plan, plan.n_released + 1))
     record = replace(record, judged=_judged(run, closing, files.totals))
     new = NewModel(
@@ -101,7 +93,7 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
     )
     measured = _measured(run, record)
     if run.file.evaluation is not None:
-        measured = None  # what those say who did not train is what counts
+        measured = None  # clients that did not train measure it in a round of evaluation
     end = RoundEnd(record, new, None, run.status, run.reason, measured, n_released=plan.n_released + 1)
     shown = _shown(closing, record, files)
 
@@ -112,7 +104,7 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
 
 
 def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> RoundShown:
-    """What the round has shown of its updates; an auditor reads the same from its bundle (`audit_chain.py`)."""
+    """What the round has shown of its updates; an auditor reads the same from its bundle (`audit/chain.py`)."""
     works = [one.work for one in closing.accepted.values()]
     rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
     return RoundShown(
@@ -129,7 +121,6 @@ def _change(run: Run, made: MadeFile) -> ModelChange:
 
 
 def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
-    """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
     record = replace(record, judged=_judged(run, closing, None))
@@ -138,8 +129,10 @@ def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
 
 
 def _tried_out(run: Run, closing: Closing, trial: CanaryClosed, known: Known) -> RoundEnd:
-    """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
-    or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
+    """After a canary the run file decides: the first round, the run's end, or a pause until an operator resumes it.
+
+    After a pause there is another canary, with other clients if there are any.
+    """
     canary = run.file.canary
     assert canary is not None, "only a file with [canary] has one"
     verdicts = verdicts_on(run, closing, trial)
@@ -162,7 +155,7 @@ def _tried_out(run: Run, closing: Closing, trial: CanaryClosed, known: Known) ->
 
 
 def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -> RoundEnd:
-    """What to store: the older version as the newest, and a fresh attempt at the round that was under way."""
+    """An older version becomes the newest, and the round under way gets a new attempt."""
     old = target.record
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
@@ -181,9 +174,9 @@ def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -
 
 
 def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
-    """What to store: the next attempt, or the run's failure if the run file allows no more.
+    """The next attempt follows, or the run's failure if the run file allows no more. An evaluation is not repeated.
 
-    `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
+    `by_order`: an operator ended it, so no client is to blame and there is no pause.
     """
     ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
     record = round_record(state, known.clients, known.opened_at, ending)
@@ -203,8 +196,8 @@ def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = Fals
     return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
 
 
-def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
-    """The record of a secure round: of its clients' work only sums are known."""
+def _with_totals(record: RoundRecord, totals: SecureTotals) -> RoundRecord:
+    """The record of a secure round: only sums of its clients' work are known."""
     return replace(
         record,
         partial=totals.n_partial,
@@ -215,13 +208,13 @@ def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
 
 
 def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:
-    """What a private run has cost with so many sums; None of others."""
+    """The cost of a private run with this many revealed sums; None for other runs."""
     privacy, noise = run.file.privacy, plan.noise
     return epsilon_after(noise, privacy.delta, n_released) if privacy and noise else None
 
 
-def _judged(run: Run, closing: Closing, totals: Totals | None) -> Judged | None:
-    """What the round makes of the metric of early stopping, if this is a round that measures it."""
+def _judged(run: Run, closing: Closing, totals: SecureTotals | None) -> Judged | None:
+    """The round's value of the metric of early stopping, if this kind of round measures it."""
     rule = run.file.stop
     if rule is None or closing.plan.task is not run.file.judges_in:
         return None
@@ -231,13 +224,13 @@ def _judged(run: Run, closing: Closing, totals: Totals | None) -> Judged | None:
 
 
 def _value(record: RoundRecord, *, of_evaluation: bool) -> float | None:
-    """What counts of the round for early stopping: of the model that it was given, or of the one that it made."""
+    """The value for early stopping: of the model that the round began with, or of the one that it made."""
     judged = record.judged
     return judged.value if judged is not None and judged.is_of_evaluation is of_evaluation else None
 
 
 def _measured(run: Run, record: RoundRecord) -> Measurement | None:
-    """What was measured of the model that the round's clients were given."""
+    """The measurement of the model that the round's clients received."""
     if not record.evaluation:
         return None
     return Measurement(run.model.version, record.evaluation, _value(record, of_evaluation=True))
@@ -246,9 +239,9 @@ def _measured(run: Run, record: RoundRecord) -> Measurement | None:
 def _go_on(
     run: Run, end: RoundEnd, known: Known, numbered: Numbered, cohort: Mapping[ClientId, object] | None = None
 ) -> RoundEnd:
-    """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end.
+    """After a round that is done comes an evaluation by clients not in `cohort`, the next round, or the end.
 
-    `numbered`: gives the plan of what comes next how its updates are written.
+    `numbered`: sets how updates are written in the next plan.
     """
     versions, number = _versions(known, end), end.record.round
     end = replace(end, deleted=_deleted(run, versions))
@@ -272,7 +265,7 @@ def _all_done(n_rounds: int) -> str:
 
 
 def _spent(run: Run, n_released: int) -> str | None:
-    """Why a private run goes no further, in words; None while its budget lasts."""
+    """Why a private run ends, in words; None while its budget lasts."""
     privacy, count = run.file.privacy, run.file.rounds.count
     if privacy is None or n_released < count:
         return None
@@ -281,7 +274,7 @@ def _spent(run: Run, n_released: int) -> str | None:
 
 
 def _enough(run: Run, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
-    """Why the run ends early, in words; None while it goes on."""
+    """Why the run ends early, in words; None while it continues."""
     rule = run.file.stop
     if rule is None or not end.record.committed:
         return None
@@ -296,12 +289,12 @@ def _deleted(run: Run, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
 
 
 def _versions(known: Known, end: RoundEnd) -> list[VersionRecord]:
-    """The run's versions after this ending; nothing if they were not looked up."""
+    """The run's versions after this ending; empty if they were not looked up."""
     return [one.record for one in versions_after(known.history, end, known.now)]
 
 
 def _again(run: Run, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
-    """The next attempt at once, with anybody in it."""
+    """The next attempt, without a pause and with no client avoided."""
     return Recruiting(_next_try(run, state, known, record), since=known.now)
 
 
@@ -319,7 +312,7 @@ def _numbered_as(before: RoundPlan) -> Numbered:
 
 
 def _plan(run: Run, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
-    """The plan of what follows; the attempt that has just ended is the newest that is known."""
+    """The next plan. Self-tuning also knows the attempt that has just ended."""
     evidence = known.evidence
     if run.file.rounds_of(number).self_tuning:
         evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))

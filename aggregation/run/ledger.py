@@ -1,4 +1,4 @@
-"""What is told of a round: each client's fate in words and numbers, live and at the end. Pure."""
+"""Makes the records of a round from its state: each client's outcome, in words and numbers. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,19 +26,16 @@ class MemberFacts:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The members of a round's cohort, when it opened, and when each was last heard of."""
+    """What the coordinator knows of a round beside its state."""
 
-    members: Mapping[ClientId, MemberFacts]
+    members: Mapping[ClientId, MemberFacts]  # the cohort
     opened_at: float
-    heard_at: Callable[[ClientId], float]
+    heard_at: Callable[[ClientId], float]  # a client's last request
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended: the model it left (its own, or the one it found) and why.
-
-    `model_bytes`: of the model that its clients were sent; `rolled_back_to`: where a rollback has ended it.
-    """
+    """How an attempt ended; see `RoundRecord`."""
 
     model_version: int
     model_sha256: str | None
@@ -49,39 +46,38 @@ class Ending:
 
 
 def silence_max_s(plan: RoundPlan) -> float:
-    """A client that was silent for longer than this when its round ended counts as lost."""
+    """A client that is silent for longer than this when its round ends counts as lost."""
     return max(2.0, plan.window_s / 10)
 
 
 def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveRound | None:
     """The round under way, or None once it has ended."""
+    closes_in_s: float | None = None
+    clients: tuple[ClientRecord, ...] = ()
     match state:
-        case Recruiting(plan=plan):
-            why, target = state.why, plan.target
-            return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, None, task=plan.task)
-        case Training(plan=plan):
-            why = _progress(state)
-            closes_in_s = max(0.0, state.closes_at - now)
-            clients = _clients(state, book, now)
-            phase, target = state.phase, state.target
-            return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
-        case Closing(plan=plan):
-            clients = _clients(state, book, state.closed_at)
-            numbers, words = (plan.number, plan.attempt), (state.phase, f"{plan.task.closing_words}: {state.reason}")
-            return LiveRound(*numbers, *words, waiting, plan.target, 0.0, clients, plan.task)
+        case Recruiting():
+            why, target = state.why, state.plan.target
+        case Training():
+            why, target = _progress(state), state.target
+            closes_in_s, clients = max(0.0, state.closes_at - now), _clients(state, book, now)
+        case Closing():
+            why, target = f"{state.plan.task.closing_words}: {state.reason}", state.plan.target
+            closes_in_s, clients = 0.0, _clients(state, book, state.closed_at)
         case Committed() | Abandoned():
             return None
+    plan = state.plan
+    return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, closes_in_s, clients, plan.task)
 
 
 def client_records(state: Closing | Abandoned, book: Book) -> tuple[ClientRecord, ...]:
-    """What is told of each client of an attempt that has closed or was abandoned."""
+    """The record of each client of an attempt that has closed or was abandoned."""
     return _clients(state, book, state.closed_at)
 
 
 def round_record(
     state: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float, end: Ending
 ) -> RoundRecord:
-    """The record of an ended attempt; `state` is the last one that knows the cohort, `clients` its `client_records`."""
+    """The record of an ended attempt. `state`: the last one with the cohort. `clients`: its `client_records`."""
     roll = Roll(state.plan, state.cohort, state.accepted, state.missing)
     samples = roll.samples()
     work = [accepted.work for accepted in state.accepted.values()]
@@ -128,7 +124,7 @@ def round_record(
 
 
 def _progress(state: Training) -> str:
-    """What an open round waits for: reports up to its target, then what coverage asks for."""
+    """What an open round waits for: reports up to its target, then coverage."""
     plan = state.plan
     in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
     if state.secure and state.secure.why:

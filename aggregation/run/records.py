@@ -1,4 +1,4 @@
-"""What is told about rounds and runs, to people and to `rounds.jsonl`: alike in production and simulation."""
+"""The records of rounds and runs, for people and for `rounds.jsonl`: the same in production and simulation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,260 +7,205 @@ from enum import StrEnum
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
-from umbel.aggregation.privacy.rounds import PrivacySpent
+from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
 
-EVALUATION = "evaluation."  # the metrics of held-out data, by which a run may end early, begin with this
+EVALUATION = "evaluation."  # the prefix of metrics of held-out data
 
 
 class Fate(StrEnum):
-    """What became of one client of a cohort.
+    """The outcome of one client of a cohort."""
 
-    `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than
-    planned, and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so
-    itself; `lost`: it fell silent; `unfit`: it reported, and did not pass a canary's checks.
-    """
-
-    TRAINING = "training"
-    ACCEPTED = "accepted"
-    PARTIAL = "partial"
-    RELEASED = "released"
+    TRAINING = "training"  # the window is open, and it has not reported
+    ACCEPTED = "accepted"  # all its steps count
+    PARTIAL = "partial"  # fewer steps than planned, and they count
+    RELEASED = "released"  # told to stop: its work was not needed, or came too late
     DECLINED = "declined"
-    LOST = "lost"
-    UNFIT = "unfit"
+    LOST = "lost"  # it fell silent
+    UNFIT = "unfit"  # it reported, and did not pass a canary's checks
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRecord:
-    """One client in one round. `report_s`: seconds from the round's opening to its report, None without one.
-
-    `silent_s`: seconds since the coordinator last heard of it. Bytes are those of model and update bodies, and of a
-    secure round's messages. `sample_count`: of its report, else what it announced. `tier`: its label of that name, or
-    empty. `train_s`, `upload_bytes_per_s`: how long it says that it has trained, and how fast its update went; None
-    where it does not.
-    """
+    """One client in one round."""
 
     client: str
     fate: Fate
     reason: str
-    sample_count: int
+    sample_count: int  # of its report; without one, what it announced
     steps_done: int = 0
     steps_planned: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    report_s: float | None = None
-    silent_s: float = 0.0
-    tier: str = ""
-    train_s: float | None = None
-    upload_bytes_per_s: float | None = None
+    bytes_up: int = 0  # of update bodies and of a secure round's messages
+    bytes_down: int = 0  # of model bodies and of a secure round's messages
+    report_s: float | None = None  # seconds from the round's opening to its report; None without one
+    silent_s: float = 0.0  # seconds since its last request
+    tier: str = ""  # its label `tier`, or empty
+    train_s: float | None = None  # as it reported; None if it did not
+    upload_bytes_per_s: float | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class AbsentClient:
-    """One that was here lately, with `sample_count` samples then; last heard of at `heard_at`, in Unix seconds."""
+    """A client that checked in within a day, and was not waiting when a round opened."""
 
     client: str
-    sample_count: int
-    heard_at: float
+    sample_count: int  # that it announced
+    heard_at: float  # its last request, in Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Who of a run's clients was not there to be asked when a round opened, of those that checked in within a day.
-
-    `clients`, `samples`: how many, and what they announced then; `named`: some of them, sites that coverage names
-    first, then those with the most samples.
-    """
+    """The clients that checked in within a day and were not waiting when a round opened."""
 
     clients: int
-    samples: int
-    named: tuple[AbsentClient, ...] = ()
+    samples: int  # that they announced
+    named: tuple[AbsentClient, ...] = ()  # some of them: first sites that coverage names, then those with most samples
 
     def samples_of(self, client: str) -> int:
-        """What a named one announced; 0 of others."""
+        """The samples that a client in `named` announced; 0 for others."""
         return next((one.sample_count for one in self.named if one.client == client), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What counts of the metric of early stopping: not the means, which one client can set (`robust_mean.py`).
-
-    `value`: None where fewer clients measured it than the run file wants; `why`: how it was made, or why it is none.
-    """
+    """A round's value of the metric of early stopping: a robust mean, which one client cannot set (`stopping.py`)."""
 
     metric: str
-    value: float | None
-    clients: int
-    why: str
+    value: float | None  # None if fewer clients measured it than the run file asks
+    clients: int  # that measured it
+    why: str  # how the value was made, or why there is none
 
     @property
     def is_of_evaluation(self) -> bool:
-        """Whether it was measured on held-out data, of the model that the round's clients were given."""
+        """Whether it was measured on held-out data, for the model that the round's clients received."""
         return self.metric.startswith(EVALUATION)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One ended attempt at a round. `model_sha256` is None and `committed` false for an abandoned one.
+    """One ended attempt at a round, of any kind (`task`).
 
-    `selected`, `reported`, `partial`, `dropped` count clients: `dropped` are the selected that did not report in time
-    (lost, declined or released). `evaluation` and `metrics`: means over clients, weighted by their sample counts.
-
-    How much data that was, in samples as announced when the cohort was drawn: `samples_selected` of the whole cohort,
-    `samples_in` of those that reported in time, `samples_left_out` of the others, `samples_share` in of selected;
-    `passed_over` clients with `samples_passed_over` waited and were not drawn. `uncovered`: what coverage in the run
-    file asks for and did not get. `open_s`: from the opening to the last moment at which a report counted. `window_s`,
-    `over_selection`, `target`, `minimum`: as they were for this attempt; the last two are 0 in records from before they
-    were kept. `tuned`: why the first two are not the run file's, empty if they are. `model_bytes`: of the model that
-    was sent out.
-
-    `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured. A
-    canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
-    `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
-    then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
-    `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count. `codec`:
-    how updates were written, in words. `secure`: whether they were masked, so that of its
-    clients' work only sums are known. `epsilon`: of a private run, what it has cost with this attempt. `absent`: who
-    was not there to be asked; None where that is not known, as of large fleets, which are sent away.
+    Samples are counted as clients announced them when the cohort was drawn, except for `sample_count`.
     """
 
     run: str
     round: int
     attempt: int
-    committed: bool
+    committed: bool  # of a canary: whether enough clients passed
     reason: str
-    model_version: int
-    model_sha256: str | None
-    opened_at: float
+    model_version: int  # the version that it made; if it made none, the one that it began with
+    model_sha256: str | None  # of that version; None if the attempt was abandoned
+    opened_at: float  # Unix seconds
     wall_s: float
-    selected: int
+    selected: int  # clients in the cohort
     reported: int
-    partial: int
-    dropped: int
-    sample_count: int
+    partial: int  # of those that reported
+    dropped: int  # that did not report in time: lost, declined or released
+    sample_count: int  # in the reports
     bytes_up: int
     bytes_down: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means, weighted by sample counts
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])  # likewise
     clients: tuple[ClientRecord, ...] = ()
-    samples_selected: int = 0
-    samples_in: int = 0
-    samples_left_out: int = 0
-    samples_share: float = 0.0
-    passed_over: int = 0
+    samples_selected: int = 0  # of the whole cohort
+    samples_in: int = 0  # of those that reported in time
+    samples_left_out: int = 0  # of the others
+    samples_share: float = 0.0  # `samples_in` of `samples_selected`
+    passed_over: int = 0  # clients that waited and were not drawn
     samples_passed_over: int = 0
-    uncovered: tuple[Gap, ...] = ()
-    open_s: float = 0.0
+    uncovered: tuple[Gap, ...] = ()  # what coverage in the run file asks and did not get
+    open_s: float = 0.0  # from the opening to the last moment at which a report counted
     window_s: float = 0.0
     over_selection: float = 0.0
-    tuned: str = ""
-    model_bytes: int = 0
+    tuned: str = ""  # why window and over-selection are not the run file's; empty if they are
+    model_bytes: int = 0  # of the model that was sent out
     task: Task = Task.TRAINING
-    rolled_back_to: int | None = None
-    judged: Judged | None = None
-    away_s: float = 0.0
-    absent: Absent | None = None
-    codec: str = ""
-    secure: bool = False
-    epsilon: float | None = None
-    target: int = 0
-    minimum: int = 0
+    rolled_back_to: int | None = None  # the version that a rollback copied to `model_version`
+    judged: Judged | None = None  # if the attempt measured the metric of early stopping
+    away_s: float = 0.0  # the part of `open_s` in which no coordinator could take reports; the window excludes it
+    absent: Absent | None = None  # None if unknown, as in large fleets, whose clients do not wait
+    codec: str = ""  # in words
+    secure: bool = False  # whether updates were masked, so that only sums of the clients' work are known
+    epsilon: float | None = None  # what a private run has cost, with this attempt
+    target: int = 0  # 0 in records from before it was kept
+    minimum: int = 0  # likewise
 
     @property
     def share_of_known(self) -> float:
-        """How much of all data that is known of was in, 0 to 1: of those asked, those not drawn and those absent."""
+        """`samples_in` as a share (0 to 1) of all known samples: of clients asked, passed over and absent."""
         known = self.samples_selected + self.samples_passed_over + (self.absent.samples if self.absent else 0)
         return self.samples_in / known if known else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One model version of a run.
-
-    `round`: the one that made it, over `sample_count` samples, with `metrics` as means over its local training; None
-    for version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
-    `evaluation`: means over held-out samples, of this very version, where it was measured. `judged`: its value by the
-    metric of early stopping, where enough clients measured it. `deleted_at`: since when it cannot be had any more, in
-    Unix seconds as `created_at`; `reason`: how it came to be, in words. `is_best`: of all of them, by the run file's
-    `[stop]`, as far as they were measured. `master_sha256`: of the coordinator's full-precision copy.
-    """
+    """One model version of a run."""
 
     version: int
     sha256: str
     size_bytes: int
-    created_at: float
-    parent_sha256: str | None = None
-    round: int | None = None
-    rolled_back_to: int | None = None
-    reason: str = ""
-    sample_count: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
-    judged: float | None = None
-    deleted_at: float | None = None
-    is_best: bool = False
-    master_sha256: str = ""
+    created_at: float  # Unix seconds
+    parent_sha256: str | None = None  # of the version before
+    round: int | None = None  # that made it; None for version 0 and for a rollback's copy
+    rolled_back_to: int | None = None  # the version that a rollback copied
+    reason: str = ""  # why it was made
+    sample_count: int = 0  # of the round that made it
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over that round's local training
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])  # means over held-out samples
+    judged: float | None = None  # its value by the metric of early stopping, if enough clients measured it
+    deleted_at: float | None = None  # Unix seconds
+    is_best: bool = False  # of all measured versions, by the run file's [stop]
+    master_sha256: str = ""  # of the coordinator's full-precision copy
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRound:
-    """The round that is under way. `why`: what it is waiting for, in words; `closes_in_s`: None while recruiting.
-
-    `absent`: who was not there to be asked when it opened; None before, or where it is not known.
-    """
+    """The round under way."""
 
     round: int
     attempt: int
     phase: str
-    why: str
-    waiting: int
+    why: str  # what it waits for
+    waiting: int  # clients that wait for work
     target: int
-    closes_in_s: float | None
+    closes_in_s: float | None  # None while recruiting
     clients: tuple[ClientRecord, ...] = ()
     task: Task = Task.TRAINING
-    absent: Absent | None = None
+    absent: Absent | None = None  # when it opened; None before, or if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run at a glance. `rounds_done`: committed rounds; `model`: the newest version.
-
-    `audit_head`: the hash of its newest audit bundle. Whoever notes it can tell later whether bundles were taken away.
-    `privacy`: of a private run. `members_sha256`: of the member list that its file binds it to; empty without one.
-    """
+    """The summary of a run."""
 
     name: str
     status: RunStatus
     reason: str
-    rounds_done: int
+    rounds_done: int  # committed
     rounds_planned: int
     created_at: float
-    model: ModelRef
-    audit_head: str = ""
+    model: ModelRef  # the newest version
+    audit_head: str = ""  # of the newest audit bundle: noted elsewhere, it shows later whether bundles are missing
     privacy: PrivacySpent | None = None
-    members_sha256: str = ""
+    members_sha256: str = ""  # of the member list that the run file names; empty without one
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A client that was refused at its check-in, last `at` (Unix seconds), and has not been let in since."""
+    """A client whose last check-in was refused."""
 
     client: str
     reason: str
-    at: float
+    at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S&mark=M: ended attempts from the N-th on, and the round under
-    way.
-
-    `next_after`, `mark`: what to pass as `after` and `mark` next time. `turned_away`: the newest.
-    """
+    """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S&mark=M: ended attempts from the N-th on, and the live one."""
 
     run: RunView
     ended: tuple[RoundRecord, ...]
-    next_after: int
+    next_after: int  # the next request's `after`
     live: LiveRound | None
-    turned_away: tuple[TurnedAway, ...] = ()
-    mark: str = ""
+    turned_away: tuple[TurnedAway, ...] = ()  # the newest
+    mark: str = ""  # the next request's `mark`

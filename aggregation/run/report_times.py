@@ -1,34 +1,84 @@
-"""How long clients take to report: what rounds have shown of it, and the curve that follows from that.
+"""How long clients take to report, estimated from ended rounds; and the binomial distribution for `tuning.py`.
 
-Two things can happen to a client at work: it reports, or it is lost (declines, falls silent). Some are seen only in
-part: a round that closes stops looking, and of whoever was still at work then nothing more is known (right censoring).
-The estimate of Aalen and Johansen (1978) makes the best of all three: with Y_j the weight of those still at work and
-watched just before the moment t_j, d_j of the reports and l_j of the losses at it, and S the chance to be still at
-work,
+A client at work either reports, or is lost (declines, falls silent). Some are observed only in part: a round that
+closes stops looking, and nothing more is known of clients still at work (right censoring). The estimate of Aalen and
+Johansen (1978) uses all three: with Y_j the weight of those still at work and watched just before the moment t_j, d_j
+of the reports and l_j of the losses at it, and S the chance to be still at work,
 
     S(t) = prod_{t_j <= t} (1 - (d_j + l_j) / Y_j),    F(t) = sum_{t_j <= t} S(t_j-) d_j / Y_j.
 
-It is right if whether a client goes out of sight says nothing of when it would have reported; a round closes when the
-*others* have reported, so that holds but for the last one in.
+It is right if being out of sight does not depend on when the client would have reported. A round closes when the
+*others* have reported, so that holds except for the last one in.
 
-Where fewer than some ten clients were still watched, at the horizon H, the estimate ends. What is beyond is taken to
-follow a Pareto law: the rate h at which those at work reported over the last half of the time, [H/2, H], is taken to
-fall as H/t, and so is the rate g at which they were lost, so that of those at work at H
+At the horizon H fewer than ten clients or so are still watched, and the estimate ends. Beyond it a Pareto law is
+assumed: the rate h at which those at work reported over the last half of the time, [H/2, H], falls as H/t, and so does
+the rate g at which they were lost, so that of those at work at H
 
     (H/t)^{(h+g) H} are at work at t > H, and h/(h+g) of the others have reported.
 
 A log-normal's rate, or any lighter tail's, falls more slowly in the end: this errs towards late and never.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
+
+Floats = NDArray[np.float64]
+_TERMS_MAX = 20_000
+_TINY, _ENOUGH = 1e-300, 1e-14
+_lgamma = np.vectorize(math.lgamma, otypes=[np.float64])
+
+
+def at_most(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
+    """P(B(n, p) <= k), by element, exact to rounding; the three are broadcast. `k` may be negative, or n and more.
+
+    It is the regularised incomplete beta function I_{1-p}(n - k, k + 1) (Abramowitz and Stegun 26.5.24), computed by
+    its continued fraction (26.5.8) with the modified Lentz algorithm (Thompson and Barnett 1986): some sqrt(n) terms.
+    """
+    ks, ns, ps = np.broadcast_arrays(np.asarray(k, float), np.asarray(n, float), np.asarray(p, float))
+    result = np.where((ks >= ns) | (ps <= 0), 1.0, 0.0)
+    result[ks < 0] = 0.0
+    inner = (ks >= 0) & (ks < ns) & (ps > 0) & (ps < 1)
+    if inner.any():
+        result[inner] = _incomplete_beta(1 - ps[inner], ps[inner], ns[inner] - ks[inner], ks[inner] + 1)
+    return result
+
+
+def _incomplete_beta(x: Floats, y: Floats, a: Floats, b: Floats) -> Floats:
+    """I_x(a, b) with y = 1 - x; of I_x(a, b) = 1 - I_y(b, a), the side whose fraction converges quickly is used."""
+    swap = x > (a + 1) / (a + b + 2)
+    x, y, a, b = (np.where(swap, second, first) for first, second in ((x, y), (y, x), (a, b), (b, a)))
+    log_front = a * np.log(x) + b * np.log(y) + _lgamma(a + b) - _lgamma(a) - _lgamma(b)
+    value = np.exp(log_front) / a * _fraction(x, a, b)
+    return np.asarray(np.clip(np.where(swap, 1 - value, value), 0.0, 1.0), np.float64)
+
+
+def _fraction(x: Floats, a: Floats, b: Floats) -> Floats:
+    """1 / (1 + d_1 / (1 + d_2 / (1 + ...))) of 26.5.8."""
+    c, d = np.ones_like(x), _away_from_zero(1 - (a + b) * x / (a + 1))
+    d = 1 / d
+    value = d.copy()
+    for m in range(1, _TERMS_MAX):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d, c = 1 / _away_from_zero(1 + even * d), _away_from_zero(1 + even / c)
+        value *= c * d
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d, c = 1 / _away_from_zero(1 + odd * d), _away_from_zero(1 + odd / c)
+        value *= c * d
+        if np.all(np.abs(c * d - 1) < _ENOUGH):
+            break
+    return value
+
+
+def _away_from_zero(values: Floats) -> Floats:
+    return np.where(np.abs(values) < _TINY, _TINY, values)
+
 
 POINTS_MAX = 96
 WATCHED_MIN = 10.0
@@ -39,32 +89,29 @@ Flags = NDArray[np.bool_]
 
 
 class Seen(StrEnum):
-    """`reported`: at that time; `never`: it declined or fell silent; `at_work`: it was, when the round ended."""
+    """What an ended attempt shows of one client."""
 
     REPORTED = "reported"
-    NEVER = "never"
-    AT_WORK = "at_work"
+    NEVER = "never"  # it declined or fell silent
+    AT_WORK = "at_work"  # when the round ended
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One client in one attempt that opened at `at` (Unix seconds) with a model of `model_bytes`.
+    """One client in one attempt."""
 
-    `seconds`: from the opening to its report, to its last sign of life, or to the end of the attempt.
-    """
-
-    at: float
+    at: float  # when the attempt opened, in Unix seconds
     tier: str
     model_bytes: int
     seen: Seen
-    seconds: float
+    seconds: float  # from the opening to its report, to its last sign of life, or to the end of the attempt
 
 
 def observed(record: RoundRecord) -> tuple[Observation, ...]:
-    """What an ended attempt at training shows: a report is one, whether or not its round came to anything.
+    """The observations from an ended attempt at training, committed or not.
 
-    Rounds that make no model ask for other work, which takes other times: they show nothing. Neither do those in which
-    no coordinator was there for a while: how long clients would have taken is not known.
+    There are none from rounds that make no model, because other work takes other times; and none from attempts during
+    which no coordinator could take reports, because how long clients would have taken is unknown.
     """
     if not record.task.makes_model or record.away_s:
         return ()
@@ -86,10 +133,10 @@ def _observe(record: RoundRecord, client: ClientRecord) -> Observation:
 
 @dataclass(frozen=True, slots=True)
 class TimesTable:
-    """Observations as columns, for arithmetic. `tiers`: as indices into `tier_names`."""
+    """Observations as columns, for arithmetic."""
 
     at: Floats
-    tiers: NDArray[np.int64]
+    tiers: NDArray[np.int64]  # indices into `tier_names`
     tier_names: tuple[str, ...]
     model_bytes: Floats
     is_report: Flags
@@ -113,22 +160,18 @@ def tabulate(observations: Sequence[Observation]) -> TimesTable:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """At each of `times_s`, ascending: the chance to have reported by then, and to be still at work.
+    """The chance, at each time, to have reported by then, and to be still at work."""
 
-    `n_known`: as how many clients of equal weight those count whose fate is known until then (Kish's effective size).
-    `horizon_s`: from there on the tail is a guess.
-    """
-
-    times_s: Floats
+    times_s: Floats  # ascending
     reported: Floats
     at_work: Floats
-    n_known: Floats
-    horizon_s: float
+    n_known: Floats  # clients whose fate is known until then, as a number of equal weights (Kish's effective size)
+    horizon_s: float  # from there on the tail is assumed
 
     def differs_from(self, other: "Curve", n_clients: float) -> bool:
-        """Whether these are other clients' times than `other`'s, at the 5 % level (Kolmogorov and Smirnov).
+        """Whether the two curves differ at the 5 % level (Kolmogorov and Smirnov).
 
-        `n_clients`: as how many this curve's observations count; `other` is taken for certain.
+        `n_clients`: the effective number of this curve's observations; `other` is taken as certain.
         """
         is_seen = self.times_s <= min(self.horizon_s, other.horizon_s)
         apart = np.abs(self.reported - np.interp(self.times_s, other.times_s, other.reported))[is_seen]
@@ -137,23 +180,25 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """Observations in the order of their times, with what the estimate needs at each; `horizon`: index of H."""
+    """Observations in the order of their times, with the estimate at each."""
 
     seconds: Floats
     reported: Floats
     at_work: Floats
     n_known: Floats
-    horizon: int
+    horizon: int  # the index of H
     report_rate: float
     loss_rate: float
 
 
 def estimate(table: TimesTable, weights: Floats, until_s: float) -> Curve:
-    """The curve of the weighted observations, at about a hundred times up to `until_s`, denser where more report."""
+    """The curve of the weighted observations at about a hundred times up to `until_s`, denser where more report."""
     watched = _watch(table, weights)
     horizon_s = float(watched.seconds[watched.horizon])
     times_s = _points(watched, until_s)
-    at = np.searchsorted(watched.seconds, np.minimum(times_s, horizon_s), side="right") - 1  # -1: nobody by then
+    at = (
+        np.searchsorted(watched.seconds, np.minimum(times_s, horizon_s), side="right") - 1
+    )  # -1: no observation by then
     reported = np.where(at >= 0, watched.reported[at], 0.0)
     at_work = np.where(at >= 0, watched.at_work[at], 1.0)
     rate = watched.report_rate + watched.loss_rate
@@ -185,7 +230,7 @@ def _watch(table: TimesTable, weights: Floats) -> _Watched:
 
 
 def _rate(seconds: Floats, weight: Floats, kind: Flags, horizon: int) -> float:
-    """How many of this kind there were per second at work, between half the horizon and the horizon."""
+    """Observations of this kind per second at work, between half the horizon and the horizon."""
     end_s = float(seconds[horizon])
     at_work_s = float((weight * np.clip(seconds - end_s / 2, 0.0, end_s / 2)).sum())
     is_late = (seconds > end_s / 2) & (seconds <= end_s)
@@ -193,7 +238,7 @@ def _rate(seconds: Floats, weight: Floats, kind: Flags, horizon: int) -> float:
 
 
 def _points(watched: _Watched, until_s: float) -> Floats:
-    """Times between which alike many report, up to the horizon; some beyond; and `until_s`."""
+    """Times with equal shares of reports between them, up to the horizon; some beyond; and `until_s`."""
     seen = watched.reported[: watched.horizon + 1]
     levels = np.linspace(0, seen[-1], POINTS_MAX + 1)[1:]
     inner = watched.seconds[np.searchsorted(seen, levels * (1 - 1e-12))]
@@ -203,7 +248,7 @@ def _points(watched: _Watched, until_s: float) -> Floats:
 
 
 def _effective(weight: Floats, out_of_sight: Flags) -> Floats:
-    """Kish's (sum w)^2 / sum w^2 over everybody who was not out of sight by each of the ordered moments."""
+    """Kish's (sum w)^2 / sum w^2 over the clients still in sight at each of the ordered moments."""
     lost = np.where(out_of_sight, weight, 0.0)
     total = weight.sum() - np.cumsum(lost)
     squares = (weight**2).sum() - np.cumsum(lost**2)

@@ -1,7 +1,4 @@
-"""What an attempt at a round leaves of a run when it has ended: a record, often a model, and what comes next.
-
-A coordinator stores it, all together; a simulation goes on with it.
-"""
+"""What an ended attempt at a round leaves: a record, often a model, and the next state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +10,10 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord, VersionRecord
-from umbel.aggregation.secagg.numbers.totals import Totals
 
 
 class Run(Protocol):
-    """A run as it stands, before the ending: its file, its newest model, and whether it goes on."""
+    """A run before the ending."""
 
     @property
     def file(self) -> RunFile: ...
@@ -30,7 +26,7 @@ class Run(Protocol):
 
 
 class MadeFile(Protocol):
-    """Bytes that were made: their SHA-256 in hex, and how many there are."""
+    """A file that was made."""
 
     @property
     def sha256(self) -> str: ...
@@ -38,48 +34,53 @@ class MadeFile(Protocol):
     def size_bytes(self) -> int: ...
 
 
-class ModelMade(Protocol):
-    """The next version of a model, of `n_values`, made of a round's sum.
+class SecureTotals(Protocol):
+    """What the sum of a secure round says of its clients' work."""
 
-    `master_sha256` is the published one's if there is no need of another. `sum_sha256`: of the exact sum, as audit
-    bundles have it. `update_rms`: the mean of the updates' root mean squares, where their codec measures it. `change`:
-    from the version before it, if the run makes changes. `totals`: of a secure round, what its clients have said
-    together; `shown`: what their sum has shown for the next.
-    """
+    @property
+    def n_partial(self) -> int: ...
+    @property
+    def sample_count(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def evaluation(self) -> Mapping[str, float]: ...
+    @property
+    def measured_by(self) -> Mapping[str, int]: ...  # clients, by `training.NAME` and `evaluation.NAME`
+
+
+class ModelMade(Protocol):
+    """The next version of a model, made from a round's sum."""
 
     @property
     def published(self) -> MadeFile: ...
     @property
-    def master_sha256(self) -> str: ...
+    def master_sha256(self) -> str: ...  # the published file's, if that is also the master copy
     @property
-    def sum_sha256(self) -> str: ...
+    def sum_sha256(self) -> str: ...  # of the exact sum, as in audit bundles
     @property
     def n_values(self) -> int: ...
     @property
-    def update_rms(self) -> float | None: ...
+    def update_rms(self) -> float | None: ...  # the mean of the updates' root mean squares, if the codec measures it
     @property
-    def change(self) -> MadeFile | None: ...
+    def change(self) -> MadeFile | None: ...  # from the version before, if the run makes changes
     @property
-    def totals(self) -> Totals | None: ...
+    def totals(self) -> SecureTotals | None: ...  # of a secure round
     @property
-    def shown(self) -> SumShown | None: ...
+    def shown(self) -> SumShown | None: ...  # by a secure round's sum, for the next round
 
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A model version. `master_sha256`: of the coordinator's full-precision copy."""
+    """A model version."""
 
     record: VersionRecord
-    master_sha256: str
+    master_sha256: str  # of the coordinator's full-precision copy
 
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
-
-    `sum_sha256`, `update_rms`, `shown`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
-    `change`: what makes it of its parent, if the run makes changes.
-    """
+    """The next version: from a committed round, or a copy of version `rolled_back_to`; see `VersionRecord`."""
 
     ref: ModelRef
     master_sha256: str
@@ -89,10 +90,11 @@ class NewModel:
     reason: str = ""
     sample_count: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    sum_sha256: str | None = None
-    update_rms: float | None = None
+    sum_sha256: str | None = None  # of the exact sum that it was made from
+    update_rms: float | None = None  # likewise
     judged: float | None = None
-    change: ModelChange | None = None
+    change: ModelChange | None = None  # from its parent, if the run makes changes
+    shown: SumShown | None = None  # by the sum
 
     def kept(self, now: float) -> KeptVersion:
         """The version that it becomes. `now`: Unix seconds."""
@@ -111,22 +113,17 @@ class NewModel:
         )
         return KeptVersion(record, self.master_sha256)
 
-    shown: SumShown | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts.
-
-    `judged`: what counts of it for early stopping; None if nothing does.
-    """
+    """A version was measured on held-out data."""
 
     version: int
-    means: Mapping[str, float]
-    judged: float | None = None
+    means: Mapping[str, float]  # over clients, weighted by their sample counts
+    judged: float | None = None  # the value for early stopping, if any
 
     def on(self, kept: KeptVersion) -> KeptVersion:
-        """A version as it is known after this measurement, be it of that version or of another."""
+        """A version after this measurement, which may be of another version."""
         if kept.record.version != self.version:
             return kept
         judged = kept.record.judged if self.judged is None else self.judged
@@ -135,26 +132,20 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """What ends an attempt: its record, and what comes next (None: the run is over).
-
-    `measured`: what the attempt tells of a version; `deleted`: the versions that are not kept from now on.
-    `n_released`: how many sums of a secure run were revealed, with its own.
-    """
+    """What ends an attempt."""
 
     record: RoundRecord
     model: NewModel | None
-    next_state: Recruiting | None
+    next_state: Recruiting | None  # None: the run is over
     status: RunStatus
     reason: str
     measured: Measurement | None = None
-    deleted: tuple[int, ...] = ()
-    n_released: int = 0
+    deleted: tuple[int, ...] = ()  # versions that are no longer kept
+    n_released: int = 0  # sums of a secure run that were revealed, including this one
 
 
 def versions_after(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> tuple[KeptVersion, ...]:
-    """A run's versions after this ending, as a coordinator stores them. None if there are none before: then they were
-    not looked up. `now`: Unix seconds.
-    """
+    """A run's versions after this ending. Empty if `history` is, which then was not looked up. `now`: Unix seconds."""
     if not history:
         return ()
     known = history if end.measured is None else map(end.measured.on, history)

@@ -1,4 +1,4 @@
-"""The sections of a run file, each with its defaults, and its bounds checked. `runfile.py` shows them together."""
+"""The sections of a run file, with their defaults and bounds. docs/reference/run-file.md explains every key."""
 
 import re
 from dataclasses import dataclass, fields
@@ -49,9 +49,9 @@ class RoundsSection:
 
 @dataclass(frozen=True, slots=True)
 class AggregationSection:
-    """How updates become the next model. `server_learning_rate`: 1 is FedAvg."""
+    """How updates become the next model."""
 
-    server_learning_rate: float = 1.0
+    server_learning_rate: float = 1.0  # 1 is FedAvg
     max_abs: float = 64.0
     sample_count_max: int = 1 << 20
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
@@ -62,14 +62,12 @@ class AggregationSection:
 
 @dataclass(frozen=True, slots=True)
 class DownlinkSection:
-    """What clients fetch of a new model: "model", all of it, or "change", where they have a version shortly before it.
-
-    `step`: of changes, in root mean squares of what changes; see `publishing.py`. Beyond 2, what rounding leaves behind
-    would outgrow what a round changes.
-    """
+    """What clients fetch of a new model: all of it, or the change from a recent version that they have."""
 
     name: Literal["model", "change"] = "model"
-    step: float = 1.0
+    step: float = (
+        1.0  # of changes, in root mean squares of what changes (`publishing.py`); beyond 2 the error would grow
+    )
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -79,20 +77,17 @@ class DownlinkSection:
 
     @property
     def change_step(self) -> float | None:
-        """The step of changes; None if there are none."""
+        """The step of changes; None without changes."""
         return self.step if self.name == "change" else None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSection:
-    """Rounds in which clients that did not train only measure the model: `clients` of them after `every` rounds.
+    """Rounds in which clients that did not train measure the model."""
 
-    `window_s`: None for that of the round of training before it.
-    """
-
-    every: int
-    clients: int
-    window_s: float | None = None
+    every: int  # after every this many rounds of training
+    clients: int  # reports at which such a round closes
+    window_s: float | None = None  # None: that of the round of training before it
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -104,19 +99,13 @@ class EvaluationSection:
 
 @dataclass(frozen=True, slots=True)
 class CanarySection:
-    """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
+    """A few clients try round 1 with a share of its local steps; the run begins if enough of them pass."""
 
-    `clients`: None for three, or all that round 1 asks; a `RunFile` fills that in.
-    `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
-    `window_s`: None for that of round 1. `on_failure`: what follows if too few pass; a run that was paused tries it on
-    other clients when it is resumed.
-    """
-
-    clients: int | None = None
-    minimum: int | None = None
-    share: float = 0.01
-    window_s: float | None = None
-    on_failure: Literal["pause", "stop", "widen"] = "pause"
+    clients: int | None = None  # None: three, or all that round 1 asks; `RunFile` fills it in
+    minimum: int | None = None  # that must pass; None: more than half, so that one broken site does not hold up others
+    share: float = 0.01  # of the local steps
+    window_s: float | None = None  # None: that of round 1
+    on_failure: Literal["pause", "stop", "widen"] = "pause"  # a paused run tries other clients when it is resumed
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -130,25 +119,20 @@ class CanarySection:
 
     @property
     def n_asked(self) -> int:
-        """How many are asked."""
         assert self.clients is not None, "the run file has filled it in"
         return self.clients
 
     @property
     def n_least(self) -> int:
-        """How many must pass."""
         return self.n_asked // 2 + 1 if self.minimum is None else self.minimum
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionSection:
-    """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best.
+    """What is kept of a run."""
 
-    `updates`: clients' updates after their round: "none", those of the last "N rounds", or "all".
-    """
-
-    versions: int | Literal["all"] = "all"
-    updates: str = "none"
+    versions: int | Literal["all"] = "all"  # the newest model versions, beside version 0 and the best
+    updates: str = "none"  # clients' updates after their round: "none", those of the last "N rounds", or "all"
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -159,12 +143,12 @@ class RetentionSection:
 
     @property
     def n_versions(self) -> int | None:
-        """How many versions to keep, None for all."""
+        """None: all."""
         return None if self.versions == "all" else self.versions
 
     @property
     def n_update_rounds(self) -> int | None:
-        """Of how many of the newest rounds the updates are kept, None for all."""
+        """The number of newest rounds whose updates are kept; None: all."""
         if self.updates == "all":
             return None
         return 0 if self.updates == "none" else int(self.updates.split()[0])
@@ -172,13 +156,13 @@ class RetentionSection:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Other values for the rounds `first_round` to `last_round` (None: to the end); None: as elsewhere in the file.
+    """Other values of [rounds] and [training] for some rounds; None: no change.
 
     Steps take the place of epochs, and epochs of steps.
     """
 
     first_round: int
-    last_round: int | None = None
+    last_round: int | None = None  # None: the run's last
     target: int | None = None
     minimum: int | None = None
     over_selection: float | None = None
@@ -205,7 +189,7 @@ class Override:
             )
 
     def _check_numbers(self) -> None:
-        """Raise `ValueError` for a number that no round could have, even where a later override takes its place."""
+        """Raise `ValueError` for a number that no round may have, even if a later override replaces it."""
         rounds: dict[str, Any] = {"count": 1, "target": 1, **self.of(RoundsSection)}
         RoundsSection(**rounds)
         TrainingPlan(**self.of(TrainingPlan))
@@ -214,6 +198,6 @@ class Override:
         return self.first_round <= number and (self.last_round is None or number <= self.last_round)
 
     def of(self, section: type[RoundsSection | TrainingPlan]) -> dict[str, Any]:
-        """What it sets of one section of the run file."""
+        """The keys that it sets in one section of the run file."""
         values = {key.name: getattr(self, key.name) for key in fields(section) if hasattr(self, key.name)}
         return {name: value for name, value in values.items() if value is not None}

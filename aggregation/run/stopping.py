@@ -1,23 +1,60 @@
-"""Early stopping: which version of a run is the best by one metric, and whether it is time to end. Pure.
+"""Early stopping: which version of a run is the best by one metric, when the run ends, which versions are kept. Pure.
 
-Judged anew after every round from what is stored of the versions, so a restart changes nothing. `evaluation.NAME` is
+It is decided anew after every round from the stored versions, so a restart changes nothing. `evaluation.NAME` is
 measured on held-out samples, of the version that was measured; `training.NAME` by the local training of the round that
-made the version. One client's word must not end a run: a version's value is the mean that a tenth of the clients cannot
-move out of what the others say (`robust_mean.py`), and it has none where fewer than `minimum` of them measured it.
+made the version. The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, criterion UP counted
+in measurements.
 
-The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, criterion UP counted in measurements.
+One client must not end a run, and what it measured is its own word. So a version's value is a trimmed mean over clients
+(Tukey 1962; Yin et al. 2018, "Byzantine-robust distributed learning", section 4): of n values, f = ceil(n / 10) at
+either end are left out. If at most f clients lie, what is left lies between values of honest clients. The rest is
+weighted by sample counts, none above their median, because a liar among the others could otherwise pull the mean to its
+own value. A version has no value if fewer than `minimum` clients measured it. (A median would have few values far off
+the mean where clients hold a handful of samples each, as phones do; so would a mean with more than a tenth left out.)
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.reports import Work
 from umbel.aggregation.run.records import EVALUATION, Judged, VersionRecord
-from umbel.aggregation.run.robust_mean import robust_mean
 from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, require_within
+
+_TRIMMED = 10  # one in ten is left out at either end, and at least one
+
+
+@dataclass(frozen=True, slots=True)
+class RobustMean:
+    """The trimmed mean over clients."""
+
+    value: float
+    n_clients: int  # including those left out
+    n_trimmed: int  # left out at either end
+
+    @property
+    def words(self) -> str:
+        """How it was made: `the mean over 8 of 10 clients, without the 1 least and the 1 greatest`."""
+        if not self.n_trimmed:
+            return f"the mean over {counted(self.n_clients, 'client')}"
+        left = self.n_clients - 2 * self.n_trimmed
+        n = self.n_trimmed
+        return f"the mean over {left} of {self.n_clients} clients, without the {n} least and the {n} greatest"
+
+
+def robust_mean(values: Sequence[tuple[float, int]]) -> RobustMean:
+    """The trimmed mean of at least one client's finite value and positive sample count."""
+    n = len(values)
+    n_trimmed = math.ceil(n / _TRIMMED) if n >= 3 else 0
+    kept = sorted(values)[n_trimmed : n - n_trimmed]
+    cap = median(count for _, count in kept) if n_trimmed else math.inf
+    weights = [min(count, cap) for _, count in kept]
+    mean = math.fsum(weight * value for weight, (value, _) in zip(weights, kept, strict=True)) / math.fsum(weights)
+    return RobustMean(min(max(mean, kept[0][0]), kept[-1][0]), n, n_trimmed)  # rounding must not leave the range
+
 
 PATIENCE_MAX = 1_000_000
 _SOURCES = (EVALUATION, "training.")
@@ -32,19 +69,14 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When to end a run before its last round.
+    """The run file's section [stop]: when to end a run before its last round."""
 
-    `patience`: measurements in a row that do not improve on the best by more than `min_delta`; `target`: a value to
-    reach. `metric`: `evaluation.NAME` or `training.NAME`. `minimum`: clients without whom a measurement does not count;
-    below three, one of them can lie.
-    """
-
-    metric: str
+    metric: str  # `evaluation.NAME` or `training.NAME`
     mode: Direction = Direction.MIN
-    patience: int | None = None
+    patience: int | None = None  # measurements in a row that do not improve on the best by more than `min_delta`
     min_delta: float = 0.0
-    target: float | None = None
-    minimum: int = 3
+    target: float | None = None  # a value that ends the run
+    minimum: int = 3  # the fewest clients with which a measurement counts; below three, one of them can lie
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -69,7 +101,7 @@ class StopRule:
     def measured_in_sum(
         self, training: Mapping[str, float], evaluation: Mapping[str, float], measured_by: Mapping[str, int]
     ) -> Judged:
-        """What counts of a secure round, which has means and no single values: one client can move them.
+        """The value from a secure round, which has means and no single values: one client can move them.
 
         `measured_by`: how many clients measured each metric, by its whole name.
         """
@@ -83,7 +115,7 @@ class StopRule:
         return Judged(self.metric, value, n_clients, f"the mean of {clients}, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
-        """What these reports, of one round, make of the metric; None if nobody has measured it."""
+        """The value from the reports of one round; None if no client measured the metric."""
         name = self.metric.partition(".")[2]
         rows = [
             (one.evaluation, one.evaluation_sample_count) if self.is_of_evaluation else (one.metrics, one.sample_count)
@@ -99,7 +131,7 @@ class StopRule:
         return Judged(self.metric, mean.value, n, mean.words)
 
     def loss(self, value: float) -> float:
-        """The value as something of which less is better."""
+        """The value, or its negative, so that less is better."""
         return value if self.mode is Direction.MIN else -value
 
 
@@ -113,16 +145,16 @@ class MeasuredVersion:
 
 @dataclass(frozen=True, slots=True)
 class StopVerdict:
-    """`best`: the earliest version with the best value; `reason`: why the run is to end, in words, None to go on."""
+    """The best version so far, and whether the run ends."""
 
-    best: MeasuredVersion | None
-    reason: str | None
+    best: MeasuredVersion | None  # the earliest version with the best value
+    reason: str | None  # why the run ends; None if it continues
 
 
 def judge(rule: StopRule, versions: Sequence[VersionRecord]) -> StopVerdict:
-    """Whether a run with these versions, in their order, has reached its target or lost its patience.
+    """Decide whether a run with these versions, in their order, has reached its target or run out of patience.
 
-    A version that a rollback made begins a new count of patience; what is best is judged over all.
+    A version that a rollback made begins a new count of patience. The best is taken over all versions.
     """
     measured = [MeasuredVersion(v.version, v.judged) for v in versions if v.judged is not None]
     if not measured:
@@ -152,3 +184,17 @@ def _last_improved(rule: StopRule, measured: Sequence[MeasuredVersion]) -> int:
 
 def _words(measured: MeasuredVersion) -> str:
     return f"{measured.value:.6g}, of version {measured.version}"
+
+
+def expired(versions: Sequence[VersionRecord], n_kept: int | None, rule: StopRule | None) -> tuple[int, ...]:
+    """The versions to delete now, if `n_kept` of the newest are kept (None: all).
+
+    Version 0 is always kept, and the best by the metric of early stopping, if the run has one.
+    """
+    if n_kept is None:
+        return ()
+    here = [one.version for one in versions if one.deleted_at is None]
+    kept = {0, *here[len(here) - n_kept :]} if n_kept < len(here) else set(here)
+    if rule is not None and (best := judge(rule, versions).best) is not None:
+        kept.add(best.version)
+    return tuple(version for version in here if version not in kept)

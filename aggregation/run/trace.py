@@ -1,7 +1,7 @@
-"""A trace: what a run's records tell of its clients' times, for a simulation to have clients like them.
+"""A trace: the times of a run's clients, taken from its records, from which a simulation makes similar clients.
 
-It names nobody: clients are numbered in the order in which the records first mention them. What is trained, how well,
-and where, is not in it. `canonical.canonical` writes it; docs/reference/traces.md describes it.
+It has no names: clients are numbered in the order in which the records first mention them. It does not say what is
+trained, how well, or where. `canonical.canonical` writes it; docs/reference/traces.md describes it.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ TIME_MAX = 1e11  # Unix seconds: the year 5138
 
 @dataclass(frozen=True, slots=True)
 class TracedClient:
-    """One client in one attempt; all but `client`, its number, is as in `ClientRecord`."""
+    """One client in one attempt; the other fields are as in `ClientRecord`."""
 
-    client: int
+    client: int  # its number
     fate: Fate
     report_s: float | None
     silent_s: float
@@ -58,12 +58,7 @@ class TracedClient:
 
 @dataclass(frozen=True, slots=True)
 class TracedAttempt:
-    """One attempt at a round of training. `waiting`: how many clients waited when it opened, its cohort included.
-
-    `absent`: how many of the run's were not there then, None where that is not known; `absent_clients`: some of them.
-    `secure`: whether nothing is known of single clients' work. `reports_wanted`, `reports_needed`: the record's target
-    and minimum, None where it is from before they were kept. All else is as in `RoundRecord`.
-    """
+    """One attempt at a round of training; the other fields are as in `RoundRecord`."""
 
     round: int
     attempt: int
@@ -75,13 +70,13 @@ class TracedAttempt:
     model_bytes: int
     bytes_up: int
     bytes_down: int
-    waiting: int
-    absent: int | None
-    absent_clients: tuple[int, ...]
-    secure: bool
+    waiting: int  # clients that waited when it opened, including its cohort
+    absent: int | None  # the run's clients that did not wait then; None if unknown
+    absent_clients: tuple[int, ...]  # some of them
+    secure: bool  # whether only sums of the clients' work are known
     clients: tuple[TracedClient, ...]
-    reports_wanted: int | None = None
-    reports_needed: int | None = None
+    reports_wanted: int | None = None  # the target; None in records from before it was kept
+    reports_needed: int | None = None  # the minimum, likewise
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -113,22 +108,22 @@ class TracedAttempt:
 
     @property
     def mentioned(self) -> set[int]:
-        """The numbers of its clients, and of the absent that it names."""
+        """The numbers of its clients, and of `absent_clients`."""
         return {*(one.client for one in self.clients), *self.absent_clients}
 
     @property
     def in_time(self) -> tuple[TracedClient, ...]:
-        """Those who have reported before it closed."""
+        """The clients that reported before it closed."""
         return tuple(one for one in self.clients if one.report_s is not None and one.report_s <= self.open_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`clients`: how many there are, numbered from 0. `attempts`: in the order in which they ended."""
+    """The trace of a run."""
 
     format: int
-    clients: int
-    attempts: tuple[TracedAttempt, ...]
+    clients: int  # their number; they are numbered from 0
+    attempts: tuple[TracedAttempt, ...]  # in the order in which they ended
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -144,10 +139,10 @@ class Trace:
 
 
 def trace_of(records: Iterable[RoundRecord]) -> Trace:
-    """The trace of a run, or of several with the same clients; `records`: in the order in which their attempts ended.
+    """The trace of a run, or of several with the same clients. `records`: in the order in which their attempts ended.
 
-    As in `report_times.observed`, only attempts at training tell, and none during which coordinators were away; nor one
-    that nobody was drawn for. Raises `ValueError` if none is left, or there are too many.
+    As in `report_times.observed`, only attempts at training count, without those during which no coordinator could take
+    reports or for which no client was drawn. Raises `ValueError` if none is left, or there are too many.
     """
     numbers: dict[str, int] = {}
     attempts = tuple(

@@ -1,33 +1,32 @@
 """A window that tunes itself: deadline and over-selection for the next attempt, from measured report times. Pure.
 
-Chosen is, among all windows W and cohorts of n clients that are allowed, where at least the minimum m report with a
-probability of 0.99 or more, the greatest goodput: useful client seconds over all client seconds. Useful are the
-seconds of those whose reports count, in a round that commits; a client's seconds run from the opening to its report,
-to its last sign of life, or to the moment it is told to stop.
+Among all allowed windows W and cohorts of n clients with which at least the minimum m report with a probability of 0.99
+or more, it chooses the greatest goodput: useful client seconds over all client seconds. The seconds of clients whose
+reports count, in a round that commits, are useful. A client's seconds run from the opening to its report, to its last
+sign of life, or to the moment it is told to stop.
 
-Let each client of the cohort report by t with chance F(t), be still at work with chance S(t), on its own, and let the
-round close at its K-th report (the target) or at W. With B(n, p) binomial, all of this is exact:
+Let each client of the cohort independently report by t with chance F(t) and be still at work with chance S(t), and let
+the round close at its K-th report (the target) or at W. With B(n, p) binomial, these are exact:
 
     P(commit)   = P(B(n, F(W)) >= m)
     E[useful]   = n int_0^W t [P(B(n-1, F(t)) <= K-1) - P(B(n-1, F(W)) <= m-2)] dF(t)
     E[all]      = n int_0^W S(t) P(B(n-1, F(t)) <= K-1) dt
     E[duration] =   int_0^W P(B(n, F(t)) <= K-1) dt.
 
-(A client's report at t counts if fewer than K others were in before, unless the round ends with fewer than m, and then
-none of its reports had K before it.) Of choices within 2 % of the greatest goodput the shortest round is taken: the
-last percent of goodput can cost hours.
+(A client's report at t counts if fewer than K others were in before, unless the round ends with fewer than m; then none
+of its reports had K before it.) Of choices within 2 % of the greatest goodput it takes the shortest round: the last
+percent of goodput can cost hours.
 
-What is assumed: clients report independently of each other given the conditions; the cohort is a fair sample of those
-observed. What is done for safety: F is replaced by its lower confidence bound (Wilson, one-sided 95 %) where P(commit)
-is judged; beyond the longest time watched a heavy tail is expected (`report_times.py`); with too few observations the
-run file's values stay; an attempt after a failed one widens both; every eighth round is given twice its window (up to
-the run file's), so that what a short window hides from sight is looked for again.
+Assumptions: clients report independently of each other given the conditions, and the cohort is a fair sample of those
+observed. For safety, F is replaced by its lower confidence bound (Wilson, one-sided 95 %) in P(commit); beyond the
+longest watched time a heavy tail is assumed (`report_times.py`); with too few observations the run file's values stay;
+an attempt after a failed one widens both; every eighth round has twice its window (up to the run file's), because a
+short window hides slow clients.
 
-Which observations count, and how much: the recent (half as much every three days), those of a like model size (of a
-factor of two), tiers in the proportion in which they wait now where that is known, and those at a like hour of the day
-(a Gaussian of 1.5 h), but all hours alike where too few are near, or where the hour makes no difference that a
-Kolmogorov-Smirnov test can tell. Hours are of the coordinator's clock and never meant as local time: only how far apart
-they are matters.
+Observations are weighted: by age (half as much every three days), by model size (a factor of two apart counts less), by
+tier in the proportion in which tiers wait now, if known, and by hour of the day (a Gaussian of 1.5 h). All hours count
+alike if too few observations are near, or if a Kolmogorov-Smirnov test finds no difference. Only distances between
+hours of the coordinator's clock matter, so it need not be local time.
 """
 
 import math
@@ -38,14 +37,13 @@ import numpy as np
 
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.plans.round import RoundPlan
-from umbel.aggregation.run.binomial import Floats, at_most
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.report_times import Curve, Observation, TimesTable, estimate, tabulate
+from umbel.aggregation.run.report_times import Curve, Floats, Observation, TimesTable, at_most, estimate, tabulate
 from umbel.aggregation.types import WINDOW_MIN_S
 
 CONFIDENCE = 0.99
 OBSERVATIONS_MAX = 10_000
-OVER_SELECTION_MAX = 3.0  # a round that needs more than three times its target is asked of the wrong fleet
+OVER_SELECTION_MAX = 3.0  # a round that needs more than three times its target has the wrong fleet
 NEAR_BEST = 0.98
 ENOUGH_CLIENTS = 40.0
 ENOUGH_ROUNDS = 3
@@ -60,16 +58,12 @@ _COHORTS = 48
 
 @dataclass(frozen=True, slots=True)
 class TuningFacts:
-    """What is known when a plan is made. `observations`: the newest `OBSERVATIONS_MAX` of the run, in any order.
+    """What is known when a plan is made."""
 
-    `model_bytes`: of the model to be sent, 0 if not known. `population`: distinct clients that could be asked, None if
-    not known. `waiting`: how many wait now, by tier; empty if not known.
-    """
-
-    observations: Sequence[Observation] = ()
-    model_bytes: int = 0
-    population: int | None = None
-    waiting: Mapping[str, int] = field(default_factory=dict[str, int])
+    observations: Sequence[Observation] = ()  # the newest `OBSERVATIONS_MAX` of the run, in any order
+    model_bytes: int = 0  # of the model to be sent; 0 if unknown
+    population: int | None = None  # distinct clients that could be asked; None if unknown
+    waiting: Mapping[str, int] = field(default_factory=dict[str, int])  # clients that wait, by tier; empty if unknown
 
 
 NOTHING_KNOWN = TuningFacts()
@@ -77,7 +71,7 @@ NOTHING_KNOWN = TuningFacts()
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What the next attempt is to be, and why, in words."""
+    """The choice for the next attempt."""
 
     window_s: float
     over_selection: float
@@ -86,7 +80,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected of each allowed cohort (rows) and window (columns): chances, and client seconds of one round."""
+    """The expectation for each allowed cohort (rows) and window (columns): chances, and client seconds of one round."""
 
     n_asked: Floats
     window_s: Floats
@@ -101,7 +95,7 @@ class Forecast:
 
 
 def next_plan(file: RunFile, number: int, attempt: int, evidence: TuningFacts, now: float) -> RoundPlan:
-    """The plan of an attempt as the run file has it, or as self-tuning makes it from that."""
+    """The plan of an attempt: the run file's, changed by self-tuning if the run file asks for it."""
     plan, rounds = file.round_plan(number, attempt), file.rounds_of(number)
     if not rounds.self_tuning:
         return plan
@@ -131,10 +125,10 @@ def tune(plan: RoundPlan, window_min_s: float, evidence: TuningFacts, now: float
 
 
 def foresee(plan: RoundPlan, window_min_s: float, curve: Curve, population: int | None) -> Forecast:
-    """What is expected of every allowed choice, by the formulas above."""
+    """Evaluate the formulas above for every allowed choice."""
     n = _cohorts(plan, population)[:, None]
     times, by_then = curve.times_s, curve.reported
-    # A report at t finds the others as they were just before it.
+    # A report at t depends on the others just before it.
     wants_more = _before(at_most(plan.target - 1, n - 1, by_then))
     arrivals, steps = np.diff(by_then, prepend=0.0) * times, np.diff(times, prepend=0.0)
     p_short = at_most(plan.minimum - 2, n - 1, by_then)
@@ -151,12 +145,12 @@ def foresee(plan: RoundPlan, window_min_s: float, curve: Curve, population: int 
 
 
 def _before(chances: Floats) -> Floats:
-    """Each row one step earlier; at the start all are at work and the round is open."""
+    """Each row one step earlier; at the start all clients are at work and the round is open."""
     return np.concatenate([np.ones_like(chances[:, :1]), chances[:, :-1]], axis=1)
 
 
 def _best(forecast: Forecast) -> tuple[int, int, bool]:
-    """Row and column of the choice, and whether it is sure enough."""
+    """The row and column of the choice, and whether it reaches the wanted confidence."""
     is_sure = forecast.p_commit >= CONFIDENCE
     if not is_sure.any():
         surest = forecast.p_commit >= forecast.p_commit.max() - 1e-12
@@ -170,7 +164,7 @@ def _best(forecast: Forecast) -> tuple[int, int, bool]:
 
 
 def _widened(plan: RoundPlan, tuned: Tuned) -> Tuned:
-    """More of both after a failed attempt, and now and then a longer look."""
+    """Widen both after a failed attempt, and the window in every eighth round."""
     window_s, over_selection, why = tuned.window_s, tuned.over_selection, tuned.why
     if plan.attempt > 1:
         times = 2.0 ** min(plan.attempt - 1, 30)
@@ -183,13 +177,13 @@ def _widened(plan: RoundPlan, tuned: Tuned) -> Tuned:
 
 
 def _three_digits(window_s: float) -> float:
-    """Rounded up, for people."""
+    """Round up to three digits, for people."""
     unit = 10.0 ** (math.floor(math.log10(window_s)) - 2)
     return round(math.ceil(window_s / unit - 1e-9) * unit, 9)
 
 
 def _cohorts(plan: RoundPlan, population: int | None) -> Floats:
-    """Sizes of cohorts to choose from: the target to three times that, no more than there are clients."""
+    """The sizes of cohorts to choose from: the target to three times that, at most the population."""
     most = plan.target * OVER_SELECTION_MAX
     if population is not None:
         most = min(most, max(population, plan.target))
@@ -204,9 +198,9 @@ def _lower_bound(curve: Curve) -> Floats:
 
 
 def _curve(table: TimesTable, evidence: TuningFacts, now: float, until_s: float) -> tuple[Curve | None, str]:
-    """How long reports take in this hour, or in all if that cannot be told apart, and the basis in words.
+    """How long reports take in this hour, or in all if they do not differ; and the basis in words.
 
-    None where there is too little to go by.
+    None if there are too few observations.
     """
     if not table.is_report.any():
         return None, "no report times are known yet"
@@ -235,7 +229,7 @@ def _is_enough(table: TimesTable, weights: Floats) -> bool:
 
 
 def _like_size(table: TimesTable, model_bytes: int) -> Floats:
-    """By how many doublings the model was larger or smaller; all alike where the size to come is not known."""
+    """Weights by the doublings between the model sizes; all equal if the next size is unknown."""
     if not model_bytes:
         return np.ones(len(table.model_bytes))
     apart = np.log(np.maximum(table.model_bytes, 1.0) / model_bytes) / _SIZE_SD
@@ -243,7 +237,7 @@ def _like_size(table: TimesTable, model_bytes: int) -> Floats:
 
 
 def _like_tiers(table: TimesTable, waiting: Mapping[str, int]) -> Floats:
-    """So that tiers weigh as they wait now; those that were never seen are taken for the average of the others."""
+    """Weights that give tiers the proportion in which they wait now; tiers never observed count as the average."""
     names, n_tiers = table.tier_names, len(table.tier_names)
     wanted = np.array([waiting.get(name, 0) for name in names], np.float64)
     if n_tiers < 2 or not wanted.any():
@@ -253,12 +247,12 @@ def _like_tiers(table: TimesTable, waiting: Mapping[str, int]) -> Floats:
 
 
 def _rounds(table: TimesTable, weights: Floats) -> float:
-    """From how many rounds of equal weight they come."""
+    """The effective number of rounds that the observations come from."""
     _, rounds = np.unique(table.at, return_inverse=True)
     return _size(np.asarray(np.bincount(rounds, weights=weights), np.float64))
 
 
 def _size(weights: Floats) -> float:
-    """Kish's effective size: as many of equal weight would tell as much."""
+    """Kish's effective size: the number of observations of equal weight that would have the same information."""
     squares = float((weights**2).sum())
     return float(weights.sum()) ** 2 / squares if squares > 0 else 0.0

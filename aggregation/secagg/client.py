@@ -1,14 +1,14 @@
-"""A client in one secure round: messages in, messages out; its secrets live here, in memory, and nowhere else.
+"""A client in one secure round: messages in, messages out. Its secrets are in memory here, and nowhere else.
 
 ```
 advertise() ----> share(roster) ----> hear(inbox) ----> masks, sign_input() ----> agree(inputs) ----> reveal(agreements)
 AdvertiseKeys     ShareKeys           (U2)              MaskedInput               ConsistencyCheck    Unmasking
 ```
 
-Every step is taken once. The same message again has the same answer, so that lost answers can be asked for; another
-message in its place is a coordinator that says different things, and ends the round for this client (`Disagreement`).
-After `reveal` no secret is left, only the answer; after any refusal there is not even that. Bonawitz et al. 2017,
-figure 4, with signatures and the consistency check; the graph of Bell et al. 2020.
+Each step happens once. A repeated message gets the same answer, so a lost answer can be requested again. A different
+message for the same step shows that the coordinator contradicts itself, and ends the round for this client
+(`Disagreement`). After `reveal` only the answer is left, and no secret; after a refusal, not even that. Bonawitz et al.
+2017, figure 4, with signatures and the consistency check; the graph of Bell et al. 2020.
 """
 
 import hashlib
@@ -54,20 +54,17 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What this client insists on, whatever a coordinator asks: its own policy.
+    """The client's own policy, which outranks the coordinator."""
 
-    `minimum`: fewest clients in a sum.
-    """
-
-    minimum: int = 3
+    minimum: int = 3  # the fewest clients in a sum
 
 
 class SecureClient:
     """One client's side of one attempt. Not thread-safe.
 
-    `index`: its own, in the context's cohort. `random`: so many bytes that nobody can guess. `read_roster`: checks a
-    roster's signatures and makes the session of it; who has many clients in one process need do that only once. Raises
-    `TooFew` for a context below the client's floor, `Disagreement` for one in which its identity key is not its own.
+    `index`: its own, in the context's cohort. `random`: returns that many unguessable bytes. `read_roster`: checks a
+    roster's signatures and makes the session; a process with many clients can do that once for all. Raises `TooFew` for
+    a context below the client's floor, `Disagreement` for a context with another identity key for this client.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class SecureClient:
         self._pairs: dict[int, bytes] = {}
         self._own_shares: tuple[bytes, bytes] | None = None
         self._held: dict[int, tuple[bytes, bytes]] = {}
-        self._heard: dict[str, tuple[bytes, object]] = {}
+        self._answers: dict[str, tuple[bytes, object]] = {}
         self._session: Session | None = None
         self._shared: Indices = ()
         self._inputs: Indices = ()
@@ -110,7 +107,7 @@ class SecureClient:
 
     def advertise(self) -> bytes:
         """The AdvertiseKeys message."""
-        self._require_going_on()
+        self._require_active()
         unsigned = AdvertiseKeys(self.index, self._channel.public, self._mask.public, b"")
         signature = sign(self._identity, Label.ADVERTISE_KEYS, self.context.digest, unsigned.payload)
         return AdvertiseKeys(self.index, self._channel.public, self._mask.public, signature).encode()
@@ -154,7 +151,7 @@ class SecureClient:
         return Dealt(of_self_mask, of_key, seal(shared, session.digest, self.index, holder, shares))
 
     def _shared_channel(self, session: Session, other: int) -> bytes:
-        """What seals shares to and from another client: exchanged once, used both ways."""
+        """The secret that seals shares to and from another client, computed once."""
         if other not in self._channels:
             self._channels[other] = self._channel.shared(session.adverts[other].channel_key)
         return self._channels[other]
@@ -162,10 +159,10 @@ class SecureClient:
     # --- MaskedInput --------------------------------------------------------------------------------------------------
 
     def hear(self, inbox: bytes) -> None:
-        """Take in who has shared, and the shares for this client.
+        """Read the inbox: which clients have shared, and their shares for this client.
 
-        A share that does not open is noted in `complaints`; the round goes on without it. Raises `MalformedMessage`,
-        `Disagreement`, `TooFew`.
+        A share that does not open is noted in `complaints`, and the round continues without it. Raises
+        `MalformedMessage`, `Disagreement`, `TooFew`.
         """
         self._once("inbox", inbox, self._hear)
 
@@ -177,7 +174,7 @@ class SecureClient:
         if self.index not in inbox.shared:
             raise Disagreement("the list of clients that shared keys leaves this client out")
         session.require_enough(self.index, inbox.shared, "shared its keys", "shared their keys")
-        assert self._own_shares is not None, "it has dealt to itself"
+        assert self._own_shares is not None, "it has dealt shares to itself"
         self._held = {self.index: self._own_shares}
         complaints: list[str] = []
         for dealer, dealt in inbox.dealt.items():
@@ -197,8 +194,8 @@ class SecureClient:
         return shares
 
     def masks(self, vector: Vector) -> Masks:
-        """What to add to one of the vectors: the client's own mask, and one for each neighbour who has shared."""
-        session = self._require_heard()
+        """The masks of one vector: the client's own, and one for each neighbour that has shared."""
+        session = self._require_inbox()
         keys = [self_mask_key(self._self_mask, session.digest, vector, self.index)]
         signs = [1]
         for other in session.neighbours(self.index):
@@ -208,17 +205,17 @@ class SecureClient:
         return Masks(keys, signs)
 
     def _shared_mask(self, session: Session, other: int) -> bytes:
-        """What a pair's masks of both vectors are derived of: exchanged once."""
+        """The secret from which a pair's masks of both vectors are derived, computed once."""
         if other not in self._pairs:
             self._pairs[other] = self._mask.shared(session.adverts[other].mask_key)
         return self._pairs[other]
 
     def sign_input(self, body_sha256: bytes) -> bytes:
-        """A signature over the masked vector as it is sent, and with whom it is masked.
+        """A signature over the masked vector as it is sent, and over the clients that share its masks.
 
-        The same client signs one vector only: with the same masks, two of them would show their difference.
+        A client signs only one vector: two vectors with the same masks would reveal their difference.
         """
-        self._require_heard()
+        self._require_inbox()
         return self._once("input", body_sha256, self._sign_input)
 
     def _sign_input(self, body_sha256: bytes) -> bytes:
@@ -229,11 +226,11 @@ class SecureClient:
     # --- ConsistencyCheck ---------------------------------------------------------------------------------------------
 
     def agree(self, inputs: bytes) -> bytes:
-        """A signature over who is in the sum.
+        """A signature over the list of clients in the sum.
 
         Raises `MalformedMessage`, `Disagreement`, `TooFew`; `OutOfTurn` if this client has sent no vector.
         """
-        if "input" not in self._heard:
+        if "input" not in self._answers:
             raise OutOfTurn("this client has sent no masked vector, so it can be in no sum")
         return self._once("inputs", inputs, self._agree)
 
@@ -252,13 +249,13 @@ class SecureClient:
     # --- Unmasking ----------------------------------------------------------------------------------------------------
 
     def reveal(self, agreements: bytes) -> bytes:
-        """The Unmasking message: of everyone in the sum a share of its own mask, of the others a share of their key.
+        """The Unmasking message: a share of the self mask of each client in the sum, and of the key of each other one.
 
-        Every secret is erased. Raises `MalformedMessage`, `TooFew` where fewer than t have signed the same sum,
+        Erases every secret. Raises `MalformedMessage`, `TooFew` if fewer than t clients have signed the same sum,
         `ForgedMessage`, `OutOfTurn`.
         """
         if not self._inputs:
-            raise OutOfTurn("this client has agreed to no sum yet")
+            raise OutOfTurn("this client has not agreed to a sum yet")
         return self._once("agreements", agreements, self._reveal)
 
     def _reveal(self, data: bytes) -> bytes:
@@ -278,40 +275,40 @@ class SecureClient:
         self._erase()
         return answer
 
-    # --- what every step does -----------------------------------------------------------------------------------------
+    # --- every step ---------------------------------------------------------------------------------------------------
 
     def _once(self, step: str, data: bytes, take: Callable[[bytes], Found]) -> Found:
-        """Take a step, or repeat its answer. After a refusal there is no further step."""
+        """Do a step, or repeat its answer. After a refusal there is no further step."""
         digest = hashlib.sha256(data).digest()
-        if step in self._heard:
-            said, answer = self._heard[step]
+        if step in self._answers:
+            said, answer = self._answers[step]
             if said != digest:
                 self.abort()
                 raise Disagreement(f"the coordinator has sent two different messages as its {step}")
             return answer  # type: ignore[return-value]
-        self._require_going_on()
+        self._require_active()
         try:
             answer = take(data)
-        except BaseException:  # half a step must not be taken again, whatever broke it off
+        except BaseException:  # half a step must not be repeated, whatever interrupted it
             self.abort()
             raise
-        self._heard[step] = digest, answer
+        self._answers[step] = digest, answer
         return answer
 
     def abort(self) -> None:
-        """Forget everything: this client says nothing more in this attempt."""
+        """Erase everything; this client sends nothing more in this attempt."""
         self._erase()
-        self._heard = {}
+        self._answers = {}
 
     def _erase(self) -> None:
-        """Let go of every secret. (Python frees their memory; it cannot be made to overwrite it.)"""
+        """Drop every secret. (Python frees the memory, but cannot be made to overwrite it.)"""
         self._is_over = True
         self._self_mask = b""
         self._own_shares = None
         self._held, self._channels, self._pairs = {}, {}, {}
         self._channel = self._mask = KeyPair(bytes(KEY_BYTES))
 
-    def _require_going_on(self) -> None:
+    def _require_active(self) -> None:
         if self._is_over:
             raise OutOfTurn("this client has left the round, or has revealed its shares")
 
@@ -320,8 +317,8 @@ class SecureClient:
             raise OutOfTurn("this client has seen no roster yet")
         return self._session
 
-    def _require_heard(self) -> Session:
-        self._require_going_on()
+    def _require_inbox(self) -> Session:
+        self._require_active()
         if not self._shared:
-            raise OutOfTurn("this client does not know yet who has shared")
+            raise OutOfTurn("this client has no inbox yet")
         return self._require_session()

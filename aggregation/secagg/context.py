@@ -1,8 +1,8 @@
-"""What all members of a secure round must agree on before any of them says a thing: hashed once, and bound everywhere.
+"""What all clients of a secure round must agree on before the first message. Its digest is bound into everything.
 
-Its digest is in every signature, and by way of the session's (`derive.py`) in every key and every sealed share. A
-client makes the context itself, of what it is asked to do: so where a coordinator asks two clients for different
-things, the one's signatures fail with the other, and their masks do not cancel.
+The digest is in every signature and, through the session's digest (`derive.py`), in every key and every sealed share. A
+client makes the context itself, from its assignment. So if a coordinator gives two clients different assignments, each
+refuses the other's signatures, and their masks do not cancel.
 """
 
 import hashlib
@@ -12,35 +12,32 @@ from functools import cached_property
 from typing import Literal
 
 from umbel.aggregation.canonical import canonical
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.plans.masks import MINIMUM_LEAST
+from umbel.aggregation.secagg.errors import Disagreement
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.aggregation.types import COHORT_MAX, ClientId, RunId, require_sha256, require_slug
 
 PROTOCOL: Literal["umbel-secagg/1"] = "umbel-secagg/1"
+_COMMON = ("training", "codec", "grid", "sample_count_max", "task", "share")  # of an assignment
 
 
-@dataclass(frozen=True)  # no slots: its digest is worked out once, and asked for with each signature
+@dataclass(frozen=True)  # no slots: the digest is cached, because each signature needs it
 class Context:
-    """One attempt at a secure round.
-
-    `attempt_id`: 128 random bits, hex. `config_sha256`: of all that a client is asked to do with the model
-    (`agreement.py`). `members_sha256`: of the consortium's member list, empty without one. `cohort`: names and identity
-    keys (base64), in the order of the names. `minimum`: fewest clients in a sum. `opening_commitment`: SHA-256 of 32
-    bytes that the coordinator has drawn for the graph, hex. `window_s`: of the round.
-    """
+    """One attempt at a secure round."""
 
     run: RunId
     round: int
     attempt: int
-    attempt_id: str
+    attempt_id: str  # 128 random bits, hex
     model_sha256: str
     layout_digest: str
-    config_sha256: str
-    members_sha256: str
-    cohort: tuple[tuple[ClientId, str], ...]
-    minimum: int
-    opening_commitment: str
-    window_s: float
+    config_sha256: str  # of all that a client does with the model (`context_of`)
+    members_sha256: str  # of the consortium's member list; empty without one
+    cohort: tuple[tuple[ClientId, str], ...]  # names and identity keys (base64), in the order of the names
+    minimum: int  # the fewest clients in a sum
+    opening_commitment: str  # SHA-256 of 32 bytes that the coordinator has drawn for the graph, hex
+    window_s: float  # of the round
     protocol: Literal["umbel-secagg/1"] = PROTOCOL
 
     def __post_init__(self) -> None:
@@ -56,13 +53,13 @@ class Context:
         for name, key in self.cohort:
             require_slug(name, "a client's name")
             if public_key_text(public_key_bytes(key, f"the identity key of {name}")) != key:
-                # Base64 has four spellings of 32 bytes: with two of them one member could stand for two.
+                # Base64 has four spellings of 32 bytes, so one client could pose as two.
                 raise ValueError(f"the identity key of {name} must be in base64's one canonical spelling")
         names = [name for name, _ in self.cohort]
         if names != sorted(set(names)):
             raise ValueError("a cohort lists each name once, in the order of the names")
         if len({key for _, key in self.cohort}) < len(self.cohort):
-            raise ValueError("two members of the cohort have the same identity key")
+            raise ValueError("two clients of the cohort have the same identity key")
         if not MINIMUM_LEAST <= self.minimum <= len(self.cohort) <= COHORT_MAX:
             raise ValueError(
                 f"a secure round has {MINIMUM_LEAST} to {COHORT_MAX} clients and a minimum among them, not "
@@ -75,9 +72,36 @@ class Context:
         return hashlib.sha256(canonical(self).encode()).digest()
 
     def index_of(self, client: ClientId) -> int:
-        """A client's place in the cohort. Raises `ValueError` for one that is not in it."""
+        """A client's place in the cohort. Raises `ValueError` for another client."""
         return self.names.index(client)
 
     @cached_property
     def names(self) -> tuple[ClientId, ...]:
         return tuple(name for name, _ in self.cohort)
+
+
+def offer_in(assignment: Assignment) -> SecureOffer:
+    """The assignment's secure offer. Raises `Disagreement` if it has none."""
+    if assignment.secure is None:
+        raise Disagreement("this assignment asks for an update that anybody can read")
+    return assignment.secure
+
+
+def context_of(assignment: Assignment) -> Context:
+    """The context of a client with this assignment. Raises `Disagreement`, and `ValueError` for an impossible round."""
+    offer = offer_in(assignment)
+    asked = {name: getattr(assignment, name) for name in _COMMON} | {"secure": offer.plan}
+    return Context(
+        run=assignment.run,
+        round=assignment.round,
+        attempt=assignment.attempt,
+        attempt_id=offer.attempt_id,
+        model_sha256=assignment.model.sha256,
+        layout_digest=assignment.model.layout_digest,
+        config_sha256=hashlib.sha256(canonical(asked).encode()).hexdigest(),
+        members_sha256=offer.members_sha256,
+        cohort=tuple((ClientId(name), key) for name, key in offer.cohort),
+        minimum=offer.plan.minimum,
+        opening_commitment=offer.opening_commitment,
+        window_s=offer.window_s,
+    )

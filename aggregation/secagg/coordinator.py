@@ -1,7 +1,7 @@
-"""The coordinator's side of one secure round: it checks what clients say and makes what they are told.
+"""The coordinator's side of one secure round: checks the clients' messages and makes its own.
 
 ```
-clients' message    check it            once its phase is over    what clients are told
+clients' message    check it            once its phase is over    coordinator's message
 AdvertiseKeys       check_keys          close_roster  (U1)        roster
 ShareKeys           check_shares        close_shares  (U2)        inbox
 MaskedInput         check_input         close_inputs  (U3)        inputs
@@ -9,9 +9,9 @@ ConsistencyCheck    check_agreement                               agreements
 Unmasking           take_shares         is_enough                 open
 ```
 
-It is the counterpart of `SecureClient` (`client.py`), and as pure. The round's machine decides whose turn it is and
-whose message counts (`turns.py`). Public messages are stored elsewhere, so another process can make this object again.
-Revealed shares are in this object's memory alone: after a restart the clients are asked again, and say the same.
+It is the pure counterpart of `SecureClient` (`client.py`). The round's machine decides whose turn it is and whose
+message counts (`turns.py`). Public messages are stored elsewhere, so another process can make this object again.
+Revealed shares are only in this object's memory: after a restart the clients are asked again, and answer the same.
 Clients are named by their index in the cohort. Bonawitz et al. 2017, figure 4, with the graph of Bell et al. 2020.
 """
 
@@ -36,8 +36,8 @@ from umbel.aggregation.secagg.unmasking import Lacking, Opened, Sum, Unmasker
 class SecureCoordinator:
     """The coordinator of one attempt. Not thread-safe.
 
-    `opening`: 32 secret bytes, to which the context commits; the roster shows them. A check returns the message if it
-    is right. Otherwise it raises `SecAggError`, which names the client if the message shows who lied.
+    `opening`: 32 secret bytes, to which the context commits; the roster reveals them. A check returns the decoded
+    message, or raises `SecAggError`, which names the client if the message shows that it lied.
     """
 
     def __init__(self, context: Context, opening: bytes) -> None:
@@ -53,7 +53,7 @@ class SecureCoordinator:
     # --- AdvertiseKeys: U1 --------------------------------------------------------------------------------------------
 
     def check_keys(self, index: int, message: bytes) -> AdvertiseKeys:
-        """A client's keys. Raises `MalformedMessage`, `BadKey`, `ForgedMessage`."""
+        """Check a client's keys. Raises `MalformedMessage`, `BadKey`, `ForgedMessage`."""
         advert = AdvertiseKeys.decode(message)
         if advert.index != index:
             raise ForgedMessage("the message names another client of the cohort as its sender")
@@ -61,13 +61,13 @@ class SecureCoordinator:
         return advert
 
     def close_roster(self, adverts: Iterable[AdvertiseKeys]) -> None:
-        """U1 is known: the keys of these clients, which were checked."""
+        """Close U1 with the checked keys of these clients."""
         self._session = Session(self.context, self._opening, {advert.index: advert for advert in adverts})
         self._roster = self._session.roster().encode()
 
     @property
     def session(self) -> Session:
-        """Who shares with whom. Raises `OutOfTurn` while the roster is open."""
+        """The session of the closed roster. Raises `OutOfTurn` while the roster is open."""
         if self._session is None:
             raise OutOfTurn("the roster of this round is not closed yet; fetch it first")
         return self._session
@@ -77,7 +77,7 @@ class SecureCoordinator:
         return self._session is not None
 
     def roster(self) -> bytes:
-        """What all of U1 are told: everybody's keys."""
+        """The message to all of U1: all keys."""
         _ = self.session
         return self._roster
 
@@ -88,26 +88,26 @@ class SecureCoordinator:
         return ShareKeys.decode(message, index, self.session.neighbours(index))
 
     def check_shares(self, index: int, message: bytes) -> ShareKeys:
-        """The sealed shares that a client deals. Raises `MalformedMessage`, `ForgedMessage`."""
+        """Check the sealed shares that a client deals. Raises `MalformedMessage`, `ForgedMessage`."""
         dealt = self.read_shares(index, message)
         self.session.check_shares(dealt)
         return dealt
 
     def close_shares(self, shared: Iterable[int]) -> None:
-        """U2 is known: these clients have dealt shares."""
+        """Close U2: these clients have dealt shares."""
         self.shared = tuple(sorted(shared))
 
     @property
     def has_shares(self) -> bool:
-        """Whether it has the ShareKeys messages, which `inbox` and `take_shares` need."""
+        """Whether the ShareKeys messages are loaded, which `inbox` and `take_shares` need."""
         return self._dealt is not None
 
     def load_shares(self, dealt: Mapping[int, ShareKeys]) -> None:
-        """The ShareKeys messages of U2, by dealer."""
+        """Load the ShareKeys messages of U2, by dealer."""
         self._dealt = dict(sorted(dealt.items()))
 
     def inbox(self, index: int) -> bytes:
-        """What one client of U2 is told: who is in U2, and the shares that were dealt to it."""
+        """The message to one client of U2: the clients in U2, and the shares that were dealt to it."""
         dealt = self._messages()
         dealers = set(self.session.neighbours(index)).intersection(dealt)
         return Inbox(self._require_shared(), {dealer: dealt[dealer].dealt[index] for dealer in dealers}).encode()
@@ -115,37 +115,37 @@ class SecureCoordinator:
     # --- MaskedInput: U3 ----------------------------------------------------------------------------------------------
 
     def check_input(self, index: int, update_sha256: bytes, signature: bytes) -> None:
-        """Raise `ForgedMessage` unless the client has signed this masked update, and with whom it is masked."""
+        """Raise `ForgedMessage` unless the client has signed this masked update and who shares its masks."""
         payload = self.session.input_payload(self._require_shared(), update_sha256)
         self._check_signature(index, Label.MASKED_INPUT, payload, signature)
 
     def close_inputs(self, summed: Iterable[int]) -> None:
-        """U3 is known: the masked updates of these clients are in the sum."""
+        """Close U3: the masked updates of these clients are in the sum."""
         self.summed = tuple(sorted(summed))
 
     def inputs(self) -> bytes:
-        """What all of U3 are told: who is in the sum."""
+        """The message to all of U3: the clients in the sum."""
         return encode_indices(self._require_summed())
 
     # --- ConsistencyCheck: U4 -----------------------------------------------------------------------------------------
 
     def check_agreement(self, index: int, signature: bytes) -> None:
-        """Raise `ForgedMessage` unless the client has signed who is in the sum."""
+        """Raise `ForgedMessage` unless the client has signed the list of clients in the sum."""
         payload = self.session.consistency_payload(self._require_shared(), self._require_summed())
         self._check_signature(index, Label.CONSISTENCY, payload, signature)
 
     @staticmethod
     def agreements(signatures: Mapping[int, bytes]) -> bytes:
-        """What all of U4 are told: who has signed, and the signatures."""
+        """The message to all of U4: the signatures, by client."""
         return encode_agreements(signatures)
 
     # --- Unmasking ----------------------------------------------------------------------------------------------------
 
     def take_shares(self, index: int, message: bytes) -> bool:
-        """Take in the shares that a client reveals; whether they are its first. The same again changes nothing.
+        """Add the shares that a client reveals; returns whether they are its first. A repeat changes nothing.
 
-        Raises `MalformedMessage`; `BadShare` for a share that its dealer did not commit to; `ChangedMessage` for other
-        shares than its first; `SecAggError` for one that it was not asked for.
+        Raises `MalformedMessage`; `BadShare` for a share that its dealer did not commit to; `ChangedMessage` for shares
+        that differ from its first; `SecAggError` for a share that it was not asked for.
         """
         is_new = index not in self.answered
         self._revealed().take(Unmasking.decode(message, index, len(self.context.cohort)))
@@ -153,7 +153,7 @@ class SecureCoordinator:
 
     @property
     def answered(self) -> Set[int]:
-        """Which clients have revealed shares."""
+        """The clients that have revealed shares."""
         return frozenset() if self._unmasker is None else self._unmasker.answered
 
     @property
@@ -163,16 +163,16 @@ class SecureCoordinator:
 
     @property
     def is_ready_for_shares(self) -> bool:
-        """Whether it has been asked to take a share, or to open the sum, since it was made."""
+        """Whether it has taken a share, or tried to open the sum, since it was made."""
         return self._unmasker is not None
 
     @property
     def lacking(self) -> Lacking:
-        """Who is to blame for secrets with too few shares."""
+        """The clients to blame for secrets with too few shares."""
         return self._revealed().lacking
 
     def open(self) -> Opened:
-        """What takes the masks off the sum. Raises `TooFew`, and `CheatingDealer` for shares of a wrong secret."""
+        """The secrets that unmask the sum. Raises `TooFew`, and `CheatingDealer` for shares of a wrong secret."""
         return self._revealed().open()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ class SecureCoordinator:
 
     def _require_shared(self) -> Indices:
         if self.shared is None:
-            raise OutOfTurn("it is not known yet who has shared keys")
+            raise OutOfTurn("the phase in which clients share keys is not over yet")
         return self.shared
 
     def _require_summed(self) -> Indices:
         if self.summed is None:
-            raise OutOfTurn("it is not known yet who is in the sum")
+            raise OutOfTurn("the list of clients in the sum is not closed yet")
         return self.summed
 
     def _revealed(self) -> Unmasker:

@@ -1,19 +1,19 @@
-"""What can be wrong in secure aggregation, each its own type; `str(error)` is one sentence and holds no secret.
+"""The errors of secure aggregation. `str(error)` is one sentence, without secrets.
 
 ```
 SecAggError(ValueError)
-├── BadKey             a public key that no honest client makes, or one that stands twice in a roster
-├── BadShare           a share that was not sealed for its holder, is no number of the field, or not the committed one
+├── BadKey             a public key that no honest client makes, or that a roster has twice
+├── BadShare           a share that was not sealed for its holder, is not in the field, or is not the committed one
 ├── BadSelfMask        a self mask that is not the committed one
-├── MalformedMessage   bytes that are no message of the protocol, or not of this length
-├── Disagreement       a coordinator that says different things, or what cannot be: there is nothing more to say to it
-├── ChangedMessage     a client's message after another one of the same kind: in one attempt it says one thing only
-├── OutOfTurn          ours: a step that is not this client's to take now
+├── MalformedMessage   bytes that are not a message of the protocol, or have another length
+├── Disagreement       a coordinator that contradicts itself: the client sends it nothing more
+├── ChangedMessage     a client's second, different message of one kind in one attempt
+├── OutOfTurn          ours: a step at the wrong time
 ├── TooFew             fewer clients than the floor or the threshold
-├── CheatingDealer     clients whose shares are those they committed to, and do not make their secrets
-├── ForgedMessage      a message that its sender's identity key has not signed
-├── BadSharing         ours: a threshold or points with which no secret can be shared or put together
-└── NoSecret           shares that lie on no polynomial whose value at zero is a secret: one of them was changed
+├── CheatingDealer     clients whose committed shares do not make their secrets
+├── ForgedMessage      a message without its sender's signature
+├── BadSharing         ours: a threshold or points with which no secret can be shared
+└── NoSecret           shares of no secret: one of them was changed
 ```
 """
 
@@ -23,7 +23,7 @@ from umbel.aggregation.phrases import some
 
 
 class SecAggError(ValueError):
-    """Something in a secure round is not as the protocol has it."""
+    """A violation of the protocol in a secure round."""
 
 
 class BadKey(SecAggError):
@@ -71,9 +71,9 @@ class TooFew(SecAggError):
 
 
 class CheatingDealer(SecAggError):
-    """`dealers`: the name of each, by its index; `words`: what each has done."""
+    """Clients that dealt wrong shares. `dealers`: their names, by index."""
 
-    words = "dealt wrong shares: they are those that were committed to, and do not make the secret"
+    words = "dealt wrong shares: they match the commitments, but do not make the secret"
 
     def __init__(self, dealers: Mapping[int, str]) -> None:
         have = "has" if len(dealers) == 1 else "have"

@@ -1,15 +1,15 @@
-"""Who is whose neighbour: whom a client shares masks and secrets with.
+"""The graph of a secure round: each client shares masks and secrets with its neighbours.
 
-Complete: everyone with everyone. Sparse (Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, "Secure Single-Server
-Aggregation with (Poly)Logarithmic Overhead"): the clients stand on a ring in an order that nobody could choose, each
-joined to the k/2 next ones on either side. That is the Harary graph H(k, n) for an even k: k-regular, and no fewer than
-k clients must go before it falls apart (Harary 1962). How large k must be is said in `parameters.py`.
+Complete: every client with every other. Sparse (Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead"): the clients are on a ring in an order that nobody could choose, each
+joined to the k/2 next ones on either side. That is the Harary graph H(k, n) for an even k: k-regular, and connected
+unless k clients or more are removed (Harary 1962). `parameters.py` chooses k.
 
 The ring of a seed, the same in every language: client `index` has the rank
 
     SHA-256("umbel-secagg/1 ring" || seed || u32(index)),        u32: four bytes, little-endian,
 
-and the clients stand by rising rank, compared as 32 bytes from the first on. The order of independent ranks is uniform.
+and the clients are in ascending order of their ranks, compared as 32 bytes. The order of independent ranks is uniform.
 """
 
 import hashlib
@@ -23,15 +23,11 @@ _LABEL = b"umbel-secagg/1 ring"
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph over n clients, known by their index from 0. Each has k neighbours, and u is v's where v is u's.
-
-    `ring`: the indices in the order in which they stand; k is even, or n - 1: then the graph is complete and the order
-    means nothing. Raises `ValueError` for numbers that make no such graph.
-    """
+    """An undirected graph over n clients, with the indices 0 to n - 1. Raises `ValueError` for impossible numbers."""
 
     n: int
-    k: int
-    ring: tuple[int, ...] = field(repr=False)
+    k: int  # neighbours of each: an even number, or n - 1 for the complete graph
+    ring: tuple[int, ...] = field(repr=False)  # the indices in their order, which a complete graph does not use
     _places: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,11 +49,11 @@ class Graph:
         return self.k == self.n - 1
 
     def neighbours(self, index: int) -> tuple[int, ...]:
-        """The k neighbours of a client, rising. Raises `IndexError`."""
+        """The k neighbours of a client, ascending. Raises `IndexError`."""
         return tuple(other for other in self.holders(index) if other != index)
 
     def holders(self, index: int) -> tuple[int, ...]:
-        """Who holds a share of a client's secrets: its neighbours and itself, k + 1, rising. Raises `IndexError`."""
+        """The k + 1 holders of a client's secrets: its neighbours and itself, ascending. Raises `IndexError`."""
         if not 0 <= index < self.n:
             raise IndexError(f"there is no client {index} among {self.n}")
         return tuple(range(self.n)) if self.complete else tuple(sorted(self._around(self._places[index])))
@@ -70,8 +66,7 @@ class Graph:
 def graph_of(n: int, k: int, seed: bytes) -> Graph:
     """The graph of n clients with k neighbours each: complete for k = n - 1, else the ring of `seed`.
 
-    `seed`: 32 bytes that neither the coordinator nor a client could choose; a complete graph makes no use of it. Raises
-    `ValueError`.
+    `seed`: 32 bytes that neither the coordinator nor a client could choose. Raises `ValueError`.
     """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"the seed of a graph has {SEED_BYTES} bytes, not {len(seed)}")

@@ -1,38 +1,38 @@
-"""The masked vectors of one client as an update: what travels, how it is made, and how a coordinator reads it.
+"""A masked update: how a client makes it, and how a coordinator reads and unmasks the sum.
 
 After the update's header come the levels, packed in the bits of the plan, and then the words, eight bytes each,
-little-endian. Nothing in it can be wrong but its length: whatever the bytes are, they are as good as random.
+little-endian. Only its length can be wrong: any bytes are as good as random ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.entropy.payload import Buffer
+import torch
+from torch import Tensor
+
+from umbel.aggregation.codec.entropy.payload import Buffer, Payload
 from umbel.aggregation.codec.kernels.kernels import add_packed
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import Vector
-from umbel.aggregation.secagg.crypto.masks import lane_dtype
-from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.composition import WORD_BYTES, Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution
-from umbel.aggregation.secagg.numbers.words import WORD_BYTES
 from umbel.aggregation.secagg.unmasking import Opened
-from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import IntegerSum
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
-if TYPE_CHECKING:
-    from torch import Tensor
+_PART_LEVELS = 1 << 18  # a multiple of 512, so that each part is packed by itself; a megabyte
 
-_PART_LEVELS = 1 << 18  # a multiple of 512, so that every part is packed apart; of a megabyte, so that few are
+
+def lane_dtype(bits: int) -> torch.dtype:
+    """The narrowest lanes that hold integers of 1 to 64 bits: int8, int16, int32 or int64. Others: `ValueError`."""
+    if not 1 <= bits <= 64:
+        raise ValueError(f"a lane holds integers of 1 to 64 bits, not {bits}")
+    return next(dtype for dtype in (torch.int8, torch.int16, torch.int32, torch.int64) if bits <= 8 * dtype.itemsize)
 
 
 def masked_input(contribution: Contribution, client: SecureClient) -> Iterator[Buffer]:
-    """A client's update, in pieces. The contribution's numbers are gone from it without the masks."""
+    """A client's update, in pieces."""
     composition = contribution.composition
     reader = MaskedReader(composition)
     yield header_for(composition.layout, Codec.MASKED, reader.update_bytes.start - HEADER_BYTES).encode()
@@ -66,10 +66,10 @@ class MaskedReader:
         return self._update_bytes
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        """The levels and then the words, as they were masked: the sum is right modulo 2^bits, and modulo 2^64."""
+        """The masked levels, then the masked words: their sums are right modulo 2^bits, and modulo 2^64."""
         n_bytes = self._update_bytes.start - HEADER_BYTES
         read_header(header, self._composition.layout, Codec.MASKED, range(n_bytes, n_bytes + 1))
-        composition, source = self._composition, _Source(pieces)
+        composition, source = self._composition, Payload(pieces)
         bits = composition.secure.bits
         buffer = torch.empty(min(_PART_LEVELS, composition.n_levels), dtype=torch.int32)
         for first in range(0, composition.n_levels, _PART_LEVELS):
@@ -82,7 +82,7 @@ class MaskedReader:
         source.end()
 
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
-        """Nothing is known of a single change; the length is checked."""
+        """0, because a masked change is unknown; checks the length."""
         for _ in self.integers(header, pieces, rank):
             pass
         return 0.0
@@ -98,9 +98,9 @@ class MaskedReader:
 
 
 def unmasked(total: IntegerSum, composition: Composition, opened: Opened) -> tuple[Tensor, Tensor]:
-    """The sums of what was masked: of the levels, int32, right modulo 2^bits; of the words, int64.
+    """The unmasked sums: of the levels, int32, right modulo 2^bits; of the words, int64.
 
-    `total`: of the masked vectors of everyone whom `opened` has as in the sum.
+    `total`: of the masked vectors of exactly the clients in `opened`.
     """
     lanes = lane_dtype(composition.secure.bits)
     levels = total.sums[: composition.n_levels].to(lanes)
@@ -108,31 +108,3 @@ def unmasked(total: IntegerSum, composition: Composition, opened: Opened) -> tup
     words = total.sums[composition.n_levels :].clone()
     opened.masks(Vector.WORDS).apply(words)
     return levels.to(torch.int32), words
-
-
-class _Source:
-    """Bytes that come in pieces of any length, taken in others."""
-
-    def __init__(self, pieces: Iterable[Buffer]) -> None:
-        self._pieces = iter(pieces)
-        self._piece = memoryview(b"")
-
-    def take(self, n_bytes: int) -> Tensor:
-        """The next bytes: uint8. Raises `LyingLength` if there are not so many."""
-        out = bytearray(n_bytes)
-        filled = 0
-        while filled < n_bytes:
-            if not self._piece:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise LyingLength("the update ends before its last value")
-                self._piece = memoryview(piece)
-            here = self._piece[: n_bytes - filled]
-            out[filled : filled + len(here)] = here
-            filled, self._piece = filled + len(here), self._piece[len(here) :]
-        return torch.frombuffer(out, dtype=torch.uint8)
-
-    def end(self) -> None:
-        """Raise `LyingLength` if there is more."""
-        if self._piece or any(len(piece) for piece in self._pieces):
-            raise LyingLength("there is more after the update's last value")

@@ -4,18 +4,17 @@
 AdvertiseKeys       client -> coordinator    its two public keys, signed
   Roster            coordinator -> client    all of them, and the opening that the graph is drawn with
 ShareKeys           client -> coordinator    a sealed pair of shares for each neighbour, commitments, signed
-  Inbox             coordinator -> client    who has shared (U2), and what neighbours have sealed for this client
+  Inbox             coordinator -> client    the clients in U2, and the shares that neighbours sealed for this client
 MaskedInput         client -> coordinator    the masked vector, as an update (`masked_input.py`)
-  Inputs            coordinator -> client    whose vectors are in (U3)
+  Inputs            coordinator -> client    the clients in the sum (U3)
 ConsistencyCheck    client -> coordinator    a signature over U2 and U3
   Agreements        coordinator -> client    the signatures
-Unmasking           client -> coordinator    one share of each neighbour's: of its own mask, or of its key
+Unmasking           client -> coordinator    for each neighbour a share of its self mask, or of its key
 ```
 
 Clients are named by their index: the place of their name in the cohort, in the order of the names. Numbers are
-little-endian, u32 where nothing else is said. Every list is in ascending order of its indices, each of which it has
-once; how long a message is follows from whose it is and from what both ends know, and it is checked before it is read.
-A reader raises `MalformedMessage`.
+little-endian, and u32 unless stated otherwise. Every list is in ascending order of its indices, each once. Both ends
+know each message's length, and it is checked before the message is read. A reader raises `MalformedMessage`.
 """
 
 import struct
@@ -41,11 +40,11 @@ Indices: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class AdvertiseKeys:
-    """A client's public keys: of the channels on which shares travel, and of the masks. 132 bytes."""
+    """A client's public keys. 132 bytes."""
 
     index: int
-    channel_key: bytes
-    mask_key: bytes
+    channel_key: bytes  # for sealing shares
+    mask_key: bytes  # for masks
     signature: bytes
 
     @property
@@ -64,9 +63,9 @@ class AdvertiseKeys:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who has advertised keys (U1). `opening`: 32 bytes, of the commitment that the cohort was invited with."""
+    """The keys of the clients in U1."""
 
-    opening: bytes
+    opening: bytes  # 32 bytes, the opening of the context's commitment
     adverts: tuple[AdvertiseKeys, ...]
 
     def encode(self) -> bytes:
@@ -75,7 +74,7 @@ class Roster:
     @classmethod
     def decode(cls, data: bytes, n_cohort: int) -> "Roster":
         n = _count(data, n_cohort, "a roster")
-        _require_length(data, _U32.size + DIGEST_BYTES + n * _ADVERT.size, "a roster of so many")
+        _require_length(data, _U32.size + DIGEST_BYTES + n * _ADVERT.size, "a roster of this many clients")
         at = _U32.size + DIGEST_BYTES
         adverts = tuple(AdvertiseKeys(*fields) for fields in _ADVERT.iter_unpack(data[at:]))
         _require_ascending([one.index for one in adverts], n_cohort, "a roster")
@@ -84,11 +83,11 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """What a dealer publishes of one holder's shares: commitments to both, and both sealed (empty for its own)."""
+    """One holder's shares as their dealer publishes them."""
 
     self_mask_commitment: bytes
     key_commitment: bytes
-    sealed: bytes = field(repr=False)
+    sealed: bytes = field(repr=False)  # both shares; empty for the dealer's own
 
     @property
     def commitments(self) -> tuple[bytes, bytes]:
@@ -143,7 +142,7 @@ def share_keys_bytes(n_neighbours: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Who has shared (U2), and what this client holds of those among its neighbours."""
+    """The clients in U2, and the shares that this client's neighbours dealt to it."""
 
     shared: Indices
     dealt: Mapping[int, Dealt]
@@ -160,13 +159,13 @@ class Inbox:
             raise MalformedMessage("the inbox ends within its list of clients")
         shared = decode_indices(data[:at], n_cohort)
         dealers = sorted(set(shared).intersection(neighbours))
-        _require_length(data, at + len(dealers) * _DEALT_BYTES, "an inbox with so many dealers")
+        _require_length(data, at + len(dealers) * _DEALT_BYTES, "an inbox with this many dealers")
         pieces = (data[first : first + _DEALT_BYTES] for first in range(at, len(data), _DEALT_BYTES))
         return cls(shared, {dealer: Dealt.decode(piece) for dealer, piece in zip(dealers, pieces, strict=True)})
 
 
 def encode_indices(indices: Iterable[int]) -> bytes:
-    """A set of clients: `Inputs`, and a part of others."""
+    """A set of clients: the message `Inputs`, and a part of other messages."""
     listed = sorted(indices)
     return struct.pack(f"<I{len(listed)}I", len(listed), *listed)
 
@@ -174,21 +173,21 @@ def encode_indices(indices: Iterable[int]) -> bytes:
 def decode_indices(data: bytes, n_cohort: int) -> Indices:
     """The clients of a set, ascending."""
     n = _count(data, n_cohort, "a set of clients")
-    _require_length(data, _U32.size * (n + 1), "a set of so many clients")
+    _require_length(data, _U32.size * (n + 1), "a set of this many clients")
     indices = struct.unpack_from(f"<{n}I", data, _U32.size)
     _require_ascending(indices, n_cohort, "a set of clients")
     return indices
 
 
 def encode_agreements(signatures: Mapping[int, bytes]) -> bytes:
-    """Who has signed U2 and U3, and the signatures."""
+    """The signatures over U2 and U3, by client."""
     parts = (_AGREEMENT.pack(index, signature) for index, signature in sorted(signatures.items()))
     return b"".join((_U32.pack(len(signatures)), *parts))
 
 
 def decode_agreements(data: bytes, n_cohort: int) -> dict[int, bytes]:
     n = _count(data, n_cohort, "a list of signatures")
-    _require_length(data, _U32.size + n * _AGREEMENT.size, "a list of so many signatures")
+    _require_length(data, _U32.size + n * _AGREEMENT.size, "a list of this many signatures")
     pairs: list[tuple[int, bytes]] = list(_AGREEMENT.iter_unpack(data[_U32.size :]))
     _require_ascending([index for index, _ in pairs], n_cohort, "a list of signatures")
     return dict(pairs)
@@ -196,7 +195,7 @@ def decode_agreements(data: bytes, n_cohort: int) -> dict[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """The shares that a client reveals: whose, and which it is follows from who is in the sum."""
+    """The shares that a client reveals, by dealer: of its self mask if it is in the sum, otherwise of its key."""
 
     index: int
     shares: Mapping[int, bytes] = field(repr=False)
@@ -214,14 +213,14 @@ class Unmasking:
             raise MalformedMessage("the Unmasking message is another client's")
         if n > n_cohort:
             raise MalformedMessage(f"{n} shares are more than there are clients")
-        _require_length(data, 2 * _U32.size + n * _SHARE.size, "an Unmasking message of so many shares")
+        _require_length(data, 2 * _U32.size + n * _SHARE.size, "an Unmasking message of this many shares")
         pairs: list[tuple[int, bytes]] = list(_SHARE.iter_unpack(data[2 * _U32.size :]))
         _require_ascending([dealer for dealer, _ in pairs], n_cohort, "an Unmasking message")
         return cls(index, dict(pairs))
 
 
 def _count(data: bytes, most: int, what: str) -> int:
-    """The number that a list begins with."""
+    """The count at the beginning of a list."""
     if len(data) < _U32.size:
         raise MalformedMessage(f"{what} begins with a count")
     n: int = _U32.unpack_from(data)[0]

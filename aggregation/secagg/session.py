@@ -1,4 +1,4 @@
-"""What both ends know of a secure round once its roster is closed: who talks to whom, and t."""
+"""A secure round once its roster is closed, as both ends know it: the graph, the threshold t, and what is signed."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ from umbel.aggregation.secagg.parameters import Parameters, parameters_for, rost
 
 
 class Session:
-    """One attempt from its roster on. `adverts`: those in U1, by index, whose signatures were checked."""
+    """One attempt from its roster on. `adverts`: of U1, by index, with checked signatures."""
 
     def __init__(self, context: Context, opening: bytes, adverts: Mapping[int, AdvertiseKeys]) -> None:
         self.context = context
@@ -31,16 +31,16 @@ class Session:
 
     @classmethod
     def of_roster(cls, context: Context, roster: Roster) -> "Session":
-        """The session of a roster that a coordinator has sent.
+        """The session of a roster from the coordinator.
 
-        Raises `TooFew` for a roster below the context's minimum, or one in which too many could be corrupt,
-        `Disagreement` for an opening that is not the one it was committed to, `BadKey`, `ForgedMessage`.
+        Raises `TooFew` for a roster below the context's minimum, or with too many possibly corrupt clients,
+        `Disagreement` for an opening that does not match the commitment, `BadKey`, `ForgedMessage`.
         """
         least = max(context.minimum, roster_min(len(context.cohort)))
         if len(roster.adverts) < least:
             raise TooFew(f"only {counted(len(roster.adverts), 'client')} advertised keys, of at least {least}")
         if not hmac.compare_digest(hashlib.sha256(roster.opening).hexdigest(), context.opening_commitment):
-            raise Disagreement("the coordinator opened another graph than the one it had committed to")
+            raise Disagreement("the coordinator opened another graph than the one that it committed to")
         for advert in roster.adverts:
             check_advert(context, advert)
         require_keys(key for advert in roster.adverts for key in (advert.channel_key, advert.mask_key))
@@ -48,22 +48,22 @@ class Session:
 
     @classmethod
     def of_message(cls, context: Context, roster: bytes) -> "Session":
-        """The same, of a roster as it travels. Raises `MalformedMessage`, too."""
+        """`of_roster` from the message's bytes. Raises `MalformedMessage`, too."""
         return cls.of_roster(context, Roster.decode(roster, len(context.cohort)))
 
     @property
     def threshold(self) -> int:
-        """t: as many shares open a secret, and as many signatures make an agreement."""
+        """t: the number of shares that open a secret, and of signatures that make an agreement."""
         return self.parameters.t
 
     @property
     def survivors_min(self) -> int:
-        """The fewest clients of which a sum may be: for the sparse graph more than t, which counts neighbours."""
+        """The fewest clients in a sum; in a sparse graph more than t, which counts neighbours."""
         return survivors_min(len(self.adverts), n_invited=len(self.context.cohort))
 
     @cached_property
     def _graph(self) -> Graph:
-        # No client can choose it, and the coordinator only by whom it leaves out: see `parameters.py`.
+        # No client can choose it, and the coordinator only by leaving clients out: see `parameters.py`.
         parts = (
             PROTOCOL,
             b"graph",
@@ -82,14 +82,14 @@ class Session:
         return {index: place for place, index in enumerate(self.adverts)}
 
     def neighbours(self, index: int) -> Indices:
-        """With whom this client shares a mask, ascending."""
+        """The clients that share a mask with this one, ascending."""
         if index not in self._neighbours:
             places = self._graph.neighbours(self._places[index])
             self._neighbours[index] = tuple(sorted(self._listed[place] for place in places))
         return self._neighbours[index]
 
     def holders(self, index: int) -> Indices:
-        """Who holds shares of this client's secrets, and whose it holds: its neighbours and itself, ascending."""
+        """The holders of this client's secrets, whose secrets it holds too: its neighbours and itself, ascending."""
         return tuple(sorted((*self.neighbours(index), index)))
 
     def set_digest(self, indices: Collection[int]) -> bytes:
@@ -99,21 +99,21 @@ class Session:
         return Roster(self.opening, tuple(self.adverts.values()))
 
     def check_shares(self, message: ShareKeys) -> None:
-        """Raise `ForgedMessage` unless the dealer has signed it."""
+        """Raise `ForgedMessage` unless the dealer has signed the message."""
         check_signature(self.context, message.index, Label.SHARE_KEYS, self.digest, message.payload, message.signature)
 
     def input_payload(self, shared: Collection[int], body_sha256: bytes) -> bytes:
-        """What a client signs of its masked vector: with whom it is masked, and what was sent."""
+        """What a client signs with its masked vector: the clients that share its masks, and the vector's hash."""
         return self.set_digest(shared) + body_sha256
 
     def consistency_payload(self, shared: Collection[int], inputs: Collection[int]) -> bytes:
-        """What everyone signs before a share is revealed: who had shared, and who is in the sum."""
+        """What all clients sign before a share is revealed: the clients in U2, and those in the sum."""
         return self.set_digest(shared) + self.set_digest(inputs)
 
     def require_enough(self, index: int, indices: Collection[int], does: str, do: str) -> None:
-        """Raise `TooFew` where a client takes no further part, as of these clients no sum can be unmasked.
+        """Raise `TooFew` if no sum of these clients could be unmasked.
 
-        `index`: of that client; `does`, `do`: what they did, of one and of several.
+        `index`: of the client that checks. `does`, `do`: what the clients did, in the singular and the plural.
         """
         least = max(self.context.minimum, self.survivors_min)
         if len(indices) < least:
@@ -121,34 +121,34 @@ class Session:
         self.require_threshold(len(set(indices).intersection(self.holders(index))), does, do)
 
     def require_threshold(self, n_holders: int, does: str, do: str) -> None:
-        """Raise `TooFew` unless t of a client's holders did this."""
+        """Raise `TooFew` unless at least t of a client's holders did this."""
         if n_holders < self.threshold:
             who = counted(n_holders, "client that holds shares with this one", "clients that hold shares with this one")
             raise TooFew(f"only {who} {agreeing(n_holders, does, do)}, of {self.threshold}")
 
 
 def check_advert(context: Context, advert: AdvertiseKeys) -> None:
-    """Raise `BadKey` for keys that nobody should have, `ForgedMessage` unless the cohort's member has signed them."""
+    """Raise `BadKey` for impossible keys, `ForgedMessage` unless the client of the cohort has signed them."""
     try:
         require_keys((advert.channel_key, advert.mask_key))
     except BadKey as error:
-        raise BadKey(f"{name_of(context, advert.index)} advertised a key that is none: {error}") from error
+        raise BadKey(f"{name_of(context, advert.index)} advertised an impossible key: {error}") from error
     check_signature(context, advert.index, Label.ADVERTISE_KEYS, context.digest, advert.payload, advert.signature)
 
 
 def check_signature(
     context: Context, index: int, label: Label, digest: bytes, payload: bytes, signature: bytes
 ) -> None:
-    """Raise `ForgedMessage`, naming the client, unless its identity key has signed this."""
+    """Raise `ForgedMessage`, with the client's name, unless its identity key has signed the payload."""
     name = name_of(context, index)
     try:
         verify(base64.b64decode(context.cohort[index][1]), label, digest, payload, signature)
     except ForgedMessage as error:
-        raise ForgedMessage(f"what {name} is said to have sent is not signed by its key") from error
+        raise ForgedMessage(f"the message of {name} is not signed by its key") from error
 
 
 def name_of(context: Context, index: int) -> str:
-    """A client's name, for people. Raises `SecAggError` for an index beyond the cohort."""
+    """A client's name. Raises `SecAggError` for an index beyond the cohort."""
     if not 0 <= index < len(context.cohort):
         raise SecAggError(f"there is no client {index} in a cohort of {len(context.cohort)}")
     return context.cohort[index][0]

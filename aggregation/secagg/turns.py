@@ -1,13 +1,13 @@
-"""The coordinator in one secure round: who has said what, whose turn it is, and what is told to whom. Pure.
+"""The phases of a secure round, and each client's messages in them, as the round's state stores them. Pure.
 
 ```
 AdvertiseKeys -all, or time-> ShareKeys -all, or time-> MaskedInput -round closes-> ConsistencyCheck -> Unmasking
- U1: who has                   U2: who has               U3: whose vector is in     U4: who has signed
+ U1: sent keys                 U2: sent shares           U3: in the sum              U4: signed
 ```
 
-The round's machine (`advance.py`) holds an `Exchange` and moves it on; it decides when the round closes, and with whom.
-The first two phases pass while clients train. What is stored of an exchange is here: keys, hashes and signatures, which
-are public; what must not be stored is in `unmasking.py`. The opening is secret until the roster is closed.
+The round's machine (`round/machine.py`) holds an `Exchange` and advances it; it decides when the round closes, and with
+which clients. The first two phases pass while clients train. An exchange has only what may be stored: keys, hashes and
+signatures, which are public. Revealed shares are in `unmasking.py`. The opening is secret until the roster is closed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,22 +20,22 @@ from umbel.aggregation.types import ClientId
 
 RANDOM_BYTES = 48
 KEYS_SHARE, SHARES_SHARE, AFTER_SHARE = 0.3, 0.65, 0.5
-"""Of the window: by when keys and then shares must be in, and how long each phase after it may take."""
+"""Shares of the window: the deadlines of keys and of shares, and the time of each phase after the window."""
 ASKED_SHARE, MODEL_SHARE = 0.5, 0.25
-"""Of the window, what must be left to a client when it is asked, and when it has the model; or it takes no part."""
-_GRACE = 3.0  # of the time in which enough have spoken, the others may take so much more
+"""Shares of the window that a client must have left when it is asked, and when it has the model, to take part."""
+_GRACE = 3.0  # once enough have answered, the others get this many times the time that took
 _GRACE_S_MIN = 0.5
-_AFTER_S_MIN = 10.0  # so that those whose line was cut come back; they are waited for only while too few have spoken
-_GRACE_SHARE = 0.125  # of the window, while clients train: nobody waits for the others then
+_AFTER_S_MIN = 10.0  # time to reconnect; it is only used while too few have answered
+_GRACE_SHARE = 0.125  # of the window, while clients train, when waiting costs nothing
 
 
 def after_s(window_s: float) -> float:
-    """How long each phase after the window may take, while too few have spoken."""
+    """The longest time of each phase after the window."""
     return max(AFTER_SHARE * window_s, _AFTER_S_MIN)
 
 
 class Phase(StrEnum):
-    """Whose turn it is, named as in Bonawitz et al. 2017, figure 4."""
+    """The phases, named as in Bonawitz et al. 2017, figure 4."""
 
     ADVERTISE_KEYS = "advertise-keys"
     SHARE_KEYS = "share-keys"
@@ -49,7 +49,7 @@ class Phase(StrEnum):
 
     @property
     def done_words(self) -> str:
-        """What clients have done in it, in words."""
+        """What clients do in it, in words."""
         return {
             Phase.ADVERTISE_KEYS: "advertised keys",
             Phase.SHARE_KEYS: "shared their keys",
@@ -60,25 +60,23 @@ class Phase(StrEnum):
 
     @property
     def late_words(self) -> str:
-        """Why a client is out of the round, or has spoiled it, that was too late for this phase."""
+        """The reason of a client that missed this phase."""
         return f"it had not {self.done_words} in time"
 
 
 def is_late(reason: str) -> bool:
-    """Whether this is said of a client that was too late in a secure round, and did not decline."""
+    """Whether this reason is of a client that missed a phase of a secure round."""
     return reason in [phase.late_words for phase in Phase]
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What one client has said. `keys`: its AdvertiseKeys message, base64; `shares`: the SHA-256 of its ShareKeys
-    message, hex; `agreed`: its signature of the ConsistencyCheck, base64; `refused`: why it will not sign that, in its
-    own words. Empty: not yet."""
+    """One client's messages; an empty text is none."""
 
-    keys: str = ""
-    shares: str = ""
-    agreed: str = ""
-    refused: str = ""
+    keys: str = ""  # its AdvertiseKeys message, base64
+    shares: str = ""  # the SHA-256 of its ShareKeys message, hex
+    agreed: str = ""  # its signature of the ConsistencyCheck, base64
+    refused: str = ""  # why it does not sign that, in its own words
 
 
 _WORD: Mapping[Phase, str] = {
@@ -91,47 +89,46 @@ _NOBODY = Spoken()
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One secure attempt. `attempt_id`: 16 random bytes, `opening`: 32, both hex. `ends_at`: of this phase, in
-    Unix seconds; `began_at`: likewise. Inputs end with the round's window."""
+    """The messages of one secure attempt, and its phase."""
 
-    attempt_id: str
-    opening: str = field(repr=False)
+    attempt_id: str  # 16 random bytes, hex
+    opening: str = field(repr=False)  # 32 random bytes, hex
     phase: Phase
-    began_at: float
-    ends_at: float
+    began_at: float  # the phase's beginning, in Unix seconds
+    ends_at: float  # its end; the phase of masked inputs ends with the round's window instead
     spoken: Mapping[ClientId, Spoken] = field(default_factory=dict[ClientId, Spoken])
 
     @classmethod
     def begun(cls, random: bytes, now: float, window_s: float) -> "Exchange":
-        """The exchange of an attempt that opens now. `random`: 48 bytes that nobody can guess."""
+        """The exchange of an attempt that opens now. `random`: 48 unguessable bytes."""
         if len(random) != RANDOM_BYTES:
             raise ValueError(f"an exchange begins with {RANDOM_BYTES} random bytes, not {len(random)}")
         return cls(random[:16].hex(), random[16:].hex(), Phase.ADVERTISE_KEYS, now, now + KEYS_SHARE * window_s)
 
-    # --- who has said what --------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def said(self, client: ClientId, phase: Phase) -> str:
-        """What a client has said in a phase, as `Spoken` has it; empty if nothing."""
+        """A client's message in a phase, as in `Spoken`; empty if there is none."""
         word: str = getattr(self.spoken.get(client, _NOBODY), _WORD[phase])
         return word
 
     def who(self, phase: Phase) -> tuple[ClientId, ...]:
-        """Who has spoken in a phase, in the order of names: U1, U2 or U4 once it is over."""
+        """The clients with a message in a phase, in the order of names: U1, U2 or U4 once it is over."""
         word = _WORD[phase]
         return tuple(sorted(client for client, spoken in self.spoken.items() if getattr(spoken, word)))
 
     @property
     def refused(self) -> dict[ClientId, str]:
-        """Who will not sign who is in the sum -> why, in the order of names."""
+        """The reason of each client that does not sign the list of clients in the sum, in the order of names."""
         return {client: spoken.refused for client, spoken in sorted(self.spoken.items()) if spoken.refused}
 
     @property
     def masked(self) -> tuple[ClientId, ...]:
-        """Whose masked vectors can be summed: U2, once its phase is over."""
+        """The clients whose masked vectors can be summed: U2, once its phase is over."""
         return () if self.phase.is_before_inputs else self.who(Phase.SHARE_KEYS)
 
     def hears(self, client: ClientId, phase: Phase, cohort: Iterable[ClientId]) -> bool:
-        """Whether this client's word counts now. `cohort`: who was asked, or, once the round has closed, U3."""
+        """Whether this client's message counts now. `cohort`: the clients asked; once the round has closed, U3."""
         if phase is not self.phase or phase not in _WORD or self.said(client, phase):
             return False
         if self.spoken.get(client, _NOBODY).refused:
@@ -139,35 +136,32 @@ class Exchange:
         return client in cohort and (phase is not Phase.SHARE_KEYS or bool(self.said(client, Phase.ADVERTISE_KEYS)))
 
     def with_word(self, client: ClientId, phase: Phase, word: str) -> "Exchange":
-        """After a word that counts."""
+        """A copy with a client's message."""
         spoken = replace(self.spoken.get(client, _NOBODY), **{_WORD[phase]: word})
         return replace(self, spoken={**self.spoken, client: spoken})
 
     def with_refusal(self, client: ClientId, why: str) -> "Exchange":
-        """After a client whose signature is asked for has said that it gives none."""
+        """A copy in which a client has refused its signature."""
         spoken = replace(self.spoken.get(client, _NOBODY), refused=why)
         return replace(self, spoken={**self.spoken, client: spoken})
 
-    # --- whose turn it is ---------------------------------------------------------------------------------------------
+    # --- phases -------------------------------------------------------------------------------------------------------
 
     def least(self, minimum: int, n_invited: int) -> int:
-        """How many must have spoken for this phase to end well. `minimum`: of a sum, as the round's plan has it.
-
-        `n_invited`: the cohort.
-        """
+        """The fewest messages that end this phase well. `minimum`: of the round's plan. `n_invited`: the cohort."""
         if self.phase is Phase.ADVERTISE_KEYS:
             return max(minimum, MINIMUM_LEAST, roster_min(n_invited))
-        # In a sparse graph t counts neighbours: for everyone to have so many of them, nearly all must come through.
+        # In a sparse graph t counts neighbours: nearly all clients must stay, for each to have t of them.
         enough = survivors_min(len(self.who(Phase.ADVERTISE_KEYS)), n_invited=n_invited)
         is_after_inputs = self.phase in (Phase.CONSISTENCY_CHECK, Phase.UNMASKING)
         return enough if is_after_inputs else max(minimum, MINIMUM_LEAST, enough)
 
     def is_over(self, waited_for: Iterable[ClientId], now: float) -> bool:
-        """Whether this phase need wait no longer. `waited_for`: who may speak in it."""
+        """Whether this phase ends. `waited_for`: the clients that may still send a message in it."""
         return now >= self.ends_at or all(self.said(client, self.phase) for client in waited_for)
 
     def next(self, now: float, window_s: float) -> "Exchange":
-        """The phase after this one, which does not begin before it. `window_s`: the round's."""
+        """A copy in the phase after this one. `window_s`: the round's."""
         following = list(Phase)[list(Phase).index(self.phase) + 1]
         now = max(now, self.began_at)
         if following is Phase.SHARE_KEYS:
@@ -178,12 +172,12 @@ class Exchange:
         return replace(self, phase=following, began_at=now, ends_at=now + after_s(window_s))
 
     def hurried(self, now: float, window_s: float) -> "Exchange":
-        """When enough have spoken: the others are not waited for much longer. `window_s`: the round's."""
+        """A copy that ends soon, because enough clients have answered. `window_s`: the round's."""
         now = max(now, self.began_at)
         least = _GRACE_SHARE * window_s if self.phase.is_before_inputs else _GRACE_S_MIN
         soon = now + max(_GRACE * (now - self.began_at), least)
         return replace(self, ends_at=min(self.ends_at, soon))
 
     def put_off(self, seconds: float) -> "Exchange":
-        """For so long nobody could be heard."""
+        """A copy whose end is this much later, because no message could arrive."""
         return replace(self, ends_at=self.ends_at + seconds)

@@ -1,4 +1,4 @@
-"""From the shares that clients reveal to the masks that come off the sum: a coordinator's only secrets, in memory."""
+"""From revealed shares to the masks of the sum: the coordinator's only secrets, kept in memory."""
 
 import hmac
 from collections import defaultdict
@@ -24,28 +24,24 @@ from umbel.aggregation.secagg.session import Session, name_of
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Whose vectors are in a sum. `shared`: U2; `inputs`: U3, of those."""
+    """The clients of a sum."""
 
-    shared: Indices
-    inputs: Indices
+    shared: Indices  # U2
+    inputs: Indices  # U3, the ones in the sum
 
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """Why a secret lacks shares though t clients or more have answered that were dealt one.
+    """Why a secret lacks shares although t or more of its holders have answered."""
 
-    `dealers`: dealer -> at whom its shares did not open, which are so many that no t others are left. `withheld`:
-    client -> of whom else it has revealed no share: of dealers of whom others have, or could have, t.
-    """
-
-    dealers: Mapping[int, Indices]
-    withheld: Mapping[int, Indices]
+    dealers: Mapping[int, Indices]  # dealer -> holders without its share, so many that fewer than t others are left
+    withheld: Mapping[int, Indices]  # holder -> dealers whose share it did not reveal, although t others could
 
 
 class Unmasker:
-    """Takes Unmasking messages until every secret that stands in the way can be made. Not thread-safe.
+    """Takes Unmasking messages until every needed secret can be made. Not thread-safe.
 
-    `dealt`: the ShareKeys messages of U2, by index, with signatures that were checked.
+    `dealt`: the ShareKeys messages of U2, by index, with checked signatures.
     """
 
     def __init__(self, session: Session, of: Sum, dealt: Mapping[int, ShareKeys]) -> None:
@@ -58,19 +54,18 @@ class Unmasker:
 
     @property
     def answered(self) -> Set[int]:
-        """Who has revealed shares."""
+        """The clients that have revealed shares."""
         return self._said.keys()
 
     def take(self, message: Unmasking) -> None:
-        """Take in what one client reveals. The same again changes nothing.
+        """Add the shares that one client reveals. A repeated or refused message changes nothing.
 
-        Raises `SecAggError` for a client that is not in the sum or a share that was not asked for, `BadShare`, naming
-        the client, for one that its dealer did not commit to, `ChangedMessage` for another message than its first. A
-        refused message changes nothing.
+        Raises `SecAggError` for a client that is not in the sum or a share that was not asked for, `BadShare`, with the
+        client's name, for a share that its dealer did not commit to, `ChangedMessage` for a second, different message.
         """
         session, holder = self._session, message.index
         if holder not in self._inputs:
-            raise SecAggError(f"{name_of(session.context, holder)} is not in the sum, and has nothing to reveal")
+            raise SecAggError(f"{name_of(session.context, holder)} is not in the sum, so it has nothing to reveal")
         if strangers := message.shares.keys() - set(session.holders(holder)).intersection(self._of.shared):
             raise SecAggError(
                 f"{name_of(session.context, holder)} reveals a share of {name_of(session.context, min(strangers))}, "
@@ -97,11 +92,11 @@ class Unmasker:
 
     @property
     def lacking(self) -> Lacking:
-        """By whom a secret has fewer than t shares though t clients or more have answered that were dealt one.
+        """The clients to blame for secrets with fewer than t shares although t or more of their holders have answered.
 
-        Who answers may leave a share out, as it must one that does not open, and nobody sees which it was. A dealer is
-        named only where n - t + 1 of its n holders or more left its share out: then no t of them could have come. Of
-        fewer, the others could have come, had they all answered; there those who left it out are named.
+        A client may leave a share out, and must if it does not open; nobody sees which it was. A dealer is blamed only
+        if n - t + 1 or more of its n holders left its share out: then t shares were impossible. With fewer, t shares
+        were possible, and the clients that left it out are blamed.
         """
         threshold, dealers, withheld = self._session.threshold, dict[int, Indices](), defaultdict[int, list[int]](list)
         for dealer, shares in self._shares.items():
@@ -118,7 +113,7 @@ class Unmasker:
         return Lacking(dealers, {holder: tuple(withheld[holder]) for holder in sorted(withheld)})
 
     def open(self) -> "Opened":
-        """Make every secret. Raises `TooFew`, and `CheatingDealer` where good shares make wrong secrets."""
+        """Make every secret. Raises `TooFew`, and `CheatingDealer` if committed shares make wrong secrets."""
         threshold, interpolations = self._session.threshold, dict[tuple[int, ...], Interpolation]()
         self_masks, keys, cheating = dict[int, bytes](), dict[int, KeyPair](), dict[int, str]()
         for dealer, shares in self._shares.items():
@@ -137,7 +132,7 @@ class Unmasker:
                     self_masks[dealer] = secret
                 else:
                     keys[dealer] = self._pair(dealer, secret)
-            except SecAggError:  # go on: whoever else has cheated is to be known, too
+            except SecAggError:  # continue, to find all cheating dealers
                 cheating[dealer] = name_of(self._session.context, dealer)
         if cheating:
             raise CheatingDealer(cheating)
@@ -146,12 +141,12 @@ class Unmasker:
     def _pair(self, dealer: int, seed: bytes) -> KeyPair:
         pair = KeyPair(seed)
         if not hmac.compare_digest(pair.public, self._session.adverts[dealer].mask_key):
-            raise BadKey("this is not the seed of the key that was advertised")
+            raise BadKey("this is not the seed of the advertised key")
         return pair
 
 
 class Opened:
-    """The secrets of a round whose sum can be unmasked. `keys`: of those who shared and are not in the sum."""
+    """The secrets that unmask a sum. `keys`: of the clients that shared and are not in the sum."""
 
     def __init__(self, session: Session, of: Sum, self_masks: Mapping[int, bytes], keys: Mapping[int, KeyPair]) -> None:
         self._session = session
@@ -161,7 +156,7 @@ class Opened:
         self._pairs: dict[tuple[int, int], bytes] = {}
 
     def masks(self, vector: Vector) -> Masks:
-        """What, added to the sum of masked vectors, leaves the sum of what was masked."""
+        """The masks that turn the sum of masked vectors into the sum of the vectors."""
         digest, derived, signs = self._session.digest, list[bytes](), list[int]()
         for index, secret in self._self_masks.items():
             derived.append(self_mask_key(secret, digest, vector, index))
@@ -171,7 +166,7 @@ class Opened:
                 if (gone, other) not in self._pairs:  # exchanged once, for both vectors
                     self._pairs[gone, other] = pair.shared(self._session.adverts[other].mask_key)
                 derived.append(pair_mask_key(self._pairs[gone, other], digest, vector, gone, other))
-                signs.append(-1 if gone > other else 1)  # `other` has added it, or taken it off
+                signs.append(-1 if gone > other else 1)  # `other` has added or subtracted it
         return Masks(derived, signs)
 
     def _alive(self, indices: Iterable[int]) -> list[int]:

@@ -31,8 +31,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from umbel.aggregation.canonical import EXACT_MAX, Json, canonical, parsed
-from umbel.aggregation.trust.fingerprint import short_groups
-from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text, short_groups
 from umbel.aggregation.types import require_sha256, require_slug
 
 FORMAT = 1

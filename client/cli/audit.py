@@ -16,7 +16,7 @@ from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded
 from umbel.aggregation.audit.chain import Auditor
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.rounds import PrivacySpent
+from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
 from umbel.client.cli.options import AsJson, RunName

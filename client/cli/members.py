@@ -9,9 +9,14 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.trust.fingerprint import fingerprint, grouped, sha256_of_groups
 from umbel.aggregation.trust.members import MemberList, SignedMembers, check_first, check_successor, require_follows
-from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
+from umbel.aggregation.trust.public_keys import (
+    fingerprint,
+    grouped,
+    public_key_bytes,
+    public_key_text,
+    sha256_of_groups,
+)
 from umbel.client.cli.options import STATE_DEFAULT, AsJson, Yes
 from umbel.client.cli.output import one_sentence_errors, print_json, print_result, print_table
 from umbel.client.operator.members_editing import (

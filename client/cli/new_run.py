@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.plans.round import TrainingPlan
-from umbel.aggregation.run.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.rules import AnotherList, require_named
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
 from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import print_run
@@ -36,7 +36,7 @@ def create_run(
     unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
     layout_in(model)
     print_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
-    if signed is None and named_list(run_file):
+    if signed is None and run_file.members_sha256:
         typer.echo(
             "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
             "names; should it draw a client that is not, every site declines that round. The same command with "
@@ -67,7 +67,7 @@ def careful_of_absence(run_file: RunFile) -> str:
     Without noise, sites that name a member list refuse such sums by default (`SitePolicy.cohort_change`).
     """
     plan = run_file.round_plan(1, 1)
-    if not named_list(run_file) or run_file.privacy is not None or plan.minimum == plan.n_wanted:
+    if not run_file.members_sha256 or run_file.privacy is not None or plan.minimum == plan.n_wanted:
         return ""
     return (
         f"careful: of {plan.n_wanted} clients that a round asks, {plan.minimum} are enough (minimum). Sites whose "
@@ -83,7 +83,7 @@ def careful_of_overrides(run_file: RunFile) -> str:
     Without noise, sites that name a member list refuse such rounds by default (`SitePolicy.terms_change`).
     """
     changes = [one.first_round for one in run_file.override if set(one.of(TrainingPlan)) - {"evaluate"}]
-    if not changes or not named_list(run_file) or run_file.privacy is not None:
+    if not changes or not run_file.members_sha256 or run_file.privacy is not None:
         return ""
     return (
         f"careful: the training changes in round {min(changes)} ([[override]]). Sites whose policies name a member "

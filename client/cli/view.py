@@ -12,7 +12,7 @@ from rich.text import Text
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
-from umbel.aggregation.trust.fingerprint import short_groups
+from umbel.aggregation.trust.public_keys import short_groups
 from umbel.client.cli.output import Column, table_lines
 from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, name_of, table_of
 from umbel.client.errors import printable

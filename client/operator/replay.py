@@ -15,9 +15,8 @@ from umbel.aggregation.audit.chain import section_of, update_sha256_of
 from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
-from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import PIECE_VALUES, InMemory
-from umbel.aggregation.model.state import empty_state, master_dtype, torch_dtype
+from umbel.aggregation.model.layout import PIECE_VALUES, Layout
+from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, torch_dtype
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.sections import DownlinkSection
 from umbel.client.files import file_sha256

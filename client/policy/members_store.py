@@ -18,7 +18,6 @@ address must not begin a new one.
 
 from pathlib import Path
 
-from umbel.aggregation.trust.fingerprint import grouped, short_groups
 from umbel.aggregation.trust.members import (
     FILE_BYTES_MAX,
     MemberList,
@@ -30,6 +29,7 @@ from umbel.aggregation.trust.members import (
     members_bytes,
     read_members,
 )
+from umbel.aggregation.trust.public_keys import grouped, short_groups
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
 from umbel.client.policy.policy import SitePolicy

@@ -20,11 +20,11 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
-from umbel.aggregation.secagg.numbers.work_floor import require_floor, usual_floor
-from umbel.aggregation.trust.fingerprint import members_sha256_of
+from umbel.aggregation.secagg.numbers.plan import require_floor, usual_floor
 from umbel.aggregation.trust.members import COHORT_MIN, MemberList
+from umbel.aggregation.trust.public_keys import members_sha256_of
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
 from umbel.client.toml_file import close_to, read_toml

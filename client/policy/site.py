@@ -14,15 +14,15 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
-from umbel.aggregation.privacy.rounds import release_of
+from umbel.aggregation.privacy.section import release_of
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import CONTRIBUTION_SECRET_BYTES
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
-from umbel.aggregation.trust.fingerprint import short_groups
 from umbel.aggregation.trust.members import MemberList, MembersRefused
+from umbel.aggregation.trust.public_keys import short_groups
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused, alarm_of
 from umbel.client.policy.earlier_sums import EarlierSums

@@ -33,6 +33,7 @@ from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
 from umbel.aggregation.secagg.messages import decode_indices
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT
 from umbel.aggregation.secagg.numbers.contribution import (
     SILENT,
     Contribution,
@@ -41,8 +42,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     contribution,
     nothing,
 )
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT
-from umbel.aggregation.secagg.numbers.work_floor import steps_needed
+from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
 from umbel.client.app import Client, LocalPlan
 from umbel.client.errors import (
@@ -266,7 +266,7 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
     """Raise `UnfitWork` for inconsistent steps: fewer planned than asked, or all done by a training that was stopped.
 
     A site's own `train` may miscount its steps. A coordinator can leave a site little time, and must not gain by it
-    (`aggregation/secagg/numbers/work_floor.py`).
+    (`aggregation/secagg/numbers/plan.py`).
     """
     result, least = done.result, plan.steps_for(1)  # an epoch has at least one batch
     if not 1 <= result.steps_done <= result.steps_planned:

@@ -12,8 +12,7 @@ import torch
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import PIECE_VALUES
+from umbel.aggregation.model.layout import PIECE_VALUES, Layout
 from umbel.aggregation.model.state import weight_change
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.round import TrainingPlan

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.trust.fingerprint import fingerprint
-from umbel.aggregation.trust.public_keys import public_key_bytes
+from umbel.aggregation.trust.public_keys import fingerprint, public_key_bytes
 from umbel.aggregation.trust.signatures import Target, sign
 from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError

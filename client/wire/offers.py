@@ -6,15 +6,14 @@ The coordinator may be hostile: names become paths, sizes become files, seconds 
 import math
 from dataclasses import dataclass
 
-from umbel.aggregation.codec.combinations import require_codec
+from umbel.aggregation.codec.section import require_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
-from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
-from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.context import Context, context_of, offer_in
+from umbel.aggregation.secagg.numbers.composition import Composition, composition_of
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.aggregation.types import CHANGES_MAX, SAMPLE_COUNT_MAX, SHA256, ClientId, RunId, require_slug
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved, WorkRefused

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from umbel.aggregation.errors import LayoutError, WrongLayout
 from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.trust.members import MemberList, SignedMembers
 from umbel.aggregation.trust.public_keys import public_key_text
@@ -116,7 +115,7 @@ class RunMembers:
     def __init__(self, store: MemberListStore, file: RunFile, clock: Clock) -> None:
         self._store = store
         self._run = RunId(file.name)
-        self._is_bound = bool(named_list(file))
+        self._is_bound = bool(file.members_sha256)
         self._clock = clock
         self._known: MemberList | None = None
         self._looked_at = float("-inf")

@@ -35,7 +35,6 @@ from umbel.server.http.routes_models import MODEL_RESPONSES, model_response
 from umbel.server.problems import Refused
 from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.view import PROGRESS_BELL, view_of
-from umbel.server.sums.model_files import inspect_model
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 TOKENS_MAX = 1000
@@ -111,6 +110,8 @@ async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
         came = await write_stream(request.stream(), path)
         if came.sha256 != sha256:
             raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
+        from umbel.server.sums.model_files import inspect_model  # it imports torch: a coordinator listens before that
+
         try:
             layout = await loop.run_in_executor(state.services.worker, inspect_model, path)
         except LayoutError as error:

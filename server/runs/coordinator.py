@@ -25,7 +25,6 @@ from umbel.server.runs.view import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.versions import BeingRemoved, creator_of
-from umbel.server.sums.model_files import first_master
 from umbel.server.sums.model_removal import hold
 
 _log = logging.getLogger(__name__)
@@ -138,6 +137,10 @@ class Coordinator:
             except ValueError as error:
                 raise Refused("malformed-request", str(error)) from error
         try:
+            from umbel.server.sums.model_files import (
+                first_master,  # it imports torch: a coordinator listens before that
+            )
+
             master = await asyncio.get_running_loop().run_in_executor(
                 services.worker, first_master, services.blobs, model_sha256, layout
             )

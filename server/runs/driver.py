@@ -11,9 +11,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import assert_never
+from functools import cached_property
+from typing import TYPE_CHECKING, assert_never
 
-from umbel.aggregation.codec.update_codec import UpdateReader
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
@@ -57,10 +57,12 @@ from umbel.server.runs.view import RunNow
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
-from umbel.server.sums.closing import Closer, NothingMade
-from umbel.server.sums.folding import SumDropped
-from umbel.server.sums.round_codec import RoundCodec
 from umbel.server.sums.secure import SecureRounds
+
+if TYPE_CHECKING:  # these import torch, which takes seconds: a coordinator listens before that
+    from umbel.aggregation.codec.update_codec import UpdateReader
+    from umbel.server.sums.closing import Closer
+    from umbel.server.sums.round_codec import RoundCodec
 
 _log = logging.getLogger(__name__)
 _RETRY_S_MAX = 60.0
@@ -88,10 +90,8 @@ class RunDriver:
         self.members = RunMembers(services.member_lists, live.run.file, services.clock)
         self.memory = RunMemory(services, live, self.bells)
         self.now = RunNow(services, self.memory, self.waiting, self.bells, lambda: self.live)
-        self._round_codec = RoundCodec(layout)
         self.assignments = Assignments(services)
         self.secure = SecureRounds(services, self.assignments.of)
-        self._closer = Closer(services, layout, self._round_codec, self.secure)
         self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
         self._flushing = asyncio.Lock()
@@ -119,8 +119,20 @@ class RunDriver:
         """The plan of the newest attempt."""
         return self.live.plan
 
+    @cached_property
+    def _round_codec(self) -> "RoundCodec":
+        from umbel.server.sums.round_codec import RoundCodec  # it imports torch
+
+        return RoundCodec(self.layout)
+
+    @cached_property
+    def _closer(self) -> "Closer":
+        from umbel.server.sums.closing import Closer  # it imports torch
+
+        return Closer(self.services, self.layout, self._round_codec, self.secure)
+
     @property
-    def codec(self) -> UpdateReader:
+    def codec(self) -> "UpdateReader":
         """What updates of the newest attempt are read with."""
         return self._round_codec.of(self.live)
 
@@ -404,6 +416,8 @@ class RunDriver:
 
     async def _close_round(self) -> None:
         """Make of the closed round what its kind asks for, unless another replica is at it."""
+        from umbel.server.sums.closing import NothingMade  # it imports torch
+
         live, now = self.live, self.services.clock.now
         if not self.services.replicas.is_alone:
             await self.flush_traffic()  # another may end the round as soon as it has this one's share
@@ -445,6 +459,8 @@ class RunDriver:
         """Fold what this replica answers for and has not folded yet."""
         live = self.live
         if isinstance(live.state, Training | Closing):
+            from umbel.server.sums.folding import SumDropped  # it imports torch
+
             with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
                 await self._closer.share.take_up(live, live.state.accepted)
 

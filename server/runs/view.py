@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.privacy.rounds import PrivacySpent, spent_after
+from umbel.aggregation.privacy.section import PrivacySpent, spent_after
 from umbel.aggregation.round.states import Recruiting
-from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.run.ledger import live_round
 from umbel.aggregation.run.records import LiveRound, RunView
 from umbel.server.devices.waiting import Bells, WaitingRoom
@@ -26,7 +25,7 @@ def view_of(live: LiveRun) -> RunView:
     run = live.run
     done, planned = live.rounds_done, run.file.rounds.count
     view = RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
-    return replace(view, privacy=_spent(live), members_sha256=named_list(run.file))
+    return replace(view, privacy=_spent(live), members_sha256=run.file.members_sha256)
 
 
 def _spent(live: LiveRun) -> PrivacySpent | None:

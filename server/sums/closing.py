@@ -20,7 +20,7 @@ from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.integer_sum import IntegerSum, sum_sha256
+from umbel.aggregation.update.grid import IntegerSum, sum_sha256
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway

@@ -3,27 +3,23 @@
 The stored updates are the truth; this is a sum that can always be made again from them, to the same bits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.update_codec import Part, UpdateReader
-from umbel.aggregation.model.pieces import PIECE_VALUES
-from umbel.aggregation.torch_later import torch
+from umbel.aggregation.model.layout import PIECE_VALUES
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import IntegerSum
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.store.stored import Chunk, PartialSum
 from umbel.server.sums.updates import fill, integers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

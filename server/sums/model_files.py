@@ -5,17 +5,15 @@ tensors widened to float32, or because clients are sent changes, and the publish
 from file to file in pieces: beside the sum it needs a few megabytes, whatever the model's size.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
@@ -23,16 +21,12 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean, next_pieces
-from umbel.aggregation.model.pieces import Piece, pieces
-from umbel.aggregation.model.state import master_dtype, published, torch_dtype
+from umbel.aggregation.model.state import Piece, master_dtype, pieces, published, torch_dtype
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
 from umbel.server.blobs.files import file_sha256
 from umbel.server.sums.tensor_file import TensorFile, write_skeleton
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

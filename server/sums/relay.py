@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 
 from umbel.aggregation.secagg.crypto.curve import KEY_BYTES, KeyPair
-from umbel.aggregation.secagg.crypto.relayed import open_relayed, seal_relayed
+from umbel.aggregation.secagg.crypto.sealed import open_relayed, seal_relayed
 from umbel.aggregation.secagg.errors import BadShare
 from umbel.aggregation.secagg.session import Session
 from umbel.server.store.keys import AuditKey, ForgedRelayKey

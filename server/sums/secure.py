@@ -16,7 +16,7 @@ from umbel.aggregation.phrases import some
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.round.states import Closing, Committed, Revealed, RoundState, Training
-from umbel.aggregation.secagg.agreement import context_of
+from umbel.aggregation.secagg.context import context_of
 from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.errors import ChangedMessage, OutOfTurn, SecAggError
 from umbel.aggregation.secagg.messages import AdvertiseKeys

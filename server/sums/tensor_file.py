@@ -4,20 +4,17 @@ For models that should not be in memory: a mapped file counts as resident as soo
 the safetensors library has written or checked before.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from umbel.aggregation.model.artifact import tensor_offsets
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class TensorFile:
@@ -28,7 +25,7 @@ class TensorFile:
         n_bytes = int.from_bytes(os.pread(self._file, 8, 0), "little")
         self._offsets = tensor_offsets(os.pread(self._file, n_bytes, 8))
 
-    def __enter__(self) -> TensorFile:
+    def __enter__(self) -> "TensorFile":
         return self
 
     def __exit__(
@@ -56,8 +53,6 @@ def write_skeleton(
     path: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: dict[str, str]
 ) -> None:
     """A safetensors file of zeros, for `TensorFile.write` to fill."""
-    from safetensors.torch import save_file  # it imports torch
-
     save_file({name: _zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}, path, metadata)
 
 

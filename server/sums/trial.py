@@ -1,4 +1,4 @@
-"""What the coordinator itself sees of a canary's updates; `aggregation/run/verdicts.py` judges them."""
+"""What the coordinator itself sees of a canary's updates; `aggregation/run/canary.py` judges them."""
 
 import asyncio
 
@@ -7,8 +7,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.states import Closing
-from umbel.aggregation.run.canary import CanaryUpdate
-from umbel.aggregation.run.verdicts import CanaryClosed
+from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.types import ClientId
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun

@@ -8,15 +8,16 @@ from contextlib import ExitStack
 from io import RawIOBase
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.update_codec import UpdateReader
 from umbel.aggregation.errors import LyingLength, UpdateRefused
-from umbel.aggregation.model.pieces import PIECE_VALUES
+from umbel.aggregation.model.layout import PIECE_VALUES
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.store.stored import Chunk
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # this module is imported before torch
     from torch import Tensor
+
+    from umbel.aggregation.codec.update_codec import UpdateReader
 
 
 def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateReader, rank: int) -> None:

@@ -8,9 +8,8 @@ run that is bound to it, and so draws nobody else.
 from collections.abc import Mapping
 from pathlib import Path
 
-from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import MemberList, SignedMembers
-from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.trust.public_keys import grouped, public_key_text
 from umbel.client.operator.members_editing import new_file, sign_file, write_members_file
 from umbel.client.private_keys import make_officer_key
 from umbel.sim.demo.client import POLICY_FILE

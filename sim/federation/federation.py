@@ -25,16 +25,16 @@ from umbel.aggregation.reports import EvaluationDone, Probe, Work
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.canary import CanaryClosed
 from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished
 from umbel.aggregation.run.ledger import Book, client_records
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.run.tuning import TuningFacts
-from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.integer_sum import sum_sha256
+from umbel.aggregation.update.grid import sum_sha256
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector

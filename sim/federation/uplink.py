@@ -22,8 +22,7 @@ from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRe
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Probe, WorkDone
-from umbel.aggregation.run.canary import CanaryUpdate
-from umbel.aggregation.run.verdicts import CanaryClosed
+from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import (
@@ -35,8 +34,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
-from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
 from umbel.sim.federation.versions import Memory
 from umbel.sim.secure.exchange import seeded_bytes
 

@@ -13,8 +13,7 @@ from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean, next_master
-from umbel.aggregation.model.pieces import InMemory, pieces
-from umbel.aggregation.model.state import master_dtype, master_of, published_state, torch_dtype
+from umbel.aggregation.model.state import InMemory, master_dtype, master_of, pieces, published_state, torch_dtype
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals

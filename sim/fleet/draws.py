@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.sample_order import Words, epoch_seeds, mixed, sample_keys
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.partition.partition import Indices

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.secagg.turns import Phase
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import normals, of_each, uniforms, words

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.report_times import Floats
 from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.dropouts import NEVER, DeviceStage, Losses, RoundTimes, Stages

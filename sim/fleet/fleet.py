@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from umbel.aggregation.round.pace import MARGIN
-from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.report_times import Floats
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait, shuffled, uniforms, words
 from umbel.sim.fleet.dropouts import Dropouts, Losses

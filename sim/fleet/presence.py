@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.report_times import Floats
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import daily_words, normals, of_each, uniforms, words
 

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from umbel.aggregation.round.pace import MARGIN
-from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.records import Fate
+from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait

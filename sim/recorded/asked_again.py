@@ -16,9 +16,9 @@ from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.ledger import Ending, client_records, round_record
 from umbel.aggregation.run.records import Fate, RoundRecord
+from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
 from umbel.aggregation.types import RunId

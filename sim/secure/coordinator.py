@@ -31,7 +31,7 @@ from umbel.aggregation.secagg.messages import AdvertiseKeys, ShareKeys
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import IntegerSum
 from umbel.sim.secure.devices import SecureMessage
 from umbel.sim.secure.stage import VirtualTime
 

@@ -22,13 +22,13 @@ from tests.client.doubles.double import TOKEN, URL, Double, Handler, problem
 from tests.client.doubles.secure_double import PEERS, WARD, SecureDouble, peer_key
 from tests.federations.consortium import OFFICERS, public_key, signed
 from umbel.aggregation.plans.assignment import SecureOffer
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.accounting import Ledger
-from umbel.aggregation.privacy.rounds import release_of
+from umbel.aggregation.privacy.section import release_of
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster, encode_agreements, encode_indices
-from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import MemberList, members_bytes
+from umbel.aggregation.trust.public_keys import grouped
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import Alarm, CoordinatorMisbehaved, UnfitWork, WorkRefused

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from tests.client.doubles.double import Handler
 from tests.client.doubles.secure_double import PEERS, SecureDouble, plans
 from tests.client.test_secure_rounds import SAMPLES, Hasty, Ward, listed, remembered, take_part
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection

@@ -18,8 +18,8 @@ from tests.servers.meter import Meter, MeteredTransport
 from tests.servers.postgres import Cluster
 from tests.servers.waits import until
 from umbel.aggregation.round.states import Training
-from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
 from umbel.server.store import clocks
 from umbel.sim.federation.secure_window import SecureWindow

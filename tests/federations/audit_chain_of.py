@@ -37,8 +37,7 @@ from umbel.aggregation.run.sections import RetentionSection, RoundsSection
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import parse, sign
 from umbel.aggregation.types import ClientId, RunId
-from umbel.aggregation.update.grid import GridAccumulator
-from umbel.aggregation.update.integer_sum import sum_sha256
+from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
 from umbel.aggregation.update.wire import float32_header
 
 AUDIT_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

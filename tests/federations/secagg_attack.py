@@ -19,10 +19,10 @@ from torch import Tensor
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.secagg.crypto.curve import KeyPair
 from umbel.aggregation.secagg.crypto.derive import ShareKind, Vector, pair_mask_key, require_share, self_mask_key
-from umbel.aggregation.secagg.crypto.masks import Masks, lane_dtype
+from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.crypto.shamir import Interpolation
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.masked_input import MaskedReader, lane_dtype
 from umbel.aggregation.secagg.messages import ShareKeys
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.session import Session

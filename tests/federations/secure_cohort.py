@@ -17,7 +17,7 @@ from tests.federations.server_device import Device, House, Json, LateClock, run_
 from tests.servers.waits import until, until_told
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.machine import next_deadline
-from umbel.aggregation.secagg.agreement import composition_of
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.secagg.turns import Phase

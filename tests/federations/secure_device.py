@@ -18,9 +18,10 @@ from tests.federations.server_device import Device, Json
 from tests.servers.waits import until_told
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.context import context_of
 from umbel.aggregation.secagg.masked_input import masked_input
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 
 _ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tests.frozen.kept import digest, of_every_machine
 from tests.vectors.test_bits import exact
-from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.report_times import Floats
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation

@@ -39,22 +39,20 @@ from umbel.aggregation.audit.bundle import (
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.codec.vectors.buckets import Qsgd
 from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.eden import Eden
-from umbel.aggregation.codec.vectors.qsgd import Qsgd
 from umbel.aggregation.codec.vectors.registry import CODECS
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.vectors.sparse import TopK
 from umbel.aggregation.downlink.change import ChangeWriter, apply_change
 from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefused
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import InMemory
-from umbel.aggregation.model.state import torch_dtype
+from umbel.aggregation.model.state import InMemory, torch_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.reports import WorkDone
-from umbel.aggregation.run import file as runfile
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RoundsSection
@@ -83,6 +81,7 @@ INTEGER_CODEC = codec_for(INTEGER_PLAN, GRID, LAYOUT)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _PUBLIC_KEY = KEY.public_key().public_bytes_raw()
 _NOW = 1_700_000_000.0
+_RUN_FILE_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-file.md"
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _MESSAGES = [TypeAdapter(message) for message in (Enrolment, CheckIn, WorkDone, Decline)]
 
@@ -404,7 +403,7 @@ def seeds() -> dict[str, list[bytes]]:
     n_bytes = int.from_bytes(file[:8], "little")
     target = Target("PUT", "/v1/x", "a=b")
     signed = sign(KEY, "ward-7", target, bytes(32), int(_NOW), "n" * 22).as_dict().values()
-    documented = str(runfile.__doc__).split("```")[1].removeprefix("toml\n")
+    documented = _RUN_FILE_PAGE.read_text().split("```toml\n")[1].split("```")[0]
     return {
         "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
         "integers_update": [b"".join(INTEGER_CODEC.encode(lambda: iter([torch.randn(8)]), 1))],

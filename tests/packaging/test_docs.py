@@ -25,8 +25,7 @@ from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Pr
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile

@@ -14,8 +14,7 @@ from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import canonical, number_text, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import InMemory
-from umbel.aggregation.model.state import State, empty_state, master_dtype, torch_dtype
+from umbel.aggregation.model.state import InMemory, State, empty_state, master_dtype, torch_dtype
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.operator.audit import AuditLine, verify
 

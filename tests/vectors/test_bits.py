@@ -26,31 +26,28 @@ from umbel.aggregation.codec.kernels.native import NoKernels
 from umbel.aggregation.codec.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular
-from umbel.aggregation.codec.residue_bits import bits_for
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.codec.step import RoundShown, step_for
+from umbel.aggregation.codec.step import RoundShown, bits_for, step_for
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
 from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
-from umbel.aggregation.codec.vectors.sparse import one_in_every
-from umbel.aggregation.codec.vectors.topk import largest
+from umbel.aggregation.codec.vectors.sparse import largest, one_in_every
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.pieces import InMemory, pieces
-from umbel.aggregation.model.state import State, master_dtype, published_state, torch_dtype
+from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, published_state, torch_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting
-from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
+from umbel.aggregation.privacy.skellam import contribution as noisy_levels
 from umbel.aggregation.round.weighting import Candidate, draw
-from umbel.aggregation.run.robust_mean import robust_mean
+from umbel.aggregation.run.stopping import robust_mean
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.secagg.parameters import DEFAULT_RULE, Rule, parameters_for
 from umbel.aggregation.stated_order import sum_of_squares

@@ -12,7 +12,7 @@ import torch
 from tests.vectors.documented_codecs import CODECS, read_integers
 from tests.vectors.documented_draws import derived_seed
 from tests.vectors.documented_payload import Told
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES
 from umbel.aggregation.model.layout import Layout

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.trust.fingerprint import fingerprint, grouped
 from umbel.aggregation.trust.members import SignedMembers, check_first, check_successor, members_bytes, read_members
+from umbel.aggregation.trust.public_keys import fingerprint, grouped
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "members.json").read_text())
 EPOCHS = FROZEN["epochs"]

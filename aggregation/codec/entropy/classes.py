@@ -15,29 +15,25 @@ A matrix is `shape[0]` rows if there are at least 16, of at least 16 values each
 the last one shorter.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.entropy_kernels import mix_dither_into
-from umbel.aggregation.codec.kernels.quantizer import UNIT
+from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import LEVEL_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ENERGY_BYTE_MAX = 127
 _SIDE_MIN, _FLAT_WIDTH = 16, 256
 _ENERGIES, _IN_OCTAVE = 16, 2
 _ZERO = 64  # the sum of a row's byte and a column's that stands for energy 0
-_LEAST = 2.0**-5  # of |k|, on the average, at energy 0
-_NEUTRAL = 32  # the byte of a column that is as the tensor
+_LEAST = 2.0**-5  # the mean |k| at energy 0
+_NEUTRAL = 32  # the byte of a column with the tensor's mean
 _QUARTER_BELOW, _THREE_QUARTERS_BELOW = 0.8408964152537145, 0.5946035575013605  # of an octave below 1: 2^-1/4, 2^-3/4
 
 

@@ -4,14 +4,14 @@ If energies are used (`classes.py`), the bytes begin with a block of one byte fo
 segments (`entropy.py`). The head of the update or change says which knowledge is used, and the classes' widths.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, EnergyMeter, Matrices
@@ -20,9 +20,6 @@ from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES, WIDTHS
 from umbel.aggregation.codec.entropy.payload import Payload
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Dither: TypeAlias = tuple[int, int]
 _CODING = struct.Struct("<B3sQ")
@@ -52,7 +49,7 @@ class Coding:
         return _CODING.pack(self.knowledge, bytes(3), widths)
 
     @classmethod
-    def decode(cls, data: bytes) -> Coding:
+    def decode(cls, data: bytes) -> "Coding":
         """The inverse of `encode`. Raises `MalformedUpdate` for other bytes."""
         knowledge, zero, widths = _CODING.unpack(data)
         if any(zero) or knowledge > Knowledge.BOTH:
@@ -87,7 +84,7 @@ class LevelsHead:
         return _HEAD.pack(self.inverse_step, self.norm, self.rank) + self.coding.encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> LevelsHead:
+    def decode(cls, data: bytes) -> "LevelsHead":
         """The inverse of `encode`. Raises `MalformedUpdate` for other bytes."""
         inverse_step, norm, rank = _HEAD.unpack(data[: _HEAD.size])
         return cls(inverse_step, norm, rank, Coding.decode(data[_HEAD.size :]))

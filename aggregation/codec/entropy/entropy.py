@@ -19,12 +19,13 @@ The number of values of each class is known before the frame is read. So the sen
 by the length that the frame claims, and it cannot exceed the number of values.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy import entropy_kernels as kernels
 from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES, WIDTHS, Counted, packed_bytes
@@ -32,10 +33,6 @@ from umbel.aggregation.codec.entropy.frame import compress_apart, compressed_byt
 from umbel.aggregation.codec.entropy.payload import Payload
 from umbel.aggregation.codec.kernels.native import Folded, Unpacked
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SEGMENT = 1 << 20
 Widths: TypeAlias = tuple[int, ...]

@@ -7,18 +7,14 @@ Each quarter of a segment is counted separately (the last ones may be shorter), 
 their classes at a time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.kernels.kernels import check_first, check_length, check_types, compiled_for
 from umbel.aggregation.codec.kernels.native import Folded, Unpacked
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, dither
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 N_CLASSES, N_QUARTERS = 32, 4
 WIDTHS = (1, 2, 4, 8)

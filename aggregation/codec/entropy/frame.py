@@ -5,8 +5,6 @@ decompressed in small pieces, it must end in time, and nothing may follow it. (p
 not a bound: it is ignored if a frame declares its size.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import zstandard

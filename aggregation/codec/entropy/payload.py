@@ -1,17 +1,14 @@
 """Payloads as bytes: float32 and bfloat16, little-endian, and a reader that takes exactly what the plan expects."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, NonFiniteUpdate
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Buffer: TypeAlias = bytes | memoryview
 _PIECE_BYTES = 1 << 20

@@ -1,7 +1,7 @@
-"""The kernels for tensors on CUDA, launched: `native.Kernels` over again, by Triton (`triton_kernels.py`).
+"""Launches the kernels for tensors on CUDA (`triton_kernels.py`): the functions of `native.Kernels`, by Triton.
 
-Nothing here checks what it is given; `kernels.py` checks, and is what codecs call. Importing this imports Triton, which
-comes with torch for CUDA, and is there only then.
+Nothing here checks arguments; codecs call `kernels.py`, which does. Importing this imports Triton, which comes with
+torch for CUDA.
 """
 
 from typing import Any
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.kernels import triton_kernels
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks, Quantizer
 from umbel.aggregation.codec.kernels.native import Folded
-from umbel.aggregation.codec.kernels.quantizer import Quantizer
 
 TILE = 4096  # positions that one program makes
 _kernels: Any = triton_kernels  # Triton's types are not Python's
@@ -22,34 +21,28 @@ class TritonKernels:
     """The functions of `native.Kernels`, for contiguous tensors on one CUDA device; packed ones begin a 32-bit word."""
 
     def rotate(self, out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Positions `first` on of the rotated vector, as many as `out` holds. All float32."""
         shape = (blocks.n_values, blocks.n_blocks, first, out.numel())
         with torch.cuda.device_of(out):
             _kernels.rotate[_grid(out.numel())](out, values, *shape, *_halves(key), SIDE=blocks.side)
 
     def unrotate(self, out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Those coordinates of `out` that positions `first` on of the rotated vector hold. Both float32 or float64."""
         shape = (blocks.n_values, blocks.n_blocks, first, rotated.numel())
         with torch.cuda.device_of(out):
             _kernels.unrotate[_grid(rotated.numel())](out, rotated, *shape, *_halves(key), SIDE=blocks.side)
 
     def signs(self, out: Tensor, key: int, first: int) -> None:
-        """float32."""
         with torch.cuda.device_of(out):
             _kernels.write_signs[_grid(out.numel())](out, first, out.numel(), *_halves(key))
 
     def dither(self, out: Tensor, key: int, first: int) -> None:
-        """int32."""
         with torch.cuda.device_of(out):
             _kernels.write_dither[_grid(out.numel())](out, first, out.numel(), *_halves(key))
 
     def quantize(self, out: Tensor, values: Tensor, quantizer: Quantizer, first: int) -> None:
-        """float32 -> int32 or int16, as `out` is."""
         with torch.cuda.device_of(out):
             _kernels.quantize[_grid(out.numel())](out, values, first, out.numel(), *_arguments(quantizer))
 
     def pack(self, out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int) -> None:
-        """float32 -> the lowest `bits` of the levels, packed into uint8."""
         n_values, words = values.numel(), out.view(torch.int32)
         with torch.cuda.device_of(out):
             _kernels.pack[_grid(n_values)](words, values, first, n_values, *_arguments(quantizer), BITS=bits)
@@ -64,14 +57,12 @@ class TritonKernels:
         bits: int,
         part: tuple[int, int],
     ) -> None:
-        """The same of a part of the rotated vector: its first position, and how many."""
         shape, keys = (blocks.n_values, blocks.n_blocks, *part), _halves(sign_key)
         words, options = out.view(torch.int32), {"SIDE": blocks.side, "BITS": bits}
         with torch.cuda.device_of(out):
             _kernels.rotate_and_pack[_grid(part[1])](words, values, *shape, *keys, *_arguments(quantizer), **options)
 
     def fold(self, sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
-        """Adds weight * level to `sums`, int32 or int64. `weight` must fit 32 bits."""
         n_values, grid = sums.numel(), _grid(sums.numel())
         squares = torch.zeros(grid[0], dtype=torch.int64, device=sums.device)
         greatest = torch.zeros(grid[0], dtype=torch.int32, device=sums.device)

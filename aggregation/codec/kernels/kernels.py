@@ -8,26 +8,20 @@ Of a *residue* the lowest m bits are right, with m from 1 to 32, and only these 
 residues are int32, which wraps, so they are right modulo every 2^m.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
-from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.blocks import Blocks
+import torch
+from torch import Tensor
+
+from umbel.aggregation.codec.kernels.arguments import UNIT, Blocks, Quantizer
+from umbel.aggregation.codec.kernels.cuda import TritonKernels
 from umbel.aggregation.codec.kernels.native import Folded, Kernels, chosen, is_torch_forced
 from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
 from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.quantizer import UNIT, Quantizer
 from umbel.aggregation.codec.kernels.rotation import butterflies
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import RESIDUE_BITS_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from umbel.aggregation.codec.kernels.cuda import TritonKernels
 
 log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group

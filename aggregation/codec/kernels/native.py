@@ -17,11 +17,10 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from umbel.aggregation.codec.kernels.arguments import Blocks, Quantizer
 
-    from umbel.aggregation.codec.kernels.blocks import Blocks
-    from umbel.aggregation.codec.kernels.quantizer import Quantizer
+if TYPE_CHECKING:  # a coordinator imports this before torch
+    from torch import Tensor
 
 log = logging.getLogger("umbel.aggregation")
 ABI = 3  # kernels.cpp has the same number: raise both whenever a function changes

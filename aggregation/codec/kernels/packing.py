@@ -5,16 +5,12 @@ complement), one after the other from the lowest bit up, into `bits` words of 32
 neighbours, little-endian. A group takes 64 * bits bytes. The last group is padded with zeros.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.errors import MalformedUpdate
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GROUP = 512
 LANES = 16

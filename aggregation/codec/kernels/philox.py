@@ -13,15 +13,10 @@ The 128 bits of a block are assigned to coordinates for vector units of 16 lanes
 Everything is int64 arithmetic in torch: the low 64 bits of a product that wraps are right.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 LANES = 16
 DITHER_GROUP = 128

@@ -15,19 +15,15 @@ The arithmetic is fixed point with 16 bits of fraction, so that nothing depends 
 The multiplication by 2^16 is exact, so E[k] = a / 2^16 exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from umbel.aggregation.codec.kernels.quantizer import UNIT, Levels
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from umbel.aggregation.codec.kernels.arguments import UNIT, Levels
 
 _Integers: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float64]

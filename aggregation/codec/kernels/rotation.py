@@ -18,17 +18,12 @@ The transform is the plain butterfly (a, b) -> (a + b, a - b) at strides 1, 2, 4
 the last bit.
 """
 
-from __future__ import annotations
+import torch
+from torch import Tensor
 
-from typing import TYPE_CHECKING
-
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.kernels.philox import SIGN_GROUP, signs
 from umbel.aggregation.stated_order import total
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def rotate(values: Tensor, blocks: Blocks, key: int) -> Tensor:

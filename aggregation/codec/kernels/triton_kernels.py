@@ -1,16 +1,16 @@
 # mypy: ignore-errors
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# This is Triton's language, not Python: what stands in it has types that a checker of Python cannot tell.
+# This is Triton's language, not Python, so Python's type checkers cannot check it.
 """The kernels for CUDA, in Triton: the same integers and floats as torch, to the last bit. `cuda.py` launches them.
 
 One program makes a tile of 4,096 positions: the largest block of a rotation, or 32 groups of dither, 2 of signs and 8
-of packed levels. It reads its rows, which lie far apart, once, and writes its result once; all between stays on the
-chip. Almost every tile is whole; only others are masked, value by value.
+of packed levels. It reads its rows, which lie far apart, once, and writes its result once; everything between stays on
+the chip. Almost all tiles are whole; only the others are masked, value by value.
 
 Why the bits agree: butterflies add in the order of strides 1, 2, 4, ..., here two at a time. All other float32
 arithmetic is a product that is rounded once (y times the inverse step), and products with powers of two and signs,
-which are exact: to fuse one of those with an addition would change nothing. Half to even is what float32 does by itself
-when 2^23 is added, and taken off again. Philox is Triton's own.
+which are exact: fusing one of those with an addition would change nothing. Adding 2^23 in float32 and subtracting it
+rounds half to even. Philox is Triton's own.
 
 Proved against torch in Triton's interpreter (`TRITON_INTERPRET=1`), and compiled for compute capability 9.0: nothing is
 fused there, and no subnormal number flushed. They have neither run nor been timed on a GPU.
@@ -32,7 +32,7 @@ _DITHER = tl.constexpr(int(Stream.DITHER))
 _WHOLE_FROM = tl.constexpr(float(1 << 23))  # float32 has no fractions from here on
 _FIXED_MAX = tl.constexpr(float((1 << 31) - (1 << 17)))
 _UNIT = tl.constexpr(float(1 << 16))
-# Of none of these numbers does Triton make another kernel.
+# Triton must not compile another kernel for other values of these numbers.
 _NUMBERS = [
     "n_values", "n_blocks", "first", "n_positions", "key_low", "key_high",
     "dither_low", "dither_high", "phi", "low", "high", "offset", "weight",
@@ -118,7 +118,7 @@ def _begin(first):
 
 @triton.jit
 def _is_whole(n_values):
-    """Are there values for all of this program's tile? Almost every tile has them, and needs no masks."""
+    """Whether all of this program's tile has values, as almost every tile does, which then needs no masks."""
     return _begin(_TILE) <= n_values
 
 
@@ -144,7 +144,7 @@ def _store(pointer, tile, n_values):
 
 @triton.jit
 def _coordinates(begin, n_blocks, SIDE: tl.constexpr):
-    """Where the positions of a tile come from: int64, blocks x rows x columns. Not of blocks that there are not."""
+    """The coordinates of a tile's positions: int64, blocks x rows x columns. Undefined past the last block."""
     n_here: tl.constexpr = _TILE // (SIDE * SIDE)
     block = begin // (SIDE * SIDE) + tl.arange(0, n_here)[:, None, None]
     row = tl.arange(0, SIDE)[None, :, None].to(tl.int64)
@@ -153,14 +153,14 @@ def _coordinates(begin, n_blocks, SIDE: tl.constexpr):
 
 @triton.jit
 def _is_inside(begin, n_values, n_blocks, SIDE: tl.constexpr):
-    """Does every position of a whole tile have a coordinate? Only the last rows are filled up with zeros."""
+    """Whether every position of a whole tile has a coordinate; only the last rows are padded with zeros."""
     last_block = (begin + _TILE) // (SIDE * SIDE) - 1
     return ((SIDE - 1) * tl.cast(n_blocks, tl.int64) + last_block) * SIDE + SIDE <= n_values
 
 
 @triton.jit
 def _rotated(values, n_values, n_blocks, begin, key_low, key_high, SIDE: tl.constexpr):
-    """A tile of the rotated vector: float32, 4,096. Past the last block there is anything."""
+    """A tile of the rotated vector: float32, 4,096. Undefined past the last block."""
     place = _coordinates(begin, n_blocks, SIDE)
     if _is_inside(begin, n_values, n_blocks, SIDE):
         laid = tl.load(values + place)
@@ -172,7 +172,7 @@ def _rotated(values, n_values, n_blocks, begin, key_low, key_high, SIDE: tl.cons
 
 @triton.jit
 def _butterflies(tile, SIDE: tl.constexpr):
-    """Of each block in the tile, two strides at a time: `i` and `j` are the upper and the lower of two bits."""
+    """Transform each block in the tile, two strides at a time."""
     size: tl.constexpr = SIDE * SIDE
     for level in tl.static_range(6):
         if (1 << 2 * level) < size:
@@ -199,7 +199,7 @@ def _words(first_block, N_BLOCKS: tl.constexpr, STREAM: tl.constexpr, key_low, k
 
 @triton.jit
 def _with_signs(tile, begin, key_low, key_high):
-    """A tile of float32 or float64, with some of its signs turned; philox.py says which bit is whose."""
+    """A tile of float32 or float64 with random signs; philox.py assigns the bits."""
     words = _words(begin // 128, _SIGN_GROUPS * _LANES, _SIGNS, key_low, key_high)
     by_word = tl.expand_dims(tl.permute(words, (0, 2, 1)), 2)
     places = tl.arange(0, 32)[None, None, :, None].to(tl.uint32)
@@ -211,7 +211,7 @@ def _with_signs(tile, begin, key_low, key_high):
 
 @triton.jit
 def _dither(begin, key_low, key_high):
-    """Of a tile: int32, 0 to 65,535; philox.py says which half of a word is whose."""
+    """The dither of a tile: int32, 0 to 65,535; philox.py assigns the halves of words."""
     words = _words(begin // 8, _DITHER_GROUPS * _LANES, _DITHER, key_low, key_high)
     halves = tl.permute(tl.join(words & 0xFFFF, words >> 16), (0, 2, 3, 1))
     return tl.reshape(halves, (_TILE,)).to(tl.int32)
@@ -231,8 +231,9 @@ def _levels(values, shared, inverse_step, phi, low, high, offset):
 
 @triton.jit
 def _store_packed(out, levels, n_values, BITS: tl.constexpr):
-    """packing.py. Neighbouring rows of a lane are joined as long as two fit into a word; then word by word, what each
-    of those has of it. Bits do not overlap, so their sum is right.
+    """packing.py. Join neighbouring rows of a lane as long as two fit into a word; then add their parts of each word.
+
+    The bits do not overlap, so the sum is right.
     """
     index = _begin(0) + tl.arange(0, _TILE)
     lowest = tl.where(index < n_values, levels & ((1 << BITS) - 1), 0).to(tl.uint32)
@@ -256,7 +257,7 @@ def _store_packed(out, levels, n_values, BITS: tl.constexpr):
 
 @triton.jit
 def _unpacked(words, n_values, BITS: tl.constexpr):
-    """packing.py: int32, with their signs; zeros beyond the end."""
+    """packing.py: int32, sign-extended; zeros beyond the end."""
     index = _begin(0) + tl.arange(0, _TILE)
     group, row, lane = index // 512, (index // _LANES) % _ROWS, index % _LANES
     shift = (row * BITS).to(tl.int32)

@@ -4,26 +4,23 @@ Each codec is a frozen dataclass of its parameters, and both ends make it from t
 is sent: no length, no key, no parameter. `registry.py` has the codecs' names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHUNK_VALUES = 1 << 18  # the length of a chunk; part of the formats
 VALUE_BYTES = 4
 
 
-Projections: TypeAlias = "Mapping[str, Callable[[Tensor], Tensor]]"
+Projections: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 class Sketching(StrEnum):

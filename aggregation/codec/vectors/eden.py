@@ -9,47 +9,43 @@ of the Lloyd-Max quantizer of N(0, 1) (Max 1960), and read as
     x^ = S R^-1 Q(y / sigma),     S = ||x||^2 / <y, Q(y / sigma)>.
 
 **Unbiased** over uniformly random rotations: <x, x^> = ||x||^2 always, and what is orthogonal to x averages out by
-symmetry. The rotation here is the randomized Hadamard transform in blocks (`rotation.py`), which has fewer symmetries,
-so that an error remains which no number of keys averages out, in small blocks of unequal values above all (at one bit,
-spikes of 3 and 1 among zeros are always read as 10/3 and 0). For log-normal values at one bit its square is 5 % of
-||x||^2 in blocks of 16 (a vector of 300), 1.4 % in blocks of 256, below 1e-4 in blocks of 4,096; at four bits, or for
-Gaussian values, below 1e-5 in blocks of 256 already. Each block has a scale of its own, as its energy is not its
-neighbours'; one scale for all would be biased wherever energies differ.
-**Not linear**: points and scales are each client's, and so must the rotation be, for under a shared one the clients'
-errors agree and no mean removes them. Stateless.
+symmetry. The rotation here is the randomized Hadamard transform in blocks (`rotation.py`), which has fewer symmetries.
+So an error remains that no number of keys averages out, mainly in small blocks of unequal values (at one bit, spikes of
+3 and 1 among zeros are always read as 10/3 and 0). For log-normal values at one bit its square is 5 % of ||x||^2 in
+blocks of 16 (a vector of 300), 1.4 % in blocks of 256, below 1e-4 in blocks of 4,096; at four bits, or for Gaussian
+values, below 1e-5 in blocks of 256 already. Each block has its own scale; one scale for all would be biased if energies
+differ.
+**Not linear**: points and scales are each client's own, and so is the rotation: with a shared one the clients' errors
+would agree, and the mean would keep them. Stateless.
 **Cost**: b bits a coordinate, 32 bits a block (of 4,096 coordinates in a vector of 32,768 and more), and padding to
 whole blocks. Error: E||x^ - x||^2 = D / (1 - D) ||x||^2, with D the Lloyd-Max distortion at b bits.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, require_finite, scales_written
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunks, one_length, require_encodable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _Floats: TypeAlias = NDArray[np.float64]
 BITS_MAX = 8
 POINT_UNITS = 1 << 20
 _NEWTON_STEPS_MAX = 50
-_CONVERGED = 1e-11  # what is left is rounding, 6e-13 at 8 bits
+_CONVERGED = 1e-11  # the rest is rounding, 6e-13 at 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +62,12 @@ class Eden:
             raise ValueError(f"EDEN has 1 to {BITS_MAX} bits, not {self.bits}")
 
     def payload_bytes(self, layout: Layout) -> range:
-        """One length; an empty vector still has a block."""
+        """An empty vector still has a block."""
         blocks = Blocks.of(layout.n_values)
         return one_length(4 * blocks.n_blocks + packed_bytes(blocks.n_padded, self.bits))
 
     def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
-        """Scales, then levels, both in block order."""
+        """Scales, then levels, in block order."""
         require_encodable(values, context)
         blocks = Blocks.of(context.n_values)
         rotated = rotate(values, blocks, context.own_key("eden"))
@@ -81,7 +77,7 @@ class Eden:
             yield from bytes_of(packed)
 
     def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
-        """Needs memory for the whole vector: the inverse rotation does."""
+        """Needs memory for the whole vector, because of the inverse rotation."""
         payload, blocks = Payload(pieces), Blocks.of(context.n_values)
         scales = payload.take_scales(blocks.n_blocks).unsqueeze(1)
         rotated, points = torch.empty(blocks.n_blocks, blocks.size), self._points(scales.device)
@@ -94,7 +90,7 @@ class Eden:
         yield from (values[place] for place in chunks(context.n_values))
 
     def _coded(self, rotated: Tensor) -> tuple[Tensor, Tensor]:
-        """Of some blocks, one a row: their scales, float64, and their levels, packed."""
+        """The scales, float64, and the packed levels of some blocks, one a row."""
         squares = total(rotated.to(torch.float64).square_())
         deviations = (squares / rotated.shape[1]).sqrt_()
         inverse = torch.where(deviations > 0, 1 / deviations, 0.0).to(torch.float32)
@@ -111,17 +107,17 @@ class Eden:
 def lloyd_max(bits: int) -> tuple[float, ...]:
     """The 2^bits points of the best quantizer of N(0, 1), ascending, in multiples of 2^-20.
 
-    They are 255 numbers in all, of which none lies within 10^-9 of where rounding changes (`test_eden.py`): a thousand
-    times what libraries differ in. So the points are the same on every machine, and what is decoded with them.
+    None of the 255 numbers for all widths is within 10^-9 of a rounding boundary (`test_eden.py`), a thousand times the
+    difference between libraries. So the points are the same on every machine.
     """
     upper = (np.round(upper_points(bits) * POINT_UNITS) / POINT_UNITS).tolist()
     return (*(-point for point in reversed(upper)), *upper)
 
 
 def upper_points(bits: int) -> _Floats:
-    """The positive half, before rounding.
+    """The positive half, before rounding, by Newton's method.
 
-    Each is the mean of what is nearest to it, c_i = m(t_(i-1), t_i) with t_i = (c_i + c_(i+1)) / 2: by Newton's method.
+    Each point is the mean of the values nearest to it: c_i = m(t_(i-1), t_i) with t_i = (c_i + c_(i+1)) / 2.
     """
     points = _first_guess(1 << (bits - 1))
     for _ in range(_NEWTON_STEPS_MAX):
@@ -133,7 +129,7 @@ def upper_points(bits: int) -> _Floats:
 
 
 def _first_guess(n_points: int) -> _Floats:
-    """Many points lie with a density of p^(1/3) (Panter and Dite 1951), which is that of N(0, 3)."""
+    """Many points have a density of p^(1/3) (Panter and Dite 1951), which is that of N(0, 3)."""
     wide = NormalDist(0.0, math.sqrt(3.0))
     return np.array([wide.inv_cdf(0.5 + (i + 0.5) / (2 * n_points)) for i in range(n_points)])
 

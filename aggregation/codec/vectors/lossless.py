@@ -1,26 +1,22 @@
-"""Every value, in planes of equal bytes that a general compressor understands: float32 exactly, or bfloat16.
+"""All values, as float32 exactly or as bfloat16, in byte planes for a general compressor.
 
-The bytes of a chunk's values are put plane by plane, the highest last: sign and exponent are alike among neighbours,
-what is below is noise, and apart from it they shrink. One Zstandard frame of level 1 holds all.
+The bytes of a chunk's values are written plane by plane, the highest last: signs and exponents are similar among
+neighbours, and compress well when they are apart from the noise below. One Zstandard frame of level 1 holds all.
 
-**Unbiased** with float32, for it is exact (the sign of zero too); with bfloat16 each value is rounded to nearest, ties
+**Unbiased** with float32, which is exact (the sign of zero too). With bfloat16 each value is rounded to nearest, ties
 to even, by 2^-8 of its size at most (values beyond bfloat16's largest become that). **Not linear**. Stateless.
 **Cost**: about 27 bits a coordinate of Gaussian values with float32 and 11 with bfloat16; less where many are zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, at_most, bytes_of
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.model.layout import Layout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

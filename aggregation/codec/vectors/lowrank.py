@@ -1,34 +1,34 @@
-"""Low rank: of each matrix's change H the whole cohort knows a random factor A, and a client sends only B of H = A B.
+"""Low rank: each matrix's change H becomes A B; the whole cohort knows the random factor A, and a client sends B.
 
 Konecny, McMahan, Yu, Richtarik, Suresh and Bacon: Federated learning: strategies for improving communication
 efficiency (2016), structured updates: A (m x r) is drawn from the round's key and frozen, the client trains B (r x n).
 
-The entries of A are odd multiples of 2^-24 between -1 and 1, straight from the words of Philox, and A B is summed
-column by column of A. So decoding has a stated order: the same bits on every machine. Only the span of A matters, so
-only the client makes its columns orthogonal, for itself. A tensor of two dimensions and more is a matrix of its first
-dimension by all others. A tensor that is no matrix, or has no more than r rows, is sent whole.
+The entries of A are odd multiples of 2^-24 between -1 and 1, taken from the words of Philox, and A B is summed column
+by column of A. So decoding has a stated order, and the same bits on every machine. Only the span of A matters, so only
+the client makes its columns orthogonal, for itself. A tensor of two or more dimensions is a matrix of its first
+dimension by all others. A tensor that is no matrix, or has at most r rows, is sent whole.
 
-Let P be the projection onto the columns of A. The entries are independent, alike and symmetric about zero, so that
-E[P] = (r / m) I, whatever their distribution is.
+Let P be the projection onto the columns of A. The entries are independent, identically distributed and symmetric about
+zero, so E[P] = (r / m) I.
 
-- Structured: B is the least-squares solution for the given A, so A B = P H: a change that the client made within the
-  span of A (`projections`) comes back as it is, of any other its projection. **Biased**, and it never moves away:
+- Structured: B is the least-squares solution for the given A, so A B = P H. A change that the client made within the
+  span of A (`projections`) is decoded exactly, any other change as its projection. **Biased**, and a contraction:
   E||A B - H||^2 = (1 - r / m) ||H||^2.
-- Sketched: m / r times that B, so A B = (m / r) P H. **Unbiased**, as E[P] = (r / m) I, with an error of
-  (m / r - 1) ||H||^2, which is large: most changes want the structured kind.
+- Sketched: m / r times that B, so A B = (m / r) P H. **Unbiased**, with an error of (m / r - 1) ||H||^2, which is
+  large: most changes need the structured kind.
 
-**Linear**, up to float32's rounding: all of the cohort have the same A. Stateless.
+**Linear**, up to float32's rounding: the whole cohort has the same A. Stateless.
 **Cost**: 32 r bits for each of a matrix's n columns, so 32 r / m bits a coordinate.
 
-Encoding solves for B with a library's arithmetic: machines may write other last bits of B (docs/reference/bits.md).
+Encoding solves for B with a library's arithmetic, so the last bits of B may differ (docs/reference/bits.md).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.kernels.philox import Stream, words_by_coordinate
@@ -41,21 +41,17 @@ from umbel.aggregation.codec.vectors.codec import (
     require_encodable,
 )
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RANK_MAX = 1 << 12
-_BITS = 24  # of a word: with the half that makes them symmetric about zero, what float32 holds
+_BITS = 24  # of a word; with the half that makes entries symmetric about zero, float32 holds them
 _FACTORS_KEPT = 64  # matrices, of the newest rounds
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """`rank`: r, of every matrix."""
+    """The codec of one rank for all matrices."""
 
-    rank: int = 4
+    rank: int = 4  # r
     mode: Sketching = Sketching.STRUCTURED
     is_linear: bool = field(default=True, init=False)
 
@@ -75,7 +71,7 @@ class LowRank:
         return one_length(VALUE_BYTES * sum(map(self._n_sent, layout.owners())))
 
     def factor(self, spec: TensorSpec, context: CodecContext) -> Tensor | None:
-        """A of this tensor: float32, (m, r). None for a tensor that is sent whole."""
+        """A for this tensor: float32, (m, r). None for a tensor that is sent whole."""
         return _factor(*self._drawn(spec, context)) if self._is_factored(spec) else None
 
     def projections(self, context: CodecContext) -> Projections:
@@ -109,7 +105,7 @@ class LowRank:
         return solved * (spec.shape[0] / self.rank) if self.mode is Sketching.SKETCHED else solved
 
     def _drawn(self, spec: TensorSpec, context: CodecContext) -> tuple[int, int, int]:
-        """What A is a function of: the cohort's key for this tensor, m and r."""
+        """The arguments of A: the cohort's key for this tensor, m and r."""
         return context.shared_key("lowrank", spec.name), spec.shape[0], self.rank
 
     def _n_sent(self, spec: TensorSpec) -> int:
@@ -121,14 +117,14 @@ class LowRank:
 
 @lru_cache(maxsize=_FACTORS_KEPT)
 def _factor(key: int, n_rows: int, rank: int) -> Tensor:
-    """A, to read only."""
+    """A; read-only."""
     upper = words_by_coordinate(key, Stream.FACTOR, 0, n_rows * rank) >> (32 - _BITS)
     return (2 * upper + 1 - (1 << _BITS)).to(torch.float32).mul_(2.0**-_BITS).view(n_rows, rank)
 
 
 @lru_cache(maxsize=_FACTORS_KEPT)
 def _basis(key: int, n_rows: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Q, float32, and R, float64, with A = Q R, to read only: by a library's arithmetic, so never for decoding."""
+    """Q, float32, and R, float64, with A = Q R; read-only. By a library's arithmetic, so never for decoding."""
     q, r = torch.linalg.qr(_factor(key, n_rows, rank).to(torch.float64))
     return q.to(torch.float32), r
 
@@ -145,7 +141,7 @@ def _onto(basis: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _product(factor: Tensor, sent: Tensor) -> Tensor:
-    """A B, in one order of additions: a library's own depends on the machine."""
+    """A B, added in a stated order, because a library's order depends on the machine."""
     product = factor[:, :1] * sent[:1]
     for column in range(1, factor.shape[1]):
         product += factor[:, column, None] * sent[column]

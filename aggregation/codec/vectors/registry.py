@@ -5,15 +5,12 @@ from dataclasses import fields
 from types import MappingProxyType
 
 from umbel.aggregation.codec.entropy.payload import Precision
+from umbel.aggregation.codec.vectors.buckets import Qsgd, Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.lowrank import LowRank
-from umbel.aggregation.codec.vectors.mask import RandomMask
-from umbel.aggregation.codec.vectors.qsgd import Qsgd
-from umbel.aggregation.codec.vectors.sign import Sign
-from umbel.aggregation.codec.vectors.ternary import Ternary
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.vectors.sparse import RandomMask, TopK
 from umbel.aggregation.plans.codec import Codec, Parameter
 
 CODECS: Mapping[Codec, Callable[..., VectorCodec]] = MappingProxyType(
@@ -28,21 +25,16 @@ CODECS: Mapping[Codec, Callable[..., VectorCodec]] = MappingProxyType(
         Codec.PLANES: Planes,
     }
 )
-# By a parameter's annotation: the types that a JSON document may use, and the constructor of the value.
-_TYPES: Mapping[str, tuple[tuple[type, ...], Callable[..., object]]] = MappingProxyType(
+# By a parameter's type: its name, the types that a JSON document may use, and the constructor of the value.
+_TYPES: Mapping[object, tuple[str, tuple[type, ...], Callable[..., object]]] = MappingProxyType(
     {
-        "int": ((int,), int),
-        "float": ((int, float), float),
-        "float | None": ((int, float), float),
-        "Sketching": ((str,), Sketching),
-        "Precision": ((str,), Precision),
+        int: ("int", (int,), int),
+        float: ("float", (int, float), float),
+        float | None: ("float | None", (int, float), float),
+        Sketching: ("Sketching", (str,), Sketching),
+        Precision: ("Precision", (str,), Precision),
     }
 )
-
-
-def parameters_of(codec: Codec) -> Mapping[str, str]:
-    """A codec's parameters, each with its annotation."""
-    return {one.name: str(one.type) for one in fields(CODECS[codec]) if one.init}  # type: ignore[arg-type]  # dataclasses
 
 
 def defaults_of(codec: Codec) -> Mapping[str, object]:
@@ -52,16 +44,17 @@ def defaults_of(codec: Codec) -> Mapping[str, object]:
 
 def vector_codec(codec: Codec, parameters: Mapping[str, Parameter]) -> VectorCodec:
     """The codec with these parameters, the others at their defaults. Raises `ValueError` for any other parameter."""
-    known, made = parameters_of(codec), dict[str, object]()
-    for name, value in parameters.items():
-        if name not in known:
+    known = {one.name: one.type for one in fields(CODECS[codec]) if one.init}  # type: ignore[arg-type]  # dataclasses
+    name, made = codec.name.lower(), dict[str, object]()
+    for key, value in parameters.items():
+        if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise ValueError(f"the codec {codec.name.lower()} has no parameter {name!r:.40}; {takes}")
-        types, make = _TYPES[known[name]]
+            raise ValueError(f"the codec {name} has no parameter {key!r:.40}; {takes}")
+        kind, types, make = _TYPES[known[key]]
         if type(value) not in types:  # a bool is no count
-            raise ValueError(f"{name} of the codec {codec.name.lower()} must be {known[name]}, not {value!r:.40}")
+            raise ValueError(f"{key} of the codec {name} must be {kind}, not {value!r:.40}")
         try:
-            made[name] = make(value)
+            made[key] = make(value)
         except OverflowError as error:
-            raise ValueError(f"{name} of the codec {codec.name.lower()} is beyond all floats") from error
+            raise ValueError(f"{key} of the codec {name} is beyond all floats") from error
     return CODECS[codec](**made)

@@ -1,9 +1,8 @@
 """X25519 (RFC 7748), strictly: each public key has one spelling, and none makes the shared secret a constant.
 
-RFC 7748 (section 5) takes any 32 bytes: it drops bit 255 and counts modulo p = 2^255 - 19. So two strings can be one
-key, and a coordinator could show a client's key a second time, as another client's, without its being seen; here the
-integer below p is the only spelling. Points of small order are refused by name (section 6.1 allows it): with them the
-secret is zero, whoever computes it.
+RFC 7748 (section 5) accepts any 32 bytes: it drops bit 255 and reduces modulo p = 2^255 - 19. So two strings can be one
+key, and a coordinator could present a client's key as another client's. Here only the integer below p is accepted.
+Points of small order are refused (section 6.1 allows it), because with them the secret is always zero.
 """
 
 from collections.abc import Iterable
@@ -31,7 +30,7 @@ _SMALL_ORDER_U = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyPair:
-    """A pair made of a `seed` of 32 random bytes; its private key is set up once and serves many exchanges.
+    """The pair of a `seed` of 32 random bytes; the private key is set up once for many exchanges.
 
     Raises `ValueError` for a seed of another length.
     """
@@ -48,11 +47,11 @@ class KeyPair:
         object.__setattr__(self, "public", private.public_key().public_bytes_raw())
 
     def shared(self, public: bytes) -> bytes:
-        """The 32 bytes shared with the holder of `public`: the input of a derivation, no key. Raises `BadKey`."""
+        """The 32 bytes shared with the holder of `public`, from which keys are derived. Raises `BadKey`."""
         require_key(public)
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError as error:  # all zeros: what the table above has already refused
+        except ValueError as error:  # all zeros, which the table above already refuses
             raise BadKey(
                 "the secret shared with this key is zero; the key was not made by an X25519 library"
             ) from error
@@ -63,13 +62,8 @@ def public_key(seed: bytes) -> bytes:
     return KeyPair(seed).public
 
 
-def shared_secret(seed: bytes, public: bytes) -> bytes:
-    """What the holder of `seed` and that of `public` share, once; for more, keep a `KeyPair`. Raises `BadKey`."""
-    return KeyPair(seed).shared(public)
-
-
 def require_key(public: bytes) -> None:
-    """Raise `BadKey` unless these are the 32 bytes of a public key in its one spelling, and not of small order."""
+    """Raise `BadKey` unless these are 32 bytes of a public key in its one spelling, and not of small order."""
     if len(public) != KEY_BYTES:
         raise BadKey(f"an X25519 key has {KEY_BYTES} bytes, not {len(public)}")
     u = int.from_bytes(public, "little")
@@ -80,10 +74,10 @@ def require_key(public: bytes) -> None:
 
 
 def require_keys(publics: Iterable[bytes]) -> None:
-    """Raise `BadKey` unless each is a key, and no two are the same: what must hold of all keys of a roster."""
+    """Raise `BadKey` unless each is a key, and no two are the same, as a roster requires."""
     seen: set[bytes] = set()
     for public in publics:
         require_key(public)
         if public in seen:
-            raise BadKey("a key stands twice in the roster; each client makes two new ones for each attempt")
+            raise BadKey("the roster has a key twice; each client makes two new ones for each attempt")
         seen.add(public)

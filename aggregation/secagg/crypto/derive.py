@@ -1,9 +1,9 @@
-"""Keys, digests and commitments of the protocol, byte for byte: each with a label of its own, so that none is another.
+"""Keys, digests and commitments of the protocol, byte for byte; each has its own label.
 
-Keys are HKDF-SHA256 (RFC 5869) with the session digest as salt: two clients who were shown different rosters, plans or
+Keys are HKDF-SHA256 (RFC 5869) with the session digest as salt: two clients that received different rosters, plans or
 models derive different keys, and their masks do not cancel. Digests and commitments are SHA-256. Integers are u32,
-little-endian. What comes before them is of fixed length or the only part that is not, so no two inputs give the same
-bytes. docs/reference/secure-aggregation.md has the whole of it.
+little-endian. At most one part has a variable length, so no two inputs give the same bytes.
+docs/reference/secure-aggregation.md has all of it.
 
 A client's `index` is its place in the cohort, sorted by name, from 0.
 """
@@ -49,7 +49,7 @@ class ShareKind(IntEnum):
 
 
 def channel_key(shared: bytes, session: bytes, sender: int, receiver: int) -> bytes:
-    """The key of the one message from `sender` to `receiver`; the other direction has another. 32 bytes.
+    """The key of the one message from `sender` to `receiver`: 32 bytes. The other direction has another key.
 
     `shared`: what their channel keys share (`curve.py`). Raises `ValueError`.
     """
@@ -57,7 +57,7 @@ def channel_key(shared: bytes, session: bytes, sender: int, receiver: int) -> by
 
 
 def pair_mask_key(shared: bytes, session: bytes, vector: Vector, one: int, other: int) -> bytes:
-    """The key of the mask that `one` adds to `vector` and `other` takes off: the same for both. 32 bytes.
+    """The key, 32 bytes, of the mask of `vector` that one of the two clients adds and the other subtracts.
 
     `shared`: what their mask keys share (`curve.py`). Raises `ValueError`.
     """
@@ -67,12 +67,12 @@ def pair_mask_key(shared: bytes, session: bytes, vector: Vector, one: int, other
 
 
 def self_mask_key(secret: bytes, session: bytes, vector: Vector, index: int) -> bytes:
-    """The key of the mask that only `index` has, of its secret b. 32 bytes. Raises `ValueError`."""
+    """The key, 32 bytes, of the mask that only `index` has, from its secret b. Raises `ValueError`."""
     return _derive(secret, session, b"self " + vector.encode(), u32(index))
 
 
 def relay_key(shared: bytes, session: bytes, index: int, sender: bytes, receiver: bytes) -> bytes:
-    """The key of one message that client `index` has sent, between two processes of a coordinator. 32 bytes.
+    """The key, 32 bytes, of one message of client `index` that two coordinator processes relay.
 
     `shared`: what the keys `sender` and `receiver` (public, 32 bytes each) share. Raises `ValueError`.
     """
@@ -103,7 +103,7 @@ def _derive(secret: bytes, session: bytes, purpose: bytes, indices: bytes) -> by
 def session_digest(
     context: bytes, roster: Iterable[tuple[int, bytes, bytes, bytes]], degree: int, threshold: int
 ) -> bytes:
-    """What everybody in an attempt has to agree on: the context, who takes part with which keys, and the graph.
+    """The digest of all that an attempt's clients must agree on: the context, the clients' keys, and the graph.
 
     `roster`: of each client, by index, its index, its channel key and mask key (32 bytes each) and its signature over
     them (64). `degree`: neighbours of each. Raises `ValueError` for other lengths or another order.
@@ -122,12 +122,12 @@ def session_digest(
 
 
 def set_digest(session: bytes, indices: Collection[int]) -> bytes:
-    """A set of clients of this session, in any order. Raises `ValueError` for one named twice."""
+    """The digest of a set of clients of this session, in any order. Raises `ValueError` for a repeated one."""
     _require_length(session, DIGEST_BYTES, "a session digest")
     members = sorted(indices)
     _require_ascending(members)
     for end in members[:1] + members[-1:]:
-        u32(end)  # what lies between is one, too
+        u32(end)  # checks the range of all
     packed = struct.pack(f"<{len(members)}I", *members)
     return hashlib.sha256(PROTOCOL + b"set" + session + u32(len(members)) + packed).digest()
 
@@ -136,10 +136,10 @@ def set_digest(session: bytes, indices: Collection[int]) -> bytes:
 
 
 def share_commitment(session: bytes, kind: ShareKind, dealer: int, holder: int, share: bytes) -> bytes:
-    """The dealer's word on the share that `holder` gets: 16 bytes. Raises `ValueError`.
+    """The dealer's commitment to the share of `holder`: 16 bytes. Raises `ValueError`.
 
-    It hides the share, which has 257 bits that nobody else knows. Two shares with one commitment cost their dealer 2^64
-    hashes, and gain it and its holder no more than to spoil an attempt unnamed.
+    It hides the share, which has 257 secret bits. Two shares with one commitment cost their dealer 2^64 hashes, and
+    only allow it and the holder to spoil an attempt without blame.
     """
     _require_length(session, DIGEST_BYTES, "a session digest")
     _require_length(share, SHARE_BYTES, "a share")
@@ -156,7 +156,7 @@ def require_share(commitment: bytes, session: bytes, kind: ShareKind, dealer: in
 
 
 def self_mask_commitment(session: bytes, index: int, secret: bytes) -> bytes:
-    """A client's word on its self mask's secret b, before anybody has a share of it: 32 bytes. Raises `ValueError`."""
+    """A client's commitment to its self mask's secret b: 32 bytes. Raises `ValueError`."""
     _require_length(session, DIGEST_BYTES, "a session digest")
     _require_length(secret, SECRET_BYTES, "a secret")
     return hashlib.sha256(PROTOCOL + b"self mask" + session + u32(index) + secret).digest()
@@ -172,7 +172,7 @@ def require_self_mask(commitment: bytes, session: bytes, index: int, secret: byt
 
 
 def u32(number: int) -> bytes:
-    """An index or a count as all layouts have it: 4 bytes, little-endian. Raises `ValueError`."""
+    """An index or a count: 4 bytes, little-endian. Raises `ValueError`."""
     if not 0 <= number <= _INDEX_MAX:
         raise ValueError(f"{number} is no unsigned integer of 32 bits")
     return number.to_bytes(4, "little")

@@ -2,18 +2,17 @@
 
     PRG(key) = AES-256-CTR keystream (NIST SP 800-38A, 6.5), first counter block 0, read as little-endian lanes
 
-A lane has 1, 2, 4 or 8 bytes, as the vector's integers have, and wraps: a mask that is added and taken off leaves
-nothing. Lane i of a keystream stands at its byte i * width, in counter block i * width / 16, so a vector can be masked
-in parts, from any lane on, and in threads.
+A lane has 1, 2, 4 or 8 bytes, as the vector's integers have, and wraps, so a mask that is added and subtracted leaves
+no trace. Lane i of a keystream is at its byte i * width, in counter block i * width / 16, so a vector can be masked in
+parts, from any lane on.
 
-All keys run over one stretch of the vector before the next is begun: their keystreams stay in the second cache, where
+All keys are applied to one stretch of the vector before the next: their keystreams stay in the second cache, where
 adding costs a fifth of making them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +21,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a coordinator imports this before torch
     from torch import Tensor
 
 KEY_BYTES = 32
@@ -32,21 +29,21 @@ _BLOCK = 16  # bytes that one counter makes
 _COUNTER_MAX = 1 << 128
 _STRETCH = 1 << 18  # bytes: with as many zeros and as much keystream it fits a second cache of a megabyte
 _ZEROS = memoryview(bytes(_STRETCH))
-_SPARE = _BLOCK - 1  # bytes that update_into of some versions wants beyond what it writes
-_CACHE_LINE = 64
+_SPARE = _BLOCK - 1  # bytes that update_into of some versions needs beyond its output
+_DTYPES = ("torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
 class Masks:
-    """Some clients' masks of one vector, each with its sign.
+    """Some clients' masks of one vector, each with its sign. Not thread-safe.
 
-    For consecutive parts, `apply` goes on with the keystreams of the part before; elsewhere it sets them up again, at 4
-    us each. They take 1.2 KB each, and 256 KiB in all, for as long as this lives. One thread at a time.
+    For consecutive parts, `apply` continues the keystreams; otherwise it sets them up again, at 4 us each. They take
+    1.2 KB each, and 256 KiB in all.
     """
 
     __slots__ = ("_at", "_keys", "_keystream", "_signs", "_streams")
 
     def __init__(self, keys: Sequence[bytes], signs: Sequence[int]) -> None:
-        """`keys`: 32 bytes each, used for this vector only. `signs`: 1 adds that key's mask, -1 takes it off.
+        """`keys`: 32 bytes each, used for this vector only. `signs`: 1 adds that key's mask, -1 subtracts it.
 
         Raises `ValueError` for keys of another length, other signs, or not one sign for each key.
         """
@@ -57,14 +54,14 @@ class Masks:
                 raise ValueError(f"a mask's key has {KEY_BYTES} bytes, not {len(key)}")
         for sign in signs:
             if sign not in (1, -1):
-                raise ValueError(f"a mask is added (1) or taken off (-1); {sign} is neither")
+                raise ValueError(f"a mask is added (1) or subtracted (-1); {sign} is neither")
         self._keys, self._signs = tuple(keys), tuple(signs)
         self._streams: list[CipherContext] = []
         self._keystream = np.empty(_STRETCH + _SPARE, np.uint8)
         self._at: int | None = None  # the byte of the keystreams that comes next; None: they are not set up
 
     def apply(self, vector: Tensor, first: int = 0) -> None:
-        """Add the masks, or take them off, in place: `vector` is the whole vector's lanes from `first` on.
+        """Add or subtract the masks in place. `vector`: the whole vector's lanes from `first` on.
 
         `vector`: int8, int16, int32 or int64, contiguous, one dimension, on the CPU. Raises `TypeError` for other types
         and `ValueError` for other shapes and places, before anything is changed.
@@ -78,23 +75,6 @@ class Masks:
             self._apply_stretch(lanes[start : start + step])
         self._at = begin + lanes.nbytes
 
-    def jobs(self, vector: Tensor, n_jobs: int, first: int = 0) -> list[Callable[[], None]]:
-        """`apply` as at most `n_jobs` calls on pieces of the vector, which threads may make at once and in any order.
-
-        What is slow in them releases the GIL. Raises as `apply` does, and `ValueError` for no jobs.
-        """
-        lanes = _lanes(vector)
-        _begin(first, lanes)
-        if n_jobs < 1:
-            raise ValueError(f"there must be one job at least, not {n_jobs}")
-        length = _length_of_piece(lanes, n_jobs)
-        starts = range(0, lanes.size, length)
-        # Each has keystreams of its own, and no job sets them up before it runs.
-        return [
-            partial(Masks(self._keys, self._signs).apply, vector[start : start + length], first + start)
-            for start in starts
-        ]
-
     def _apply_stretch(self, lanes: NDArray[Any]) -> None:
         zeros, keystream = _ZEROS[: lanes.nbytes], self._keystream.data
         mask = self._keystream[: lanes.nbytes].view(lanes.dtype.newbyteorder("<"))
@@ -106,21 +86,9 @@ class Masks:
                 np.subtract(lanes, mask, out=lanes)
 
 
-def lane_dtype(bits: int) -> torch.dtype:
-    """The narrowest lanes that hold integers of 1 to 64 bits: int8, int16, int32 or int64. Others: `ValueError`."""
-    if not 1 <= bits <= 64:
-        raise ValueError(f"a lane holds integers of 1 to 64 bits, not {bits}")
-    return next(dtype for width, dtype in _lane_dtypes().items() if bits <= width)
-
-
-def _lane_dtypes() -> dict[int, torch.dtype]:
-    """By width in bits, from the narrowest on."""
-    return {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-
-
 def _lanes(vector: Tensor) -> NDArray[Any]:
     """The vector's memory as unsigned integers, which wrap."""
-    if vector.dtype not in _lane_dtypes().values():
+    if str(vector.dtype) not in _DTYPES:
         raise TypeError(f"masks are added to int8, int16, int32 or int64, not {vector.dtype}")
     if vector.device.type != "cpu":
         raise ValueError(f"masks are added on the CPU; move the vector there from {vector.device}")
@@ -143,9 +111,3 @@ def _stream(key: bytes, begin: int) -> CipherContext:
     if skipped:
         stream.update(bytes(skipped))
     return stream
-
-
-def _length_of_piece(lanes: NDArray[Any], n_jobs: int) -> int:
-    """Lanes that each of `n_jobs` does: whole cache lines, if the vector begins with one."""
-    unit = _CACHE_LINE // lanes.itemsize
-    return max(1, -(-lanes.size // (n_jobs * unit))) * unit

@@ -5,8 +5,8 @@ p is the least prime above 2^256, so that any 32 bytes are a number of the field
 uniform below p; a share is its value at a holder's point. Any t shares give the polynomial; t - 1 fit every secret
 equally well.
 
-Python's integers do not take the same time for all values: somebody who can measure this process to the nanosecond may
-learn something, somebody at the other end of a network does not.
+The time of Python's integers depends on their values: an attacker that measures this process to the nanosecond may
+learn something, but not one at the other end of a network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from math import prod
 from umbel.aggregation.secagg.errors import BadShare, BadSharing, NoSecret
 
 RandomBytes = Callable[[int], bytes]
-"""Gives that many bytes of a cryptographic generator: `os.urandom`, or in a test a stream that can be had again."""
+"""Returns that many bytes of a cryptographic generator: `os.urandom`, or in tests a repeatable stream."""
 
 PRIME = (1 << 256) + 297
 SECRET_BYTES = 32
@@ -55,9 +55,8 @@ def uniform_below(bound: int, n: int, random: RandomBytes) -> list[int]:
     """`n` independent numbers, each uniform in 0 .. bound - 1.
 
     The stream is read in pieces of ceil(b / 8) bytes, little-endian, where b = bound.bit_length(); each gives its
-    lowest b bits, and one that is not below `bound` is passed over. Taking a remainder instead would favour small
-    numbers, and then t - 1 shares would say something of the secret; passing over is exact. Of 257 bits every other
-    one is below the prime.
+    lowest b bits, and numbers not below `bound` are skipped. A remainder would favour small numbers, and t - 1 shares
+    would reveal something about the secret. Of 257 bits every other number is below the prime.
     """
     bits = bound.bit_length()
     n_bytes, lowest = -(-bits // 8), (1 << bits) - 1
@@ -71,21 +70,21 @@ def uniform_below(bound: int, n: int, random: RandomBytes) -> list[int]:
 
 
 def share_value(share: bytes) -> int:
-    """The number that a share is. Raises `BadShare` unless it has 33 bytes and lies below the prime."""
+    """A share as a number. Raises `BadShare` unless it has 33 bytes and lies below the prime."""
     if len(share) != SHARE_BYTES:
         raise BadShare(f"a share has {SHARE_BYTES} bytes, not {len(share)}")
     value = int.from_bytes(share, "little")
     if value >= PRIME:
-        raise BadShare("a share is not below the prime, so no polynomial has it as a value")
+        raise BadShare("a share is not below the prime")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Interpolation:
-    """Lagrange's coefficients at zero, for the holders' `points`: computed once, used for each secret that they share.
+    """Lagrange's coefficients at zero for the holders' `points`, computed once for all their secrets.
 
-    `threshold`: what the secrets were shared with; the points may be more, but then cost more and give the same. Raises
-    `BadSharing` for fewer, for a repeated one, and for zero.
+    `threshold`: of the sharing; more points cost more and give the same. Raises `BadSharing` for fewer points, for a
+    repeated one, and for zero.
     """
 
     points: tuple[int, ...]
@@ -100,7 +99,7 @@ class Interpolation:
         object.__setattr__(self, "_coefficients", _at_zero(self.points, self.prime))
 
     def number(self, values: Sequence[int]) -> int:
-        """The polynomial's value at zero, of its values at `points`, in their order. Raises `BadSharing`."""
+        """The polynomial's value at zero, from its values at `points`, in their order. Raises `BadSharing`."""
         if len(values) != len(self.points):
             raise BadSharing(f"{len(self.points)} points need as many shares, not {len(values)}")
         return sum(a * b for a, b in zip(self._coefficients, values, strict=True)) % self.prime
@@ -108,14 +107,13 @@ class Interpolation:
     def secret(self, shares: Sequence[bytes]) -> bytes:
         """The 32 bytes that were shared over 2^256 + 297. Raises `BadShare`, `BadSharing` and `NoSecret`.
 
-        A changed share is not always seen here: what comes out has to be checked against what its dealer has committed
-        to.
+        Not every changed share is detected: check the result against the dealer's commitment.
         """
         if self.prime != PRIME:
             raise BadSharing("32 bytes are shared over 2^256 + 297; with another prime, ask for the number")
         number = self.number([share_value(share) for share in shares])
         if number.bit_length() > 8 * SECRET_BYTES:
-            raise NoSecret("these shares give no 32 bytes; one of them, or their dealer, is false")
+            raise NoSecret("these shares give no 32 bytes: one of them, or their dealer, is false")
         return number.to_bytes(SECRET_BYTES, "little")
 
 
@@ -136,7 +134,7 @@ def _at_zero(points: Sequence[int], prime: int) -> tuple[int, ...]:
 
 
 def _inverses(numbers: Sequence[int], prime: int) -> Iterator[int]:
-    """Of each, in order, with one inversion for all (Montgomery, Speeding the Pollard and elliptic curve methods of
+    """The inverses in order, with one inversion (Montgomery, Speeding the Pollard and elliptic curve methods of
     factorization, Math. Comp. 48, 1987)."""
     before = list(accumulate(numbers, lambda a, b: a * b % prime, initial=1))
     rest, inverses = pow(before.pop(), -1, prime), list[int]()

@@ -1,9 +1,9 @@
-"""What a client signs of a secure round, with its identity key (Ed25519): one label for each kind of message.
+"""A client's signatures in a secure round, with its identity key (Ed25519): one label for each kind of message.
 
     label || 0x00 || digest (32 bytes) || SHA-256(payload)
 
-`digest`: the context's for advertised keys, the session's for all that follows (`derive.py`). Neither label nor digest
-can be taken for another's, so a signature counts for one message of one client in one attempt.
+`digest`: the context's for advertised keys, the session's for all later messages (`derive.py`). So a signature is valid
+for one message of one client in one attempt.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from umbel.aggregation.trust.public_keys import require_public_key
 
 
 class Label(StrEnum):
-    """The messages that are signed, by what they carry."""
+    """The signed messages."""
 
     ADVERTISE_KEYS = "advertise keys"
     SHARE_KEYS = "share keys"
@@ -27,15 +27,15 @@ class Label(StrEnum):
 
 
 def sign(key: Ed25519PrivateKey, label: Label, digest: bytes, payload: bytes) -> bytes:
-    """Sign a message: 64 bytes. Raises `ValueError` for a digest that has not 32."""
+    """Sign a message: 64 bytes. Raises `ValueError` unless the digest has 32."""
     return key.sign(_signed(label, digest, payload))
 
 
 def verify(public: bytes, label: Label, digest: bytes, payload: bytes, signature: bytes) -> None:
-    """Raise `ForgedMessage` unless the owner of `public` (32 raw bytes) has signed this.
+    """Raise `ForgedMessage` unless the owner of `public` (32 raw bytes) has signed this payload.
 
-    Also where `public` is no key that somebody may have made: with a point of small order, one signature fits much.
-    Raises `ValueError` for a digest, which is always our own, that has not 32 bytes.
+    Also refuses a point of small order as `public`, for which one signature fits many messages. Raises `ValueError`
+    unless the digest, which is always our own, has 32 bytes.
     """
     signed = _signed(label, digest, payload)
     if len(signature) != SIGNATURE_BYTES:
@@ -44,7 +44,7 @@ def verify(public: bytes, label: Label, digest: bytes, payload: bytes, signature
         require_public_key(public)
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
     except (InvalidSignature, ValueError) as error:
-        raise ForgedMessage(f"the message ({label}) is not signed by the key of the client that it names") from error
+        raise ForgedMessage(f"the message ({label}) is not signed by its client's key") from error
 
 
 def _signed(label: Label, digest: bytes, payload: bytes) -> bytes:

@@ -3,84 +3,74 @@
     y = clip(x) w / weight_unit;    levels: y rotated and rounded on the step (`codec/rotated.py`)
 
 A change with a value beyond `max_abs` is shortened until it has none, then to the clip norm, and then the client weighs
-it, by `sample_count_max` samples at most. Nobody else could, and so only the client can see to these bounds. Whoever
-lies here is not found out: secure aggregation hides that too.
+it, by `sample_count_max` samples at most. Only the client can enforce these bounds. A client that violates them is not
+detected, because secure aggregation hides that too.
 
-**No bound is answered by a refusal.** The coordinator chooses the bounds. If a client declined where its own numbers
-are beyond one, each attempt would tell the coordinator on which side of it they lie. So a change is shortened, and
-samples beyond `sample_count_max` do not count. `Contribution.remarks` says so, for the client's own log.
+**No bound leads to a refusal.** The coordinator chooses the bounds. If a client declined when its numbers exceed one,
+each attempt would tell the coordinator on which side of it they lie. So a change is shortened, and samples beyond
+`sample_count_max` do not count. `Contribution.remarks` says so, for the client's own log.
 
-**No value is cut by itself.** The coordinator could choose a bound that every value is beyond. Cut to it, a change is
-its signs times the client's weight, and the sum of a few clients with different weights shows the signs of each
-(`tests/aggregation/secagg/attacks/test_bounds_that_tell.py`). So a change is shortened as a whole. That also holds for
-the levels, which have a bound of their own: a change is shortened until nearly none of its levels is beyond it.
+**No value is cut by itself.** The coordinator could choose a bound below every value. Cut to it, a change is its signs
+times the client's weight, and the sum of a few clients with different weights reveals the signs of each
+(`tests/aggregation/secagg/attacks/test_bounds_that_tell.py`). So a change is shortened as a whole; likewise for the
+bound of levels: until nearly no level exceeds it.
 
 **Rounding has no threshold.** On a step that the coordinator chose far too coarse, rounding to the nearest would leave
-the numbers of the largest clients alone. So whatever is masked is rounded up or down at random, by draws that only the
-client knows, and its mean is the number itself: levels, exact values and the size of the change.
+only the numbers of the largest clients. So masked numbers (levels, exact values, the size of the change) are rounded up
+or down at random, by draws that only the client knows, and their mean is the number itself.
 
-**A change that is not finite** is zeros and noise in a private round whose noise the client relies on: the noise covers
-that, too. Elsewhere it is refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one
-send zeros, the sum is the update of that one, and a coordinator can bring that about by a learning rate at which
-training diverges for all but the client with the fewest steps. A client that declines is a drop-out instead, and t
-others must be left. How much noise there is, is the coordinator's choice, so a client relies on it only if a budget of
-its own bounds what it costs.
+**A change that is not finite** becomes zeros and noise in a private round whose noise the client relies on. Otherwise
+it is refused (`NonFiniteUpdate`), because zeros would thin the sum out: if all clients but one send zeros, the sum is
+the update of that one, and a coordinator can cause that by a learning rate at which training diverges for all but the
+client with the fewest steps. A client that declines is a drop-out instead, and at least t others must be left. The
+coordinator chooses the noise, so a client relies on it only if a budget of its own bounds the cost.
 
-What is refused is refused without numbers: the sentence may go to the coordinator, and it is not to know them.
+A refusal has no numbers, because the coordinator may read it.
 
-**The dither is the client's own.** The coordinator knows a round's step. Where the step is so coarse that most levels
-are zero, those that are not are the dither's doing. By a public dither the coordinator could tell whose each is.
+**The dither is the client's own.** The coordinator knows a round's step. If the step is so coarse that most levels are
+zero, the dither decides which are not. With a public dither the coordinator could tell whose each is.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantizer import UNIT
+import torch
+from torch import Tensor
+
+from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.codec.kernels.rotation import greatest_block_square
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.plans.codec import as_float32
-from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.privacy.section import require_private_model
+from umbel.aggregation.privacy.skellam import contribution as noisy_levels
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.words import RMS_UNIT, STEPS_LIMIT, Counts, MetricSum
-from umbel.aggregation.secagg.numbers.work_floor import steps_needed
+from umbel.aggregation.secagg.numbers.composition import RMS_UNIT, STEPS_LIMIT, Composition, Counts, MetricSum
+from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
-from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import LEVEL_MAX, NORM_MAX
 from umbel.aggregation.update.grid import fitting, greatest
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 CONTRIBUTION_SECRET_BYTES = 32
-_NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
+_NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that float32 rounding takes no norm beyond what can be rotated
 _RMS_WHOLE = LEVEL_MAX / 5  # levels: of normal values, as rotated ones are, one in two million is cut
-_DRAW_BITS = 52  # of a word's dither: as many as a fraction in float64 has
+_DRAW_BITS = 52  # of a word's dither: those of a fraction in float64
 
 
 class ContributionRefused(SecAggError):
-    """Work that must not be sent; says why, and no number of it."""
+    """Work that must not be sent; says why, without its numbers."""
 
 
 class TooLittleWork(ContributionRefused):
-    """Less work than the round, or the site, asks of an update."""
+    """Less work than the round or the site requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """What a client did, as it would say it if nobody else could read it; see `WorkDone`. All of it travels masked.
-
-    `draws`: how often the client was drawn, its weight under proportional weighting; public.
-    """
+    """A client's work, which travels masked; see `WorkDone`."""
 
     sample_count: int = field(repr=False)
     steps_done: int = field(repr=False)
@@ -88,30 +78,29 @@ class LocalWork:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation_sample_count: int = field(default=0, repr=False)
-    draws: int = 1
+    draws: int = 1  # public: its weight under proportional weighting
 
 
 SILENT = LocalWork(1, 1, 1)
-"""What every client says in a private round, so that nothing travels without noise."""
+"""The work that every client states in a private round, so that nothing travels without noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a client masks. `words`: int64, `n_words`, to be masked as uint64. `values`: the weighted change, float32,
-    in layout order, zero where it travels among the words. `secret`: what its dither and its noise are drawn from.
-    `remarks`: what was cut or left out, and what helps; they have numbers of this client, so they are for its own log
-    alone.
-    """
+    """What a client masks."""
 
     composition: Composition
-    words: Tensor = field(repr=False)
-    values: Tensor = field(repr=False)
-    secret: bytes = field(repr=False)
-    remarks: tuple[str, ...] = field(default=(), repr=False)
+    words: Tensor = field(repr=False)  # int64, `n_words`, to be masked as uint64
+    values: Tensor = field(repr=False)  # the weighted change: float32, in layout order, zero at exact values
+    secret: bytes = field(repr=False)  # from which its dither and its noise are drawn
+    remarks: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # cuts and remedies, with numbers: for the client's own log
 
     def levels(self) -> Iterator[Tensor]:
-        """The levels in consecutive parts, int32, each a new tensor: the same ones whenever asked. Their lowest `bits`
-        are what counts. Those of a private round have this client's noise.
+        """The levels in consecutive parts, int32, each a new tensor; every call returns the same.
+
+        Only their lowest `bits` count. In a private round they have this client's noise.
         """
         modular, dither = self.composition.modular, own_dither(self.secret)
         if (noise := self.composition.secure.noise) is not None:
@@ -121,18 +110,16 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A whole change. `values`: zero at exact values; `exact`: these values; `norm`: L2, of `values`; `greatest`: the
-    greatest absolute value of both, 0 where nobody asks.
-    """
+    """A whole change."""
 
-    values: Tensor
+    values: Tensor  # zero at exact values
     exact: Tensor
-    norm: float
-    greatest: float
+    norm: float  # L2, of `values`
+    greatest: float  # the greatest absolute value of both; 0 if it is not needed
 
 
 def own_dither(secret: bytes) -> Dither:
-    """A client's own dither: 2 bytes of a keystream (`masks.py`) for each level, the same ones whenever asked."""
+    """A client's own dither: 2 bytes of a keystream (`masks.py`) for each level; every call returns the same."""
     keystream = Masks([dither_key(secret)], [1])
 
     def part(first: int, length: int) -> Tensor:
@@ -151,12 +138,13 @@ def contribution(
     *,
     is_covered: bool = False,
 ) -> Contribution:
-    """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `secret`: 32 bytes that
-    nobody can guess, for this contribution alone: its dither and its noise are drawn from them. `is_covered`: whether
-    the client relies on the round's noise, which there must be then.
+    """The contribution of a client. Memory: the change, as float32.
 
-    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; where noise covers it and the
-    work is enough, neither. Memory: the change, as float32.
+    `change`: returns the weight change from its beginning, as float32 pieces on the CPU. `secret`: 32 unguessable bytes
+    for this contribution alone, from which dither and noise are drawn. `is_covered`: whether the client relies on the
+    round's noise, which there must be then.
+
+    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite and that no noise covers.
     """
     if len(secret) != CONTRIBUTION_SECRET_BYTES:
         raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
@@ -187,18 +175,19 @@ def contribution(
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
-    """The change of a client whose training has failed and whom noise covers: what it sends is noise alone."""
+    """A zero change, for a client whose training has failed and whom noise covers: it sends only noise."""
     return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
 
 
 def _scale(composition: Composition, norm: float, block_norm: float, weight: int) -> tuple[float, tuple[str, ...]]:
-    """What a change is multiplied by: it is clipped, weighed, and shortened to what can be rotated and rounded; and the
-    remarks. `norm`, `block_norm`: L2, of the change and of its longest block.
+    """The factor that clips, weighs and shortens a change, and the remarks.
+
+    `norm`, `block_norm`: L2, of the change and of its longest block.
     """
     scale, remarks = composition.codec.scale(norm) * weight / composition.secure.weight_unit, tuple[str, ...]()
     if norm * scale > _NORM_MOST:
         scale = _NORM_MOST / norm
-        remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
+        remarks += ("the weight change is far too long, so it is shortened: train with a lower learning rate",)
     rms = block_norm * scale / composition.modular.rotated.blocks.side * composition.codec.inverse_step
     if rms > _RMS_WHOLE:
         scale *= _RMS_WHOLE / rms
@@ -217,7 +206,7 @@ def _word_draws(secret: bytes, n: int) -> Tensor:
 
 
 def _at_random(values: Tensor, draws: Tensor) -> Tensor:
-    """float64 -> int64: rounded up as often as the fraction says, and down else. A whole number stays what it is."""
+    """float64 -> int64: rounded up with the probability of the fraction, otherwise down."""
     whole = values.floor()
     is_up = (values - whole).mul_(2.0**_DRAW_BITS) > draws.to(torch.float64)
     return whole.to(torch.int64).add_(is_up)
@@ -226,7 +215,7 @@ def _at_random(values: Tensor, draws: Tensor) -> Tensor:
 def _counts(
     composition: Composition, work: LocalWork, weight: int, norm: float, draw: Tensor, *, is_private: bool
 ) -> tuple[Counts, list[MetricSum]]:
-    """The words but for the exact values. `norm`: of the weighted change. `draw`: for the one word that is rounded."""
+    """The words except the exact values. `norm`: of the weighted change. `draw`: for the one rounded word."""
     samples, words = _samples(composition, work), composition.words
     measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]
     measured += [words.measured(work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation]
@@ -246,20 +235,19 @@ def _counts(
 
 
 def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
-    """Raise `TooLittleWork` if so many steps are less than this share of those planned (`work_floor.py`)."""
+    """Raise `TooLittleWork` if fewer steps were done than this share of those planned (`plan.py`)."""
     if steps_done < steps_needed(floor, steps_planned):
         raise TooLittleWork("too little of the work was done for the update to hide among the others")
 
 
 def _samples(composition: Composition, work: LocalWork) -> int:
-    """How many of its samples count."""
     return min(work.sample_count, composition.sample_count_max)
 
 
 def _weight(composition: Composition, work: LocalWork) -> int:
-    """What the client counts in the mean."""
+    """The client's weight in the mean."""
     if work.sample_count < 1:
-        raise ContributionRefused("trained on no samples: let train return how many there are")
+        raise ContributionRefused("trained on no samples: let train return their number")
     if not 1 <= work.steps_done <= work.steps_planned:
         raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
     if not composition.secure.is_proportional:
@@ -272,7 +260,7 @@ def _weight(composition: Composition, work: LocalWork) -> int:
 def _read_unseen(
     composition: Composition, change: Callable[[], Iterator[Tensor]], *, is_covered: bool
 ) -> tuple[_Change, tuple[str, ...]]:
-    """The change of a private round: the clip bounds its values, and noise that is relied on covers zeros."""
+    """The change of a private round: the clip bounds its values, and noise covers zeros if the client relies on it."""
     read = _read(composition, change, lambda _piece, _first: 0.0)
     if math.isfinite(read.norm):
         return read, ()
@@ -290,7 +278,7 @@ def _read(
     change: Callable[[], Iterator[Tensor]],
     greatest_of: Callable[[Tensor, int], float],
 ) -> _Change:
-    """`greatest_of`: the greatest absolute value of a piece, the first value of which has this index."""
+    """`greatest_of`: the greatest absolute value of a piece that begins at this index."""
     values = torch.empty(composition.layout.n_values, dtype=torch.float32)
     exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
     squares, first, most = list[float](), 0, 0.0

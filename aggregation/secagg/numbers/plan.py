@@ -1,29 +1,39 @@
-"""What a round says of the numbers that are masked; and how it follows from the round before.
+"""The numbers of masked sums: the plan of each round, as it follows from the round before, and the work that it asks.
 
-Beside the codec's plan, which has the step D, its key and the clip norm. A client multiplies its clipped change x by
-its weight w over `weight_unit`, rotates it and rounds it on D (`codec/rotated.py`); what is added up is those integers
-modulo 2^bits. So the bits do not grow with the weights:
+The codec's plan has the step D, its key and the clip norm. A client multiplies its clipped change x by its weight w
+over `weight_unit`, rotates it and rounds it on D (`codec/rotated.py`). These integers are added modulo 2^bits. So the
+bits do not grow with the weights:
 
     mean = (sum of levels) D weight_unit / (sum of w)
 
-The unit is the same in all rounds of a run. It is a guess at a usual weight, and what it is off by the step makes good
-from the second round on, for that is measured on weighted changes.
+The unit is the same in all rounds of a run. It is a guess at a usual weight. From the second round on the step makes up
+for a wrong guess, because it is measured on weighted changes.
 
 The first round knows neither norms nor weights, and both may be off by orders of magnitude. A step that is too coarse
-only adds noise; a sum that wraps destroys the model. So it takes as many bits as no sum can exceed, whatever the levels
-are, and a step with which the expected update stands at 64 levels a value: weights (or norms) a hundredth of what was
-expected are rounded at 1.6 of their own root mean squares, those a hundred times as large are not shortened yet. Every
-later round takes the bits that hold a Gaussian sum at half as much again as the last one showed (`codec/modular.py`).
-"""
+only adds noise; a sum that wraps destroys the model. So the first round takes so many bits that no sum can wrap, and a
+step at which the expected update has 64 levels a value. Then weights (or norms) a hundredth of the expected ones are
+rounded at 1.6 of their own root mean squares, and those a hundred times as large are not shortened yet. Every later
+round takes the bits that hold a Gaussian sum half as large again as the last one (`codec/modular.py`).
 
-from __future__ import annotations
+**The least work.** The sum of ten updates hides each of them as long as all ten are of one size. An update after one
+step of a thousand is next to nothing, and the coordinator can bring that about: a site trains until the assignment's
+time is over, and the coordinator chooses that time, and when the model arrives, for each site. So the run file names
+the least share of the work (`SecurePlan.minimum_work`, which all clients sign), a site's policy may ask more, and a
+client that has done less sends nothing.
+
+With a floor f below 1 a coordinator can have all clients do f of their work in one sum, and in a second one, over
+nearly the same model, have one of them do all: the difference is the last 1 - f of that client's work, and the chance
+in the training of the others. So without noise all of the work is asked, unless run file and policy both say less.
+Noise covers a client whatever the others contribute; there one step is enough.
+"""
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
-from umbel.aggregation.codec.residue_bits import ALARM_SHARE, bits_for
+from umbel.aggregation.codec.step import ALARM_SHARE, bits_for
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.masks import ALL_STEPS, SecurePlan, SumShown
+from umbel.aggregation.plans.masks import ALL_STEPS, ONE_STEP, SecurePlan, SumShown
 
 FIRST_RMS = 64.0  # levels: between the one step and the 32,766 / 5 to which clients shorten their changes
 GROWTH = 1.5  # of the sum's spread from one round to the next
@@ -32,14 +42,14 @@ GROWTH = 1.5  # of the sum's spread from one round to the next
 def secure_plan_after(
     before: SecurePlan, codec: CodecPlan, shown: SumShown, *, clients_max: int, minimum: int
 ) -> SecurePlan:
-    """The plan of the round after this one. `codec`: of that round; `shown`: by this one; the rest: as that asks.
+    """The plan of the next round, which has this `codec`, `clients_max` and `minimum`. `shown`: by the round before.
 
-    The sum is expected to have as large a share of each client as before, or at least what clients add up to that
-    have nothing in common: updates that cancelled in one cohort need not in the next.
+    The expected sum has as large a share of each client as before, but at least the sum of independent updates: updates
+    that cancelled in one cohort may not in the next.
     """
     asked = replace(before, clients_max=clients_max, minimum=minimum).unwrapping()
     if not shown.update_rms:
-        return asked  # nothing has changed, so nothing is known of what comes
+        return asked  # the updates were zero, so nothing is known of the next ones
     ratio = clients_max / shown.n_clients
     expected = max(
         GROWTH * shown.spread * (ratio if ratio > 1 else math.sqrt(ratio)),
@@ -61,8 +71,32 @@ def first_plans(
     evaluation: tuple[str, ...] = (),
     minimum_work: float = ALL_STEPS,
 ) -> tuple[CodecPlan, SecurePlan]:
-    """The numbers of a run's first round. `codec`: the integer codec at a step of the root mean square that a client's
-    change of weight `weight_unit` is expected to have.
+    """The plans of a run's first round.
+
+    `codec`: the integer codec at a step of the expected root mean square of a change with weight `weight_unit`.
     """
     secure = SecurePlan(1, weight_unit, clients_max, minimum, is_proportional, metrics, evaluation, None, minimum_work)
     return codec.at_step(1 / codec.inverse_step / FIRST_RMS), secure.unwrapping()
+
+
+FLOOR_MIN = 1e-6
+_DENOMINATOR_MAX = 1_000_000  # so that 0.1 is a tenth, and three steps of thirty are enough
+
+
+def usual_floor(*, has_noise: bool) -> float:
+    """The floor if neither run file nor policy names one."""
+    return ONE_STEP if has_noise else ALL_STEPS
+
+
+def require_floor(share: float, what: str) -> None:
+    """Raise `ValueError` for a floor out of range, or a NaN."""
+    if not FLOOR_MIN <= share <= 1:
+        raise ValueError(
+            f"{what} must lie between {FLOOR_MIN:g} and 1, not {share!r:.40}: it is the least share of its planned "
+            "steps that a client must have done to send a masked update"
+        )
+
+
+def steps_needed(floor: float, steps_planned: int) -> int:
+    """The fewest of these steps that a client must have done, at least 1."""
+    return max(1, math.ceil(Fraction(floor).limit_denominator(_DENOMINATOR_MAX) * steps_planned))

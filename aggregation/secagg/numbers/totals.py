@@ -1,51 +1,53 @@
-"""The coordinator's side: from the unmasked sums to what a round comes to, and the mean that the next model is made of.
+"""The coordinator's side: from the unmasked sums to the round's totals, and to the mean for the next model.
 
     mean = unrotate((sum of levels) D / n) n weight_unit / (sum of w)
 
-The levels' sum is lifted from modulo 2^bits to the integers around zero. Whether they were right modulo 2^bits the
-words tell: each client has added a one, and the ones must be as many as the clients. Whether they *fit* the bits, the
-coordinates near the edge tell: a rotated sum is Gaussian, so where more than a hundredth of them lies beyond three
-quarters of the range, one in two thousand has wrapped, and the sum is refused rather than made a model of.
+The levels' sum is lifted from modulo 2^bits to the integers around zero. The words show whether it was right modulo
+2^bits: each client has added a one, and the ones must be as many as the clients. The coordinates near the edge show
+whether it *fits* the bits: a rotated sum is Gaussian, so if more than a hundredth of them lie beyond three quarters of
+the range, one in two thousand has wrapped, and the sum is refused.
 
-A metric that fewer than the round's `minimum` clients have measured is left out: it would be nobody else's. (That keeps
-it out of records. The coordinator has seen the sum.)
+A metric that fewer than the round's `minimum` clients have measured is left out, because it would be about few clients.
+(That keeps it out of records. The coordinator has seen the sum.)
 """
 
-from __future__ import annotations
-
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, RMS_UNIT, STEPS_LIMIT, Counts, MetricSum
-from umbel.aggregation.torch_later import torch
+from umbel.aggregation.secagg.numbers.composition import (
+    METRIC_LIMIT,
+    RMS_UNIT,
+    STEPS_LIMIT,
+    Composition,
+    Counts,
+    MetricSum,
+)
 from umbel.aggregation.types import LEVEL_MAX
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from umbel.aggregation.update.grid import integers_sha256
 
 WRAP_SHARE = 0.01
-_HASHED = 1 << 20
+_SQUARED = 1 << 20  # values at a time
 
 
 class TotalsRefused(SecAggError):
-    """Sums of which no model is made: the attempt has failed, and whoever takes part in the next trains anew."""
+    """Sums from which no model is made: the attempt has failed, and clients of the next one train again."""
 
 
 class CanaryWrong(TotalsRefused):
-    """The words do not count the clients: a mask did not come off, or a client did not count itself once."""
+    """The words do not count the clients: a mask is left, or a client did not count itself once."""
 
 
 class ImplausibleTotals(TotalsRefused):
-    """Sums that clients which keep to the protocol cannot have. Which of them did not, nobody can tell."""
+    """Sums that honest clients cannot have. Nobody can tell which client broke the protocol."""
 
 
 class SumWrapped(TotalsRefused):
@@ -59,7 +61,8 @@ class MeanOfSum:
         self, values: Tensor, exact: Tensor, places: ExactPlaces, grid: Grid, weights: tuple[int, int]
     ) -> None:
         """`values`: the plain mean of the weighted changes, float32. `exact`: the sums of the exact values, int64.
-        `weights`: what `values` must be multiplied by, and the sum of all weights.
+
+        `weights`: the factor of `values`, and the sum of all weights.
         """
         self._values = values
         self._exact = exact
@@ -78,12 +81,7 @@ class MeanOfSum:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a secure round comes to.
-
-    `metrics`, `evaluation`: means over samples, of those that enough clients measured; `measured_by`: by how many, as
-    `training.NAME` and `evaluation.NAME`. `n_cut`: how many of their values were beyond 65,536, and were cut there.
-    `sum_sha256`: of the lifted levels and then the words, as int64, little-endian, hex.
-    """
+    """The totals of a secure round."""
 
     n_clients: int
     total_weight: int
@@ -91,23 +89,23 @@ class Totals:
     n_partial: int
     steps_done: int
     steps_planned: int
-    n_cut: int
-    metrics: Mapping[str, float]
-    evaluation: Mapping[str, float]
-    measured_by: Mapping[str, int]
+    n_cut: int  # metric values beyond 65,536, which were cut
+    metrics: Mapping[str, float]  # means over samples, of metrics that enough clients measured
+    evaluation: Mapping[str, float]  # likewise
+    measured_by: Mapping[str, int]  # clients, by `training.NAME` and `evaluation.NAME`
     shown: SumShown
-    sum_sha256: str
+    sum_sha256: str  # of the lifted levels and then the words, as int64, little-endian, hex
     mean: MeanOfSum = field(repr=False)
 
 
 def totals(
     composition: Composition, levels: Tensor, words: Tensor, ranks: Sequence[int], total_draws: int | None = None
 ) -> Totals:
-    """What the sums of these clients come to, without masks.
+    """The totals of these clients from their unmasked sums.
 
-    `levels`: signed integers of any width that holds the plan's bits, `n_levels`, of which the lowest `bits` count.
-    `words`: int64, `n_words`. `ranks`: of the clients in the sums, in any order. `total_draws`: how often they were
-    drawn, where that is their weight. Raises a `TotalsRefused`, and `ValueError` for vectors of another length.
+    `levels`: signed integers, `n_levels`, whose lowest `bits` count. `words`: int64, `n_words`. `ranks`: of the clients
+    in the sums, in any order. `total_draws`: of them, if draws are their weight. Raises a `TotalsRefused`, and
+    `ValueError` for vectors of another length.
     """
     _check_ranks(composition, ranks)
     counts, measured, exact = composition.words.split(words)
@@ -135,20 +133,20 @@ def totals(
         evaluation=_means(composition, secure.evaluation, evaluation),
         measured_by=measured_by,
         shown=shown,
-        sum_sha256=_sha256(lifted, words),
+        sum_sha256=integers_sha256(lifted, words),
         mean=MeanOfSum(mean, exact, composition.exact, composition.grid, weights),
     )
 
 
 def _check_ranks(composition: Composition, ranks: Sequence[int]) -> None:
-    """Raise `TotalsRefused` for a set of clients that no sum of this round may have."""
+    """Raise `TotalsRefused` for an impossible set of clients."""
     most, least = composition.secure.clients_max, composition.secure.minimum
     if not least <= len(set(ranks)) == len(ranks) <= most or not all(0 <= rank < most for rank in ranks):
         raise TotalsRefused(f"a sum of this round has {least} to {most} of its clients, each of them once")
 
 
 def _check_counts(composition: Composition, counts: Counts, n_clients: int, total_draws: int) -> None:
-    """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for counts that no such cohort has."""
+    """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for impossible counts."""
     if counts.clients != n_clients:
         raise CanaryWrong(
             "the words do not count the clients in the sum: a mask was not removed, or a client did not count itself "
@@ -192,7 +190,7 @@ def _check_exact(composition: Composition, exact: Tensor, total_weight: int) -> 
 
 
 def _shown(composition: Composition, lifted: Tensor, counts: Counts) -> SumShown:
-    """What the next round's numbers are made of. Raises `SumWrapped`."""
+    """What the sum shows for the next round's numbers. Raises `SumWrapped`."""
     share = composition.modular.share_near_the_edge(lifted)
     if share > WRAP_SHARE:
         raise SumWrapped(
@@ -208,7 +206,7 @@ def _shown(composition: Composition, lifted: Tensor, counts: Counts) -> SumShown
 def _mean_square(sums: Tensor, block: int) -> float:
     """The greatest of the blocks' mean squares, from exact integers: `sums` are int32, a block 4,096 at most."""
     greatest = 0.0
-    for part in torch.split(sums, max(1, _HASHED // block) * block):
+    for part in torch.split(sums, max(1, _SQUARED // block) * block):
         squares = part.to(torch.int64).square().view(-1, block)
         high = (squares >> 31).sum(1).to(torch.float64)  # the sum itself might not fit
         low = (squares & ((1 << 31) - 1)).sum(1).to(torch.float64)
@@ -222,11 +220,3 @@ def _means(composition: Composition, names: Sequence[str], measured: Sequence[Me
         for name, one in zip(names, measured, strict=True)
         if one.clients >= composition.secure.minimum
     }
-
-
-def _sha256(lifted: Tensor, words: Tensor) -> str:
-    sha = hashlib.sha256()
-    for vector in (lifted, words):
-        for part in torch.split(vector, _HASHED):
-            sha.update(part.to(torch.int64).numpy().astype("<i8", copy=False).data)
-    return sha.hexdigest()

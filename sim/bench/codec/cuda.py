@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
 from umbel.aggregation.codec.kernels.kernels import fold_packed, rotate_and_pack_into, rotate_into, unrotate_into
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.sim.bench.report import BenchRow, Hold
 
 N_VALUES = 1 << 26  # a quarter of a gigabyte: beyond any GPU's caches

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.kernels.arguments import Levels, Quantizer
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.kernels.quantize import Dithers
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec
 from umbel.aggregation.model.layout import Layout

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
 from umbel.aggregation.codec.kernels.kernels import (
     fold_packed,
     pack_into,
@@ -20,7 +20,6 @@ from umbel.aggregation.codec.kernels.kernels import (
 )
 from umbel.aggregation.codec.kernels.native import Path, chosen
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.sim.bench.report import BenchRow, Hold
 
 N_VALUES = 1 << 24

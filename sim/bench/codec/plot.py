@@ -5,13 +5,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from umbel.aggregation.codec.vectors.buckets import Qsgd, Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
-from umbel.aggregation.codec.vectors.mask import RandomMask
-from umbel.aggregation.codec.vectors.qsgd import Qsgd
-from umbel.aggregation.codec.vectors.sign import Sign
-from umbel.aggregation.codec.vectors.ternary import Ternary
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.vectors.sparse import RandomMask, TopK
 from umbel.sim.bench.codec.bench import AT_ENTROPY, mean_points, shannon
 from umbel.sim.bench.codec.errors import (
     CodecPoint,

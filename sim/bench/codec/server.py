@@ -9,7 +9,7 @@ import zstandard
 from torch import Tensor
 
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.kernels.kernels import fold_packed, unrotate_into
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.model.layout import Layout

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import Vector
-from umbel.aggregation.secagg.crypto.masks import lane_dtype
+from umbel.aggregation.secagg.masked_input import lane_dtype
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.secagg.cohort import advertised
 

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from umbel.aggregation.plans.round import RoundPlan
-from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.report_times import Curve
+from umbel.aggregation.run.report_times import Curve, Floats
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee
 from umbel.sim.bench.report import BenchRow, Hold, Report

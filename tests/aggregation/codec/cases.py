@@ -5,15 +5,12 @@ from collections.abc import Iterable
 import torch
 
 from umbel.aggregation.codec.entropy.payload import Precision
+from umbel.aggregation.codec.vectors.buckets import Qsgd, Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.lowrank import LowRank
-from umbel.aggregation.codec.vectors.mask import RandomMask
-from umbel.aggregation.codec.vectors.qsgd import Qsgd
-from umbel.aggregation.codec.vectors.sign import Sign
-from umbel.aggregation.codec.vectors.ternary import Ternary
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.vectors.sparse import RandomMask, TopK
 from umbel.aggregation.model.layout import Layout, TensorSpec
 
 ROWS = 12

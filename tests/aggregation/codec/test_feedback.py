@@ -1,5 +1,7 @@
 """Error feedback: nothing is lost for good; state of another version is dropped; deep gradient compression's laws."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,12 +9,14 @@ from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, send, send_corrected
+from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.section import warm_up_share
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
+from umbel.aggregation.codec.vectors.buckets import Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import VectorCodec
-from umbel.aggregation.codec.vectors.sign import Sign
-from umbel.aggregation.codec.vectors.ternary import Ternary
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.vectors.sparse import TopK
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
 
 CONTEXT = context_of(500)
 LOSSY: list[VectorCodec] = [Sign(), TopK(0.05), Ternary(2.5)]
@@ -49,7 +53,7 @@ def test_nothing_given_is_changed() -> None:
     change, before = gaussian(500), Residual(0, gaussian(500, 1), gaussian(500, 2))
     copies = [change.clone(), before.values.clone()]
     send(TopK(0.1), change, CONTEXT, 1, before)
-    send_corrected(TopK(0.1), change, CONTEXT, 1, before, MomentumCorrection(0.5, 0.1))
+    send(TopK(0.1), change, CONTEXT, 1, before, 0.5)
     assert torch.equal(change, copies[0])
     assert torch.equal(before.values, copies[1])
 
@@ -118,13 +122,13 @@ def test_the_version_alone_is_no_state() -> None:
 @settings(max_examples=30)
 def test_momentum_is_corrected_as_the_paper_says(momentum: float, seed: int) -> None:
     """Against the plain recursion, coordinate by coordinate."""
-    codec, correction, left = TopK(0.1, Precision.FLOAT32), MomentumCorrection(momentum), None
+    codec, left = TopK(0.1, Precision.FLOAT32), None
     u, v = torch.zeros(500), torch.zeros(500)
     for version in range(5):
         change = heavy(500, seed + version)
         u = momentum * u + change
         v = v + u
-        made = send_corrected(codec, change, CONTEXT, version, left, correction)
+        made = send(codec, change, CONTEXT, version, left, momentum)
         found, left = decoded(codec, made.pieces, CONTEXT), made.left
         is_sent = found != 0
         assert int(is_sent.sum()) == 50
@@ -138,32 +142,23 @@ def test_momentum_is_corrected_as_the_paper_says(momentum: float, seed: int) -> 
 def test_without_momentum_it_is_error_feedback() -> None:
     before = Residual(0, gaussian(500, 1))
     plain = send(TopK(0.1), gaussian(500), CONTEXT, 1, before)
-    corrected = send_corrected(TopK(0.1), gaussian(500), CONTEXT, 1, before, MomentumCorrection(0.0))
+    corrected = send(TopK(0.1), gaussian(500), CONTEXT, 1, before, 0.0)
     assert plain.pieces == corrected.pieces
     assert torch.equal(plain.left.values, corrected.left.values)
 
 
-def test_changes_are_clipped() -> None:
-    correction, change = MomentumCorrection(clip_norm=2.0), gaussian(500)
-    assert float(correction.clipped(change).norm()) == pytest.approx(2.0, rel=1e-5)
-    assert torch.equal(correction.clipped(change * 1e-3), change * 1e-3)
+@pytest.mark.parametrize("momentum", [None, 0.5])
+def test_changes_are_clipped(momentum: float | None) -> None:
+    plan = CodecPlan(Codec.TOPK, clip_norm=2.0, feedback=True, momentum=momentum)
+    grid = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)
+    codec = VectorUpdateCodec(plan, grid, CONTEXT.layout)
+    for change, norm in ((gaussian(500), 2.0), (gaussian(500) * 1e-3, float(gaussian(500).norm()) * 1e-3)):
+        fed = codec.encode_fed(partial(iter, [change]), 0, 1, None)
+        sent = torch.cat([*codec.integers(fed.pieces[0], fed.pieces[1:], 0)]) * grid.step
+        assert float((sent + fed.left.values).norm()) == pytest.approx(norm, rel=1e-5)
 
 
 def test_the_share_warms_up() -> None:
     sparsity = [round(100 * (1 - warm_up_share(n)), 4) for n in range(7)]
     assert sparsity == [75.0, 93.75, 98.4375, 99.6, 99.9, 99.9, 99.9]
     assert [warm_up_share(n, rounds_a_stage=2) for n in range(4)] == [0.25, 0.25, 0.0625, 0.0625]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: MomentumCorrection(1.0),
-        lambda: MomentumCorrection(-0.1),
-        lambda: MomentumCorrection(clip_norm=0.0),
-        lambda: MomentumCorrection(clip_norm=float("inf")),
-    ],
-)
-def test_other_parameters_are_refused(make: type[MomentumCorrection]) -> None:
-    with pytest.raises(ValueError, match=r"must|counts"):
-        make()

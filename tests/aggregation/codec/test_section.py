@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.codec.combinations import require_codec
-from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.codec.section import CodecSection, codec_key, require_codec
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout, TensorSpec

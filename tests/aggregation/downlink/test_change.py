@@ -17,8 +17,7 @@ from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeHead, ChangeWrit
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import InMemory, pieces
-from umbel.aggregation.model.state import master_dtype, master_of, torch_dtype
+from umbel.aggregation.model.state import InMemory, master_dtype, master_of, pieces, torch_dtype
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import PIECE_VALUES, InMemory, Piece, pieces, segments
+from umbel.aggregation.model.layout import PIECE_VALUES, Layout
+from umbel.aggregation.model.state import InMemory, Piece, pieces, segments
 
 
 def layout_of(sizes: list[int]) -> Layout:

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.federations.own_dithers import dither_of, secret_of
-from umbel.aggregation.codec.kernels.quantizer import UNIT
+from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.noise import NoisePlan
-from umbel.aggregation.privacy.contribution import contribution, levels_within
-from umbel.aggregation.privacy.rounds import noisy_bits
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.plans.masks import NoisePlan
+from umbel.aggregation.privacy.section import PrivacySection, noisy_bits
 from umbel.aggregation.privacy.sensitivity import rounded_bound
-from umbel.aggregation.privacy.skellam import Skellam
+from umbel.aggregation.privacy.skellam import Skellam, contribution, levels_within
 
 KEY = bytes(range(32))
 

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.codec.residue_bits import bits_for
-from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.plans.noise import VARIANCE_MAX, VARIANCE_MIN, NoisePlan
+from umbel.aggregation.codec.step import bits_for
+from umbel.aggregation.plans.masks import VARIANCE_MAX, VARIANCE_MIN, NoisePlan, SecurePlan
 from umbel.aggregation.plans.round import RoundPlan, Weighting
-from umbel.aggregation.privacy.rounds import noisy_bits, private_numbers, release_of
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.privacy.section import PrivacySection, noisy_bits, private_numbers, release_of
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.types import RunId
 

@@ -7,8 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.privacy.accounting import Ledger
-from umbel.aggregation.privacy.rounds import release_of
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.privacy.section import PrivacySection, release_of
 
 ROUND: dict[str, Any] = {"rounds": 30, "least": 7, "n_values": 100_000, "inverse_step": 500.0, "clip_norm": 1.0}
 

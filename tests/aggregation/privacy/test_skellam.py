@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from tests.repository import VECTORS
-from umbel.aggregation.plans.noise import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
+from umbel.aggregation.plans.masks import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
 from umbel.aggregation.privacy import skellam
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.privacy.skellam_table import SkellamTable, magnitudes, table_of

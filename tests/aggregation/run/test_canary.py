@@ -13,9 +13,8 @@ from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.round import CoverageFloor, Task
 from umbel.aggregation.reports import Probe, WorkDone
-from umbel.aggregation.round.cohort import choose
+from umbel.aggregation.round.cohort import choose, spread
 from umbel.aggregation.round.machine import advance
-from umbel.aggregation.round.spread import spread
 from umbel.aggregation.round.states import (
     Abandoned,
     Answer,
@@ -30,7 +29,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.canary import CanaryUpdate, CanaryVerdict, Terms, conclusion, judge
+from umbel.aggregation.run.canary import CanaryUpdate, CanaryVerdict, Terms, conclusion, judge_clients
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import CanarySection, Override, RoundsSection
 from umbel.aggregation.types import BYTES_MAX, ClientId, RunId
@@ -48,7 +47,7 @@ def done(probe: Probe | None, up: float | None = None) -> WorkDone:
 
 
 def verdict(probe: Probe, largest: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> CanaryVerdict:
-    (found,) = judge(terms, {NORTH: CanaryUpdate(done(probe, up), 96_000_000, largest)}, {})
+    (found,) = judge_clients(terms, {NORTH: CanaryUpdate(done(probe, up), 96_000_000, largest)}, {})
     return found
 
 
@@ -123,7 +122,7 @@ def test_a_client_may_fail_for_several_reasons_and_hears_them_all() -> None:
 
 
 def test_who_did_not_report_fails_with_its_own_words() -> None:
-    verdicts = judge(TERMS, {NORTH: CanaryUpdate(done(FINE), 1, 0.0)}, {ClientId("east"): "too many samples"})
+    verdicts = judge_clients(TERMS, {NORTH: CanaryUpdate(done(FINE), 1, 0.0)}, {ClientId("east"): "too many samples"})
     assert [(one.client, one.passes, one.reason[:16]) for one in verdicts] == [
         ("east", False, "too many samples"),
         ("north", True, "a whole round ta"),

@@ -9,19 +9,17 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import RoundPlan, Task
-from umbel.aggregation.privacy.rounds import epsilon_after
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.privacy.section import PrivacySection, epsilon_after
 from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, SecureEnd
-from umbel.aggregation.run.canary import CanaryUpdate
+from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished, rolled_back
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, VersionRecord
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.run.sections import CanarySection, EvaluationSection, RoundsSection
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.types import ClientId
 

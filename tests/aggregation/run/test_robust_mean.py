@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.run.robust_mean import robust_mean
+from umbel.aggregation.run.stopping import robust_mean
 from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX
 
 WORDS = st.tuples(st.floats(-METRIC_ABS_MAX, METRIC_ABS_MAX), st.integers(1, SAMPLE_COUNT_MAX))

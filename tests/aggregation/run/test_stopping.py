@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.run.records import Judged, VersionRecord
-from umbel.aggregation.run.retention import expired
-from umbel.aggregation.run.stopping import Direction, StopRule, judge
+from umbel.aggregation.run.stopping import Direction, StopRule, expired, judge
 from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX
 
 LOSS = "evaluation.loss"

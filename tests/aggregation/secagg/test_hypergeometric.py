@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.secagg.hypergeometric import ROUNDING, is_within, tail
+from umbel.aggregation.secagg.parameters import ROUNDING, is_within, tail
 
 
 def exact(n: int, marked: int, drawn: int, above: int) -> Fraction:

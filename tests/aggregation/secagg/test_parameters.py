@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.aggregation.secagg.soundness import UnsoundParameters, require_sound
 from umbel.aggregation.secagg.graph import graph_of
 from umbel.aggregation.secagg.parameters import (
     COMPLETE_MAX,
     Adversary,
     Parameters,
     Rule,
-    UnsoundParameters,
     parameters_for,
-    require_sound,
     sparse_parameters,
     threshold_complete,
 )

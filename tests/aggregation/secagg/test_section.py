@@ -12,6 +12,7 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.rules import require_compatible
 from umbel.aggregation.run.sections import (
     AggregationSection,
     CanarySection,
@@ -23,8 +24,8 @@ from umbel.aggregation.run.sections import (
 )
 from umbel.aggregation.run.stopping import StopRule
 from umbel.aggregation.secagg.parameters import survivors_min
-from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible, survivors_needed
-from umbel.aggregation.trust.fingerprint import grouped
+from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
+from umbel.aggregation.trust.public_keys import grouped
 from umbel.aggregation.types import ClientId
 
 SECTION = SecureAggregationSection()

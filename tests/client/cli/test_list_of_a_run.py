@@ -15,8 +15,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunView
-from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import members_bytes
+from umbel.aggregation.trust.public_keys import grouped
 from umbel.client.cli.new_run import careful_of_absence, careful_of_overrides, create_run
 from umbel.client.cli.runs import run_app
 from umbel.client.cli.site import join

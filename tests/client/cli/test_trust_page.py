@@ -13,10 +13,8 @@ from typer.testing import CliRunner, Result
 
 import umbel.__main__ as command_line
 from tests.repository import ROOT
-from umbel.aggregation.run.bound_list import named_list
-from umbel.aggregation.trust.fingerprint import fingerprint, grouped
 from umbel.aggregation.trust.members import read_members
-from umbel.aggregation.trust.public_keys import public_key_bytes
+from umbel.aggregation.trust.public_keys import fingerprint, grouped, public_key_bytes
 from umbel.client.cli.new_run import careful_of_absence
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import MembersStore
@@ -85,8 +83,10 @@ def test_a_run_file_with_the_lines_of_the_page_asks_all_sites_each_time_and_name
     lines = toml(PAGE)
     (tmp_path / "ward.toml").write_text('name = "ward"\n' + lines.replace("[rounds]", "[rounds]\ncount = 9"))
     _, run_file = read_run_file(tmp_path / "ward.toml")
-    assert named_list(run_file)
-    assert grouped(named_list(run_file)) in PAGE.partition("## Change the list")[0].partition("umbel members verify")[2]
+    assert run_file.members_sha256
+    assert (
+        grouped(run_file.members_sha256) in PAGE.partition("## Change the list")[0].partition("umbel members verify")[2]
+    )
     assert run_file.round_plan(1, 1).n_wanted == run_file.round_plan(1, 1).minimum == 3
     assert careful_of_absence(run_file) == ""
 

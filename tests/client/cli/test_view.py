@@ -10,7 +10,7 @@ from rich.console import Console
 from umbel.aggregation.messages import REASON_CHARS_MAX, RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
-from umbel.aggregation.privacy.rounds import PrivacySpent
+from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import (
     Absent,

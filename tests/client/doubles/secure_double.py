@@ -27,10 +27,11 @@ from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.context import context_of
 from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
 from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import Totals, totals

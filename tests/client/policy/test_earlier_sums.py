@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved

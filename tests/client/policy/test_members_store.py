@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.federations.consortium import OFFICERS, after, first_list, public_key, signed, without
-from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import (
     FILE_BYTES_MAX,
     BadOfficerSignature,
@@ -20,6 +19,7 @@ from umbel.aggregation.trust.members import (
     TooFewSignatures,
     members_bytes,
 )
+from umbel.aggregation.trust.public_keys import grouped
 from umbel.client.errors import StateError, WorkRefused
 from umbel.client.policy.members_store import MembersStore, NotConfirmed, members_in_force, read_members_file
 from umbel.client.policy.policy import SitePolicy

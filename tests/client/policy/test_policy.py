@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.federations.consortium import SITES, after, first_list
 from umbel.aggregation.messages import REASON_CHARS_MAX
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.policy import EPSILON_MAX, SecureTerms, SitePolicy, read_policy
 from umbel.client.policy.two_sums import check_cohort_change, check_same_model, check_terms_change

@@ -14,7 +14,7 @@ from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
 from tests.client.policy.test_earlier_sums import ALL, ONE_MODEL, asked, under
 from tests.federations.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.privacy.accounting import ORDERS, Ledger
-from umbel.aggregation.privacy.rounds import release_of
+from umbel.aggregation.privacy.section import release_of
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.trust.members import MemberList, members_bytes

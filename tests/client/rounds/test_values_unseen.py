@@ -23,7 +23,7 @@ from tests.client.doubles.double import URL, Handler
 from tests.client.doubles.secure_double import SecureDouble
 from tests.client.test_secure_rounds import LOST_KEYS, SAMPLES, Crash, Mortal, Ward, listed, take_part
 from tests.servers.waits import wait_until
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.secagg.turns import after_s
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client import Client, LocalPlan, TrainResult, loop

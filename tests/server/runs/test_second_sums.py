@@ -176,7 +176,7 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
             why = (await it.progress())["live"]["why"]
             assert why.startswith("0 of 5 reports are in; ")
             assert why.endswith(
-                "sites may refuse, for over this model a sum was opened in vain: "
+                "sites may refuse, because a sum over this model was already unmasked: "
                 "of its clients the operator has removed d4"
             )
             assert re.search(r"attempt 2 opened: 6 asked, .*: of its clients the operator has removed d4", caplog.text)

@@ -28,7 +28,6 @@ from tests.federations.secure_record import Record, recorded
 from tests.federations.server_device import House, Json, LateClock, house
 from tests.servers.postgres import Cluster
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import ShareKind, Vector, pair_mask_key
 from umbel.aggregation.secagg.crypto.masks import Masks
@@ -43,6 +42,7 @@ from umbel.aggregation.secagg.messages import (
     encode_agreements,
     encode_indices,
 )
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.turns import Phase
@@ -375,8 +375,8 @@ class Forgetful(SecureClient):
         pass
 
     def agree(self, inputs: bytes) -> bytes:
-        self._heard.pop("inputs", None)
-        self._heard.pop("agreements", None)
+        self._answers.pop("inputs", None)
+        self._answers.pop("agreements", None)
         return super().agree(inputs)
 
 

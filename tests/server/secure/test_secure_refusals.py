@@ -106,7 +106,7 @@ def rival(scene: Scene, body: bytes) -> bytes:
         return SecureClient(one.context, one.index, scene.one.device.key, os.urandom).advertise()
     assert scene.phase is Phase.SHARE_KEYS
     again = copy.copy(one)
-    again._heard = {}  # pyright: ignore[reportPrivateUsage]
+    again._answers = {}  # pyright: ignore[reportPrivateUsage]
     return again._share(scene.roster)  # type: ignore[attr-defined]
 
 

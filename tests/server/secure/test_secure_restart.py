@@ -11,9 +11,9 @@ from tests.federations.secure_cohort import STATE, Attempt, secure_run
 from tests.federations.secure_device import SecureDevice
 from tests.federations.server_device import House, LateClock, house, rows, stored_updates
 from tests.servers.waits import until
-from umbel.aggregation.secagg.agreement import composition_of
+from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import IntegerSum
 from umbel.server.sums import share
 from umbel.server.sums.folding import Folding, HandedIn
 from umbel.server.sums.share import ReplicaShare

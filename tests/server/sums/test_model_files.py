@@ -11,8 +11,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, published_state
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.update.grid import GridAccumulator
-from umbel.aggregation.update.integer_sum import sum_sha256
+from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, inspect_model, keep_model, next_model

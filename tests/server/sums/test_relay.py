@@ -22,7 +22,7 @@ from tests.servers.waits import LIMIT_S, until, until_told
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.states import Closing
 from umbel.aggregation.secagg.crypto.curve import KeyPair
-from umbel.aggregation.secagg.crypto.relayed import open_relayed
+from umbel.aggregation.secagg.crypto.sealed import open_relayed
 from umbel.aggregation.secagg.messages import Unmasking
 from umbel.aggregation.secagg.turns import Phase
 from umbel.server.clock import Clock

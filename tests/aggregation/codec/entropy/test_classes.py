@@ -8,9 +8,9 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy.classes import Classes, EnergyMeter, Matrices
 from umbel.aggregation.codec.entropy.entropy_kernels import MIRRORED, N_CLASSES
+from umbel.aggregation.codec.kernels.arguments import Levels, phase
 from umbel.aggregation.codec.kernels.philox import dither
 from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.quantizer import Levels, phase
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout
 

@@ -24,13 +24,12 @@ from umbel.aggregation.codec.entropy import entropy_kernels
 from umbel.aggregation.codec.entropy.entropy import read_segment, write_segment
 from umbel.aggregation.codec.entropy.payload import Payload
 from umbel.aggregation.codec.kernels import kernels, native
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
 from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
 from umbel.aggregation.codec.kernels.native import NoKernels
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import dither, signs
 from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 

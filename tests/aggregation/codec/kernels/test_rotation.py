@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.kernels.philox import signs
 from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 

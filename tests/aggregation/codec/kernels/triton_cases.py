@@ -14,13 +14,12 @@ from torch import Tensor
 
 from tests.aggregation.codec.kernels.test_kernels import EXTREMES, LIMIT_ROTATED, equal_bits
 from umbel.aggregation.codec.kernels import kernels
-from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
 from umbel.aggregation.codec.kernels.cuda import TritonKernels
 from umbel.aggregation.codec.kernels.native import Folded
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes
 from umbel.aggregation.codec.kernels.philox import dither, signs
 from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 

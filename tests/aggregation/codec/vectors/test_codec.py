@@ -22,11 +22,11 @@ from tests.aggregation.codec.cases import (
     standard_errors,
 )
 from umbel.aggregation.codec.kernels.packing import GROUP, packed_bytes
+from umbel.aggregation.codec.vectors.buckets import Sign
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.registry import CODECS
-from umbel.aggregation.codec.vectors.sign import Sign
 from umbel.aggregation.errors import MalformedUpdate, UpdateRefused
 
 ANY = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
@@ -208,7 +208,7 @@ def test_the_sum_of_payloads_is_the_payload_of_the_sum(name: str) -> None:
 
 @pytest.mark.parametrize("make", CODECS.values())
 def test_a_codec_says_of_itself_what_it_is_and_costs(make: type[VectorCodec]) -> None:
-    says = str(sys.modules[make.__module__].__doc__)
+    says = f"{sys.modules[make.__module__].__doc__} {make.__doc__}"
     assert ("**Linear**" in says, "**Not linear**" in says) == (make().is_linear, not make().is_linear)
     assert re.search(r"\*\*(un)?biased\*\*", says, re.IGNORECASE)
     assert "Stateless." in says

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aggregation.secagg.attacks.adaptive_cut import dead_for_a_cut, exposed
+from tests.aggregation.secagg.soundness import UnsoundParameters, require_sound
 from umbel.aggregation.secagg.graph import Graph, graph_of
 from umbel.aggregation.secagg.parameters import (
     Adversary,
     Parameters,
     Rule,
-    UnsoundParameters,
     parameters_for,
-    require_sound,
 )
 
 N, N_CORRUPT, N_DROPOUTS, N_TRIALS = 1000, 100, 100, 60

@@ -58,7 +58,7 @@ def substituted(federation: Federation) -> Tensor:
 
 def test_substituted_keys_are_refused() -> None:
     federation = advertised(4)
-    with pytest.raises(ForgedMessage, match="client-0001 is said to have sent is not signed by its key"):
+    with pytest.raises(ForgedMessage, match="the message of client-0001 is not signed by its key"):
         substituted(federation)
     require_silent(federation.clients[VICTIM])
 
@@ -197,7 +197,7 @@ def test_keys_that_no_client_makes_are_refused_though_signed(key: bytes, place: 
     federation = advertised(4)
     good = KeyPair(bytes(range(32))).public
     roster = with_keys(federation, 3, *((key, good) if place == "channel" else (good, key)))
-    with pytest.raises(BadKey, match="client-0003 advertised a key that is none"):
+    with pytest.raises(BadKey, match="client-0003 advertised an impossible key"):
         federation.clients[VICTIM].share(roster)
     require_silent(federation.clients[VICTIM])
 

@@ -52,7 +52,7 @@ def test_nobody_reveals_a_second_time() -> None:
 def answer_again(client: SecureClient, step: str, data: bytes, take: Callable[[bytes], Found]) -> Found:
     """`SecureClient._once`, without its point."""
     answer = take(data)
-    vars(client)["_heard"][step] = b"", answer
+    vars(client)["_answers"][step] = b"", answer
     return answer
 
 

@@ -162,9 +162,9 @@ def test_an_inbox_that_claims_somebody_who_dealt_nothing_opens_no_sum() -> None:
 def test_shares_that_their_dealer_has_not_signed_are_refused() -> None:
     federation = shared(5)
     message = federation.dealt[DEALER]
-    with pytest.raises(SecAggError, match="client-0002 is said to have sent is not signed"):
+    with pytest.raises(SecAggError, match="client-0002 is not signed"):
         federation.session.check_shares(replace(message, self_mask_commitment=bytes(32)))
-    with pytest.raises(SecAggError, match="client-0003 is said to have sent is not signed"):
+    with pytest.raises(SecAggError, match="client-0003 is not signed"):
         federation.session.check_shares(replace(message, index=3))
 
 

@@ -16,8 +16,8 @@ from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec
-from umbel.aggregation.plans.noise import NoisePlan
-from umbel.aggregation.privacy.rounds import noisy_bits
+from umbel.aggregation.plans.masks import NoisePlan
+from umbel.aggregation.privacy.section import noisy_bits
 from umbel.aggregation.secagg.crypto.signing import Label
 from umbel.aggregation.secagg.errors import ForgedMessage
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
@@ -64,13 +64,13 @@ def test_an_update_may_come_in_pieces_of_any_length(size: int) -> None:
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 87, 88, N_BYTES - HEADER_BYTES - 1])
 def test_an_update_that_ends_too_early_is_refused(n_bytes: int) -> None:
-    with pytest.raises(LyingLength, match="ends before its last value"):
+    with pytest.raises(LyingLength, match="the payload breaks off"):
         read(UPDATE[: HEADER_BYTES + n_bytes])
 
 
 @pytest.mark.parametrize("n_bytes", [1, 8, 4096])
 def test_an_update_that_goes_on_is_refused(n_bytes: int) -> None:
-    with pytest.raises(LyingLength, match="more after the update's last value"):
+    with pytest.raises(LyingLength, match="bytes follow the payload"):
         read(UPDATE + bytes(n_bytes))
 
 

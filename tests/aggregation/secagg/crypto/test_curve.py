@@ -7,13 +7,17 @@ from hypothesis import strategies as st
 
 from tests.aggregation.secagg.published import LOW_ORDER, LOW_ORDER_PRIVATE, NON_CANONICAL, TAKEN, Exchange
 from umbel.aggregation.secagg.crypto import curve
-from umbel.aggregation.secagg.crypto.curve import KeyPair, public_key, require_key, require_keys, shared_secret
+from umbel.aggregation.secagg.crypto.curve import KeyPair, public_key, require_key, require_keys
 from umbel.aggregation.secagg.errors import BadKey
 
 P = (1 << 255) - 19
 A = 486662  # of curve25519: v^2 = u^3 + A u^2 + u
 
 seeds = st.binary(min_size=32, max_size=32)
+
+
+def shared_secret(seed: bytes, public: bytes) -> bytes:
+    return KeyPair(seed).shared(public)
 
 
 def encoded(u: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 import numpy as np
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.secagg.crypto.masks import Masks, lane_dtype
+from umbel.aggregation.secagg.crypto.masks import Masks
+from umbel.aggregation.secagg.masked_input import lane_dtype
 
 DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LANES = st.sampled_from(list(DTYPES))
@@ -159,21 +159,6 @@ def test_a_part_of_other_lanes_begins_at_its_own_byte() -> None:
     assert narrow.tolist() == masked_plainly(torch.zeros(10, dtype=torch.int16), [1], 10)
 
 
-@pytest.mark.parametrize("width", DTYPES)
-@pytest.mark.parametrize("n_lanes", [0, 1, 1000, 700_001])
-@pytest.mark.parametrize("n_jobs", [1, 3, 64])
-def test_jobs_in_threads_are_the_whole(width: int, n_lanes: int, n_jobs: int) -> None:
-    signs = [1, -1]
-    whole, by_jobs = vector(n_lanes, width), vector(n_lanes, width)
-    Masks(keys(signs), signs).apply(whole, 5)
-    jobs = Masks(keys(signs), signs).jobs(by_jobs, n_jobs, 5)
-    assert len(jobs) <= n_jobs
-    with ThreadPoolExecutor(3) as threads:
-        for done in [threads.submit(job) for job in reversed(jobs)]:
-            done.result()
-    assert torch.equal(by_jobs, whole)
-
-
 # --- what masked numbers tell -----------------------------------------------------------------------------------------
 
 
@@ -233,14 +218,7 @@ def test_places_that_a_keystream_has_not_are_refused(first: int) -> None:
     lanes = torch.zeros(20, dtype=torch.int32)
     with pytest.raises(ValueError, match="no 20 lanes from"):
         Masks([key(0)], [1]).apply(lanes, first)
-    with pytest.raises(ValueError, match="no 20 lanes from"):
-        Masks([key(0)], [1]).jobs(lanes, 2, first)
     assert not lanes.any()
-
-
-def test_no_jobs_are_refused() -> None:
-    with pytest.raises(ValueError, match="one job at least, not 0"):
-        Masks([key(0)], [1]).jobs(torch.zeros(20, dtype=torch.int32), 0)
 
 
 def test_a_repr_tells_no_key() -> None:

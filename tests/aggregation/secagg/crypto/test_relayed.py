@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.secagg.crypto.curve import KeyPair
-from umbel.aggregation.secagg.crypto.relayed import open_relayed, seal_relayed
+from umbel.aggregation.secagg.crypto.sealed import open_relayed, seal_relayed
 from umbel.aggregation.secagg.errors import BadKey, BadShare
 
 OWN, OTHER = KeyPair(b"\1" * 32), KeyPair(b"\2" * 32)

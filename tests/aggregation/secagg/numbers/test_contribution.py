@@ -29,9 +29,9 @@ from umbel.aggregation.codec.kernels.packing import pack
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.plans.codec import Codec
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Composition, MetricSum
 from umbel.aggregation.secagg.numbers.contribution import (
     Contribution,
     ContributionRefused,
@@ -39,7 +39,6 @@ from umbel.aggregation.secagg.numbers.contribution import (
     contribution,
     nothing,
 )
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, MetricSum
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import fitting
 

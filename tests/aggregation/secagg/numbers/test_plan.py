@@ -22,11 +22,10 @@ from tests.aggregation.secagg.house import (
     weighted_mean,
     work_of,
 )
-from umbel.aggregation.codec.residue_bits import ALARM_SHARE, bits_for
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.codec.step import ALARM_SHARE, bits_for
 from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.masks import SecurePlan, SumShown
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, SumShown
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, secure_plan_after

@@ -24,11 +24,12 @@ from tests.aggregation.secagg.house import (
 )
 from umbel.aggregation.codec.kernels.rotation import unrotate
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.codec.residue_bits import ALARM_SHARE
+from umbel.aggregation.codec.step import ALARM_SHARE
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, state_change
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.numbers.totals import (
     CanaryWrong,
@@ -38,10 +39,8 @@ from umbel.aggregation.secagg.numbers.totals import (
     TotalsRefused,
     totals,
 )
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
 from umbel.aggregation.types import LEVEL_MAX
-from umbel.aggregation.update.grid import GridAccumulator
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.grid import GridAccumulator, IntegerSum
 
 
 @given(

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from tests.aggregation.secagg.house import N_VALUES, composed, secure_plan, sent
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, TooLittleWork, contribution
-from umbel.aggregation.secagg.numbers.work_floor import require_floor, steps_needed, usual_floor
+from umbel.aggregation.secagg.numbers.plan import require_floor, steps_needed, usual_floor
 
 NOISE = NoisePlan(100.0, 10_000, 4096, 3)
 

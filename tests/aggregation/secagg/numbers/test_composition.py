@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, Counts, MetricSum, Words
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, Counts, MetricSum, Words
 
 COUNTS = Counts(1, 2, 3, 4, 5, 6, 7, 8)
 
