@@ -108,14 +108,12 @@ def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Excep
 
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
-    from umbel.sim.bench.coordinator.flower import FlowerFailed
-    from umbel.sim.bench.coordinator.http_load import LoadFailed
-    from umbel.sim.bench.simulate.peer_run import PeerFailed
+    from umbel.sim.bench.report import BenchFailed
     from umbel.sim.data.sets.mnist import NotIdx
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
-        *(ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, PeerFailed, TimeoutError, UpdateRefused, OSError),
+        *(BenchFailed, ChildDied, ClientError, NotIdx, TimeoutError, UpdateRefused, OSError),
         *expected,
     ):
         report = measure()
@@ -205,7 +203,7 @@ def bench_window(
     json: JsonOption = False,
 ) -> None:
     """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
-    from umbel.sim.bench.window.bench import measure
+    from umbel.sim.bench.window import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
 

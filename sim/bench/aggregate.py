@@ -12,9 +12,8 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
+from umbel.sim.bench.measuring import MB, RssPeak
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
@@ -47,15 +47,13 @@ N_CLIENTS = 40
 N_VALUES = 2_500_000  # 10 MB of float32
 N_VALUES_WARM_UP = 10_000
 GROWTH_MAX = 4.0  # models
-_SAMPLE_S = 0.02
 _LIMIT_S = 240.0
-_MB = 1e6
 
 
 def measure(*, quick: bool) -> Report:
     """Run it all. `quick`: fewer repetitions of the kernels; the uploads are the same."""
     torch.set_num_threads(1)
-    model_mb = N_VALUES * 4 / _MB
+    model_mb = N_VALUES * 4 / MB
     grown = coordinator_growth_mb()
     naive = naive_growth_mb()
     fold, add, copy = fold_speeds(repetitions=5 if quick else 25)
@@ -76,33 +74,6 @@ class Growth:
 
     peak_mb: float
     wall_s: float
-
-
-class RssPeak:
-    """The greatest resident set of a process since the last `restart`, in MB, sampled every 20 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._ended = threading.Event()
-        self.peak_mb = self.now_mb()
-        self._thread = threading.Thread(target=self._sample, name="rss", daemon=True)
-
-    def now_mb(self) -> float:
-        return float(self._process.memory_info().rss) / _MB
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_S):
-            self.peak_mb = max(self.peak_mb, self.now_mb())
-
-    @contextmanager
-    def sampling(self) -> Generator[None]:
-        """Sample inside."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._thread.join()
 
 
 def coordinator_growth_mb() -> Growth:

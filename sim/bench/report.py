@@ -12,6 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 
+class BenchFailed(Exception):
+    """A benchmark could not be run, or a peer did other work; the message says what to look at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A promise: `of` (the ratio, or our own figure) is at most, or at least, `bound`."""

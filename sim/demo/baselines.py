@@ -22,8 +22,7 @@ from torch.utils.data import TensorDataset
 from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
 from umbel.sim.data.data_set import SampleSet, score
-from umbel.sim.demo.data import DemoData, load_data
-from umbel.sim.demo.model import build_model
+from umbel.sim.demo.digits import DemoData, build_model, load_data
 from umbel.sim.demo.plan import BATCH_SIZE, LEARNING_RATE, SPLIT, DemoPlan, make_plan
 from umbel.sim.processes import when_the_starter_is_gone
 

@@ -12,11 +12,21 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView
 from umbel.sim.data.data_set import Score
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.members import members_line
 from umbel.sim.demo.plan import NAME_PREFIX, DemoPlan
-from umbel.sim.demo.proof import Proof
+from umbel.sim.demo.sites import members_line
 
 NAMED_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`bundles`: of the audit chain, all verified. `round`: the last one, which came to `model_sha256` again; empty for
+    a secure one, of which nobody has the updates.
+    """
+
+    bundles: int
+    round: int
+    model_sha256: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from umbel.client import LocalPlan, TorchClient, TrainResult, read_policy, run_client
 from umbel.client.state.identity import make_own_key, own_keys
-from umbel.sim.demo.model import DigitNet
+from umbel.sim.demo.digits import DigitNet
 from umbel.sim.processes import when_the_starter_is_gone
 
 _OUTPUT = threading.Lock()

@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +21,18 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.trust.members import SignedMembers, members_bytes
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client import Operator
+from umbel.client.operator import audit
+from umbel.client.operator.replay import ReplaySource, replay
 from umbel.sim.data.data_set import Score, score
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import Board, DemoRound
-from umbel.sim.demo.data import DemoData, load_data
+from umbel.sim.demo.board import Board, DemoRound, Proof
+from umbel.sim.demo.digits import DemoData, build_model, load_data
 from umbel.sim.demo.kills import VictimClient, VictimCoordinator
-from umbel.sim.demo.members import agree, pin
-from umbel.sim.demo.model import build_model
 from umbel.sim.demo.plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo.plot import draw_curves
-from umbel.sim.demo.proof import prove
-from umbel.sim.demo.sites import SiteProcesses, write_shards
+from umbel.sim.demo.sites import SiteProcesses, agree, pin, write_shards
 from umbel.sim.demo.summary import DemoSummary, round_line, summarize
 from umbel.sim.demo.view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
@@ -198,6 +198,27 @@ def _start_baselines(demo: DemoRun) -> None:
 def _hear_baselines(demo: DemoRun, child: Child) -> None:
     for line in child.stdout:
         demo.board.baselines = _BASELINES.validate_json(line)
+
+
+def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof:
+    """Verify the coordinator's signed account of a run, and replay its last round if the updates are stored.
+
+    It is the code of `umbel run audit` and `umbel run replay`.
+
+    `key`: the audit key as it was told before the run; `heads`: noted on the way, the chain must hold them. Raises
+    `AuditFailed` for what does not fit.
+    """
+    newest = operator.run(run).audit_head
+    auditor, lines = audit.verify(audit.download(operator, run), [public_key_bytes(key)])
+    for head in (*heads, newest):
+        auditor.require_head(head)
+    number = max(auditor.rounds)
+    bundle, ended = auditor.rounds[number]
+    assert auditor.created is not None, "the chain begins with the run's creation"
+    if ended.plan.secure is not None:
+        return Proof(len(lines), number, "")
+    made = replay(ReplaySource(operator, run, bundle), ended, auditor.created, lambda _said: None)
+    return Proof(len(lines), number, made.sha256)
 
 
 @contextlib.contextmanager

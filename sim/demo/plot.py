@@ -29,7 +29,7 @@ _PARTICIPATION = (
     ("declined", Fate.DECLINED, "#9b72aa"),
     ("lost", Fate.LOST, "#d1495b"),
 )
-_IN_VAIN = ("reported in vain", "#d3a99f")
+_DISCARDED = ("report discarded", "#d3a99f")
 _SLOT = 0.78  # of a round's place on the axis; its attempts share it
 _DOWN, _UP = "#5b8db8", "#0b7a75"
 
@@ -147,13 +147,13 @@ def _layers(records: list[RoundRecord]) -> Iterator[tuple[str, str, Floats]]:
 
     An abandoned attempt's records call everyone released; those that had reported are told apart here.
     """
-    in_vain = np.array([0 if record.committed else record.reported for record in records], np.float64)
+    discarded = np.array([0 if record.committed else record.reported for record in records], np.float64)
     for label, fate, color in _PARTICIPATION:
         counts = np.array([_count(record, fate) for record in records], np.float64)
         if fate is Fate.RELEASED:
-            if in_vain.any():
-                yield (*_IN_VAIN, in_vain)
-            counts -= in_vain
+            if discarded.any():
+                yield (*_DISCARDED, discarded)
+            counts -= discarded
         if counts.any() or fate in (Fate.ACCEPTED, Fate.PARTIAL):
             yield label, color, counts
 

@@ -5,7 +5,7 @@ name = "digits"
 seeds = [0, 1, 2]              # one run for each: data, split, devices and cohorts are drawn anew; default [0]
 target_accuracy = 0.9          # the summary says how soon a run reaches it
 
-[data]                         # sim/data/section.py
+[data]                         # sim/data/load.py
 name = "digits"
 
 [partition]                    # sim/data/partition/section.py; "natural": by the data's own holders
@@ -51,7 +51,6 @@ target = 10
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,13 +63,12 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import RATE_MAX, require_within
 from umbel.client.operator.run_files import run_file_hint
-from umbel.client.toml_file import findings
+from umbel.client.toml_file import findings, read_toml
+from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.data.section import DataSection
 from umbel.sim.engines.device import require_device_name
 from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.experiment.sweep import LABEL, check_values, goes_together, point_label, points, settings
-from umbel.sim.fleet.reading import read_bytes
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -80,6 +78,7 @@ ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is fre
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 _NAME_BYTES_MAX = 200  # most file systems allow 255 bytes, and the seed takes some
 BYTES_MAX = 1 << 22
+_TABLE = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +182,11 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
     `changes`: values that replace the file's, by dotted key.
     """
     try:
-        data = read_bytes(path, BYTES_MAX)
+        _, table = read_toml(path, _TABLE, BYTES_MAX, "experiment", run_file_hint)
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {path}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is no experiment: {error}") from error
     try:
-        table = tomllib.loads(data.decode())
-        return experiment_of(table, changes or {}, path.parent)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        return experiment_of(table, changes, path.parent)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 

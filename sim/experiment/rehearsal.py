@@ -16,15 +16,13 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.client.training.probe import memory_free_bytes
 from umbel.sim.data.data_set import DataSet, SampleSet
-from umbel.sim.data.load import load
+from umbel.sim.data.load import DataSection, load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
-from umbel.sim.data.section import DataSection
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
-from umbel.sim.engines.device import found_device
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import n_cores
+from umbel.sim.engines.device import found_device, n_cores
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws

@@ -1,8 +1,9 @@
-"""One simulated run from its start, or from its checkpoint, to its end: row after row."""
+"""One simulated run from its start, or from its checkpoint, to its end; and means over the runs of several seeds."""
 
 import gc
+import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
 from umbel.sim.experiment.file import TrialSpec
-from umbel.sim.experiment.inputs import digests_of
-from umbel.sim.experiment.world import TrialWorld, make_world
+from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
@@ -150,6 +150,40 @@ def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, floa
     meter = federation.world.meter
     meter.load(attempt.model.layout.full_state(attempt.model.published))
     return meter.of(federation.world.population.test)
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds, and the bounds of the 95 % confidence interval about it (Student's t; Student 1908). Of one
+    seed nothing is known but itself: the bounds are None.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate | None":
+        """None of no values."""
+        n = len(values)
+        if not n:
+            return None
+        mean = math.fsum(values) / n
+        if n == 1:
+            return cls(mean, None, None, 1)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        half = _student_t(n - 1) * deviation / math.sqrt(n)
+        return cls(mean, mean - half, mean + half, n)
+
+
+def _student_t(degrees: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 class Watcher:

@@ -37,7 +37,7 @@ from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.integer_sum import sum_sha256
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.secure_window import SecurePlayed, SecureWindow, seed_of, without_enough_work

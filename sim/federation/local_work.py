@@ -20,7 +20,7 @@ from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import CPU
-from umbel.sim.engines.recipe import Loss
+from umbel.sim.engines.model import Loss
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels

@@ -26,10 +26,9 @@ from umbel.sim.federation.window import Cohort, Played
 from umbel.sim.fleet.dropouts import DeviceStage
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.secure.coordinator import MaskedSum
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
 from umbel.sim.secure.exchange import ExchangeParties, exchange
-from umbel.sim.secure.stage import VirtualTime
-from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
+from umbel.sim.secure.voices import BlankVoice, RealVoice
 
 _IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
 _AFTER_REPORT = (DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING)
@@ -110,7 +109,7 @@ class SecureWindow:
         def voice(name: ClientId, client: SecureClient) -> Voice:
             if masked is None:
                 return BlankVoice(client, update)
-            return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
+            return RealVoice(client, masked.get(name, update))
 
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
         cast = ExchangeParties(luck, voice, seed_of(self.opened.plan), total, declines)

@@ -6,7 +6,6 @@ and data may be more or less work than was recorded: where they are, the fleet i
 the experiment's rounds, so that what the rounds change can be told from what the work does.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,34 +13,17 @@ from typing import Any
 
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.trace import Trace
-from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.files import recorded_trace
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.fleet.reading import recorded_trace
-from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, compare, with_rounds
+from umbel.sim.recorded.asked_again import FigureError, NobodyComes, askable, asked_again, compare, with_rounds
 from umbel.sim.recorded.courses import Course, went_in
 
 SEEDS_MAX = 3  # of the experiment's, for which the fleet is asked again
 POINTS_MAX = 12  # of the experiment's, whose rounds the fleet is asked for the recorded work in
 RECORDED, AGAIN = "recorded", "the same, simulated"
-
-
-@dataclass(frozen=True, slots=True)
-class FigureError:
-    """A figure of the attempts that could be asked again, as it was recorded and as it was simulated."""
-
-    what: str
-    unit: str
-    recorded: float
-    simulated: Estimate
-
-    @property
-    def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
-        relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
-        return relative if math.isfinite(relative) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +39,7 @@ class Calibration:
 
     @property
     def errors(self) -> tuple[FigureError, ...]:
-        """In the order of `fleet/compare.py`."""
-        runs = [compare(self.recorded, one) for one in self.again]
-        return tuple(
-            FigureError(rows[0].what, rows[0].unit, rows[0].recorded, found)
-            for rows in zip(*runs, strict=True)
-            if (found := Estimate.of([row.simulated for row in rows])) is not None
-        )
+        return compare(self.recorded, self.again)
 
     @property
     def courses(self) -> tuple[Course, ...]:

@@ -24,6 +24,7 @@ from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trac
 from umbel.aggregation.types import RunId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name, client_number
+from umbel.sim.experiment.trials import Estimate
 from umbel.sim.federation.local_work import Reports
 from umbel.sim.federation.window import Cohort, Window
 from umbel.sim.fleet.fates import CohortAsk
@@ -172,26 +173,27 @@ _GONE = (Fate.LOST, Fate.DECLINED)
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorRow:
-    """One figure, as it was recorded and as it was simulated."""
+class FigureError:
+    """A figure of the attempts that were asked again: the recorded one, and the simulated ones over fleets."""
 
     what: str
     unit: str
     recorded: float
-    simulated: float
+    simulated: Estimate
 
     @property
     def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
-        relative = (self.simulated - self.recorded) / self.recorded if self.recorded else math.inf
+        """How much the simulated figure exceeds the recorded one, as a share of it; None if next to nothing was."""
+        relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
         return relative if math.isfinite(relative) else None
 
 
-def compare(recorded: Trace, simulated: Trace) -> tuple[ErrorRow, ...]:
-    """The figures of both, of attempts unless another is named. `simulated`: of its records (`trace_of`)."""
+def compare(recorded: Trace, simulated: Sequence[Trace]) -> tuple[FigureError, ...]:
+    """The figures of attempts, recorded and simulated; none without a simulated trace."""
     return tuple(
-        ErrorRow(what, unit, measure(recorded.attempts), measure(simulated.attempts))
+        FigureError(what, unit, measure(recorded.attempts), found)
         for what, unit, measure in _FIGURES
+        if (found := Estimate.of([measure(one.attempts) for one in simulated])) is not None
     )
 
 

@@ -6,7 +6,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from umbel.sim.recorded.against_trace import AgainstTrace, FigureError
+from umbel.sim.recorded.against_trace import AgainstTrace
+from umbel.sim.recorded.asked_again import FigureError
 from umbel.sim.recorded.courses import Course
 from umbel.sim.results.shown import figure
 

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from umbel.sim.experiment.estimate import Estimate, unit_of
-from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
 from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
 from umbel.sim.results.results import Results
+from umbel.sim.results.shown import unit_of
 
 Floats = NDArray[np.float64]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
-from umbel.sim.experiment.estimate import Estimate
-from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
 from umbel.sim.recorded.against_trace import AgainstTrace
 
@@ -111,7 +110,7 @@ class Results:
 
     def plot_against(self) -> "Figure":
         """The picture of simulations beside the record: when clients report, and when attempts close."""
-        from umbel.sim.results.against_plot import beside_the_record
+        from umbel.sim.results.panels import beside_the_record
 
         return beside_the_record(self)
 

@@ -1,7 +1,7 @@
 """What people see of an experiment: progress bars while it runs, then a table for the console or a notebook."""
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from io import BytesIO
 from typing import NamedTuple
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from umbel.aggregation.plans.round import Task
-from umbel.sim.experiment.estimate import Estimate, Unit, in_unit, unit_of
 from umbel.sim.experiment.file import TrialSpec
-from umbel.sim.experiment.trials import TrialResult, Watcher
+from umbel.sim.experiment.trials import Estimate, TrialResult, Watcher
 from umbel.sim.federation.rows import Row
 from umbel.sim.results.results import Point, Results
 
@@ -60,6 +59,36 @@ class Bars(Watcher):
     def ends(self, result: TrialResult) -> None:
         if self._all is not None:
             self._progress.advance(self._all)
+
+
+class Unit(NamedTuple):
+    """`name`: in a picture; `sign`: after a number; `seconds`: how long it is."""
+
+    name: str
+    sign: str
+    seconds: float
+
+
+_UNITS = (
+    Unit("seconds", "s", 1.0),
+    Unit("minutes", "min", 60.0),
+    Unit("hours", "h", 3600.0),
+    Unit("days", "days", 86_400.0),
+)
+_UNITS_MIN = 2.0  # of a unit, before it is better than the smaller one
+
+
+def unit_of(spans_s: Iterable[float]) -> Unit:
+    """In which the longest of these is best said; seconds where there is none."""
+    longest = max(spans_s, default=0.0)
+    return next((unit for unit in reversed(_UNITS) if longest >= _UNITS_MIN * unit.seconds), _UNITS[0])
+
+
+def in_unit(span_s: float, unit: Unit) -> str:
+    """With three digits: `4.75 s`, `12.3 min`, `311 h`."""
+    number = span_s / unit.seconds
+    digits = 2 if number < 10 else 1 if number < 100 else 0
+    return f"{number:,.{digits}f} {unit.sign}"
 
 
 _WASTED_MIN = 0.005  # of less, the table says nothing

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.heterogeneity import Heterogeneity, heterogeneity
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.data.section import DataSection
 from umbel.sim.experiment.file import Experiment, TrialSpec
 from umbel.sim.experiment.world import TrialWorld
 

@@ -32,8 +32,7 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.sim.secure.devices import SecureMessage
-from umbel.sim.secure.stage import VirtualTime
+from umbel.sim.secure.devices import SecureMessage, VirtualTime
 
 _SHA256 = "ab" * 32  # of what all are asked: here it is never two things
 _WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())

@@ -16,9 +16,8 @@ from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.sim.secure.coordinator import MaskedSum, SimulatedCoordinator, context_of
-from umbel.sim.secure.counting import CountingCoordinator
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
-from umbel.sim.secure.stage import VirtualTime
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
+from umbel.sim.secure.voices import CountingCoordinator
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,9 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
         (data / MNIST.folder / file.name).stat()  # the simulator would fetch one that is missing
     contests = train_all(data, quick=quick)
     if curves is not None:
-        from umbel.sim.bench.codec.training_plot import draw
+        from umbel.sim.bench.plots import draw_codec_training
 
-        draw(contests, curves)
+        draw_codec_training(contests, curves)
     return training_rows(contests, quick=quick), training_note(contests)
 
 

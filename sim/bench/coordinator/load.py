@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -22,9 +23,8 @@ from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Operator
 from umbel.sim.bench.coordinator.clients import IdleModel
-from umbel.sim.bench.coordinator.http_devices import SimDevice, check_in_body, once, take_part
-from umbel.sim.bench.coordinator.http_load import Load, LoadFailed, Script, Tally, Until
-from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.bench.coordinator.http_load import Load, Script, SimDevice, Tally, Until, check_in_body, once, take_part
+from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import Child, CoordinatorProcess, start, start_coordinator, stopping
 
@@ -49,11 +49,11 @@ class Soaked:
 
 
 def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
-    """The rows, and notes on them. Raises `LoadFailed` where an answer is wrong."""
+    """The rows, and notes on them. Raises `BenchFailed` where an answer is wrong."""
     with tempfile.TemporaryDirectory(prefix="umbel-load-") as folder, stopping([]) as children:
         coordinator = start_coordinator(Path(folder) / "coordinator")
         children.append(coordinator.child)
-        empty = start("the empty endpoint", ["-m", "umbel.sim.bench.coordinator.empty"], Path(folder) / "empty.log")
+        empty = start_empty("fastapi", Path(folder))
         children.append(empty)
         fleet = LoadFleet.enrolled(coordinator, n_devices)
         bursts = _in_turns(fleet, empty, n_requests=4000 if quick else 15_000)
@@ -61,6 +61,12 @@ def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[BenchR
         soaked = fleet.soak(soak_s) if soak_s else None
         coordinator.child.require_alive()
     return _rows(n_devices, bursts, round_s, record, soaked), _notes(fleet, bursts, soaked)
+
+
+def start_empty(kind: Literal["asgi", "fastapi"], folder: Path) -> Child:
+    """An endpoint that does nothing; it prints its address."""
+    argv = ["-m", "umbel.sim.bench.coordinator.empty", kind]
+    return start("the empty endpoint", argv, folder / "empty.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,7 @@ class LoadFleet:
                     return progress.ended[0]
                 if time.monotonic() > deadline:
                     break
-        raise LoadFailed(f"the round of {ASKED} did not end")
+        raise BenchFailed(f"the round of {ASKED} did not end")
 
     def soak(self, soak_s: float) -> Soaked:
         """Check-ins at a steady rate, whatever the server does; memory sampled meanwhile."""
@@ -187,12 +193,12 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _check_accounts(record: RoundRecord, outcomes: list[str]) -> None:
-    """Raise `LoadFailed` unless the round's record and what the devices were told say the same."""
+    """Raise `BenchFailed` unless the round's record and what the devices were told say the same."""
     told = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
     if not record.committed or record.selected != ASKED or record.reported != TARGET:
-        raise LoadFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
+        raise BenchFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
     if told.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
-        raise LoadFailed(f"{len(outcomes)} devices reported and were told {told}; dropped: {record.dropped}")
+        raise BenchFailed(f"{len(outcomes)} devices reported and were told {told}; dropped: {record.dropped}")
 
 
 def _rows(

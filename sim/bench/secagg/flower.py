@@ -17,10 +17,9 @@ import torch
 from umbel.aggregation.secagg.crypto.shamir import Interpolation, split
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
+from umbel.sim.bench.measuring import least_ms
 from umbel.sim.bench.report import BenchRow
-from umbel.sim.bench.secagg.cohort import advertised
-from umbel.sim.bench.secagg.masks import least_ms, ready_client
-from umbel.sim.secure.rounds import bits_of_sums, composition_of, secure_plan
+from umbel.sim.bench.secagg.cohort import advertised, bits_of_sums, composition_of, ready_client, secure_plan
 
 K, N_VALUES = 100, 1_000_000
 _THRESHOLD = 2 * (K + 1) // 3 + 1

@@ -24,11 +24,18 @@ from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.sim.bench.aggregate import RssPeak
+from umbel.sim.bench.measuring import RssPeak
 from umbel.sim.bench.report import BenchRow, Hold
-from umbel.sim.bench.secagg.cohort import Advertised, advertised
-from umbel.sim.bench.secagg.masks import keystream
-from umbel.sim.secure.rounds import bits_of_sums, composition_of, made_contribution, plain_sums, secure_plan
+from umbel.sim.bench.secagg.cohort import (
+    Advertised,
+    advertised,
+    bits_of_sums,
+    composition_of,
+    keystream,
+    made_contribution,
+    plain_sums,
+    secure_plan,
+)
 
 N, N_GONE, N_VALUES, K_SHARED = 100, 10, 1_000_000, 100
 SHARE_MS_MAX, COORDINATOR_S_MAX = 20.0, 1.0

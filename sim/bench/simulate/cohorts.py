@@ -42,9 +42,9 @@ def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[BenchRow
     """A row for each cohort that was trained in both ways. `plot`: where all of them are drawn."""
     points = [point for name in _NAMES for point in _points(name, device, quick=quick)]
     if plot is not None:
-        from umbel.sim.bench.simulate.cohorts_plot import draw
+        from umbel.sim.bench.plots import draw_cohorts
 
-        draw([list(group) for _, group in groupby(points, lambda one: one.workload.name)], device, plot)
+        draw_cohorts([list(group) for _, group in groupby(points, lambda one: one.workload.name)], device, plot)
     return [_row(point, device) for point in points if len(point.seconds) == len(ENGINES)]
 
 

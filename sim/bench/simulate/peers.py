@@ -11,13 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.bench.report import BenchRow, Hold
-from umbel.sim.bench.simulate.peer_flower import flower_setups
-from umbel.sim.bench.simulate.peer_job import Job
-from umbel.sim.bench.simulate.peer_pfl import pfl_setups
-from umbel.sim.bench.simulate.peer_run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
-from umbel.sim.bench.simulate.tight_loop import TightLoop
-from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
+from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
+from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
+from umbel.sim.bench.simulate.peer_run import Job, PeerTimes, Setup, run_peer, versions_of
+from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.device import one_thread
@@ -57,7 +54,7 @@ class Peers:
     notes: list[str] = field(default_factory=list[str])
 
     def best(self, job: Job) -> list[Best]:
-        """Of each peer that is there. Raises `PeerFailed`, also for one that comes to other weights."""
+        """Of each peer that is there. Raises `BenchFailed`, also for one that comes to other weights."""
         found, said = list[Best](), list[str]()
         for peer, setups in self._setups(job.n_asked).items():
             taken = [Best(peer, setup.title, self._measured(setup, job)) for setup in setups]
@@ -81,7 +78,7 @@ class Peers:
         times = run_peer(self.python, setup, job, self.limit_s)
         allowed = _AGREE_OF_B if job.workload.name == "B" else _AGREE
         if not (apart := job.apart(times.weights)) < allowed:
-            raise PeerFailed(
+            raise BenchFailed(
                 f"{setup.title} comes to other weights than the plain loop in {job.workload.name}: "
                 f"{apart:.2%} of the way apart, of which {allowed:.1%} may be rounding"
             )
@@ -93,20 +90,20 @@ class Peers:
 
 
 def find_peers(python: Path) -> Peers:
-    """The peers of an interpreter. Raises `PeerFailed` where it has none that can be run."""
+    """The peers of an interpreter. Raises `BenchFailed` where it has none that can be run."""
     python = python.absolute()  # not resolved: a virtual environment's is a link
     versions = versions_of(python)
     if "flwr" in versions and "ray" not in versions:
-        raise PeerFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
+        raise BenchFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
     if not versions.keys() & {"flwr", "pfl"}:
-        raise PeerFailed(f"{python} has neither flwr nor pfl; install one there, or leave out --peer-python")
+        raise BenchFailed(f"{python} has neither flwr nor pfl; install one there, or leave out --peer-python")
     return Peers(python, versions)
 
 
 def peer_rows(
     peers: Peers, workload: Workload, population: ShardedPopulation, plain: PlainLoop, ours: Mapping[str, float]
 ) -> list[BenchRow]:
-    """`ours`: seconds of a round of ours, by what is in it. Raises `PeerFailed`."""
+    """`ours`: seconds of a round of ours, by what is in it. Raises `BenchFailed`."""
     n_rounds = 1 + min(len(plain.cohorts) - 1, max(_ROUNDS_MIN, _TURNS_MAX // workload.n_asked))
     job = Job(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
     return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]

@@ -17,11 +17,11 @@ from torch import Tensor
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.sim.bench.child_process import MeasuredCall, in_child
+from umbel.sim.bench.measuring import MeasuredCall, in_child
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
 from umbel.sim.engines.device import one_thread
-from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.experiment.trials import seldom_collected

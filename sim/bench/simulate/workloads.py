@@ -15,11 +15,11 @@ from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.data.data_set import SampleSet
+from umbel.sim.data.load import digits
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.sets.carried import digits
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 
 _SEED = 1
 _IMAGE = (1, 28, 28)

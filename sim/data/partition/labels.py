@@ -33,8 +33,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.sim.data.partition.partition import Indices, Labels, drawn_of_each, shards_of
-from umbel.sim.data.partition.sizes import Floats, SizesSection, dirichlet, drawn_sizes, require_enough
+from umbel.sim.data.partition.partition import (
+    Floats,
+    Indices,
+    Labels,
+    SizesSection,
+    dirichlet,
+    drawn_of_each,
+    drawn_sizes,
+    require_enough,
+    shards_of,
+)
 
 
 @dataclass(frozen=True, slots=True)

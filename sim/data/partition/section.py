@@ -32,8 +32,19 @@ from umbel.sim.data.partition.labels import (
     dirichlet_by_client,
     shard_partition,
 )
-from umbel.sim.data.partition.partition import Indices, Labels, Partition, Transform, natural_partition, with_holdouts
-from umbel.sim.data.partition.sizes import ALPHA_MAX, ALPHA_MIN, SizesSection, drawn_sizes, iid_partition
+from umbel.sim.data.partition.partition import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    Indices,
+    Labels,
+    Partition,
+    SizesSection,
+    Transform,
+    drawn_sizes,
+    iid_partition,
+    natural_partition,
+    with_holdouts,
+)
 
 Scheme: TypeAlias = Literal["iid", "dirichlet", "shards", "classes", "natural"]
 

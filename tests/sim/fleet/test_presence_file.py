@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.fleet.presence_file import NotPresence, read_presence
+from umbel.sim.fleet.files import NotPresence, read_presence
 
 HEAD = "device,from_s,until_s\n"
 

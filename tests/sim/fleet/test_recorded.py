@@ -56,7 +56,7 @@ def trace(records: list[RoundRecord]) -> Trace:
 
 
 def errors(recorded: Trace, simulated: Trace) -> dict[str, float]:
-    return {row.what: row.relative for row in compare(recorded, simulated) if row.relative is not None}
+    return {row.what: row.relative for row in compare(recorded, [simulated]) if row.relative is not None}
 
 
 def test_the_same_rounds_with_other_luck_come_out_alike(trace: Trace) -> None:

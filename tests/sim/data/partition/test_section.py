@@ -12,9 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.sim.data.partition import section as partition_section
 from umbel.sim.data.partition.feature_skew import FeaturesSection, GrowingNoise
 from umbel.sim.data.partition.heterogeneity import LabelSkew, heterogeneity
-from umbel.sim.data.partition.partition import Partition, class_counts
+from umbel.sim.data.partition.partition import Partition, SizesSection, class_counts
 from umbel.sim.data.partition.section import PartitionSection, features, split
-from umbel.sim.data.partition.sizes import SizesSection
 
 SIZES = SizesSection("log-normal", sigma=1.0)
 LABELS = np.random.default_rng(7).integers(0, 10, 3000)

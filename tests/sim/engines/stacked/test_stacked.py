@@ -16,7 +16,7 @@ from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.stacked.lockstep import batches_in_pass, sample_orders
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer

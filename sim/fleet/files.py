@@ -1,25 +1,107 @@
-"""When devices are there, from a file: one stretch of time a line, as CSV or as JSON Lines; docs/reference/traces.md.
+"""Files that fleets are made of, read with limits: traces, times of presence (docs/reference/traces.md), and phones.
+
+A file of presence has one stretch of time a line, as CSV or as JSON Lines:
 
 ```
 device,from_s,until_s            {"device": "ward-3", "from_s": 0, "until_s": 28800}
 ward-3,0,28800                   {"device": "ward-3", "from_s": 79200, "until_s": 86400}
 ward-3,79200,86400
 ```
+
+A file of phones is JSON:
+
+```json
+{"e6899215-...": {"down_u": 7491.4, "down_sigma": 3369.3, "up_u": 4935.2, "up_sigma": 2767.3}, ...}
+```
+
+The numbers are kilobytes (1000 bytes) per second: mean and standard deviation of each phone's transfers both ways, as
+FLASH published them (Yang et al. 2021, "Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale
+Smartphone Data").
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
+from umbel.aggregation.run.trace import Trace
 from umbel.aggregation.types import SECONDS_MAX
 from umbel.sim.fleet.presence import Recorded
+
+
+def read_bytes(path: Path, n_max: int) -> bytes:
+    """All of a file. Raises `ValueError` if it is longer, `OSError` if it cannot be read."""
+    with path.open("rb") as file:
+        data = file.read(n_max + 1)
+    if len(data) > n_max:
+        raise ValueError(f"it is longer than the {n_max} bytes that are allowed")
+    return data
+
+
+@contextmanager
+def named_by(key: str, path: Path) -> Generator[None]:
+    """Raise `ValueError` with the key of the experiment's file, and the path, where this cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{key} names {path}, which cannot be read: {error.strerror or error}") from error
+
+
+def first_finding(error: ValidationError) -> str:
+    """The first thing that is wrong, with the place where it stands."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part)[:60] for part in found["loc"])
+    what = str(found["msg"]).removeprefix("Value error, ")
+    return f"{place}: {what}" if place else what
+
+
+TRACE_BYTES_MAX = 1 << 30
+_TRACE = TypeAdapter(Trace)
+
+
+class NotTrace(ValueError):
+    """A file is not what a trace is; it says which file, and what is wrong."""
+
+
+def recorded_trace(name: str, folder: Path) -> Trace:
+    """The trace that `recorded` in an experiment's `[fleet]` names. `folder`: to which its path is relative.
+
+    Raises `ValueError`, in a sentence, for one that cannot be read or is not what it should be.
+    """
+    with named_by("fleet.recorded", folder / name):
+        return read_trace(folder / name)
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace of a file. Raises `NotTrace`, and `OSError` if it cannot be read."""
+    try:
+        trace = _TRACE.validate_json(read_bytes(path, TRACE_BYTES_MAX), strict=True)
+        _require_all_mentioned(trace)
+    except ValidationError as error:
+        raise NotTrace(f"{path} is not a trace: {first_finding(error)}") from error
+    except ValueError as error:
+        raise NotTrace(f"{path} is not a trace: {error}") from error
+    return trace
+
+
+def _require_all_mentioned(trace: Trace) -> None:
+    """A fleet takes memory for each client, so a file must have a word of each. Raises `ValueError`."""
+    n_mentioned = len(set[int]().union(*(attempt.mentioned for attempt in trace.attempts)))
+    if n_mentioned < trace.clients:
+        raise ValueError(
+            f"clients is {trace.clients}, and {n_mentioned} of them are mentioned; a trace numbers those that it "
+            "mentions, so there are as many"
+        )
+
 
 LINES_MAX = 20_000_000
 LINE_BYTES_MAX = 1000
@@ -137,3 +219,37 @@ def _joined(path: Path, rows: list[tuple[int, float, float, int]], names: list[s
         raise NotPresence(f"{path}, line {line}: it ends after the cycle of {cycle_s:g} s")
     devices, from_s, until_s, _ = (np.array(column) for column in zip(*rows, strict=True))
     return Recorded(len(names), cycle_s or last_s, devices.astype(np.int64), from_s, until_s)
+
+
+PHONES_BYTES_MAX = 1 << 24
+_RATE_MAX = 1e9
+_Rate = Annotated[float, Field(gt=0, le=_RATE_MAX)]
+_Deviation = Annotated[float, Field(ge=0, le=_RATE_MAX)]
+
+
+class NotPhones(ValueError):
+    """A file is not what a file of phones is; it says which file, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phone:
+    """Of one phone, in kB/s."""
+
+    down_u: _Rate
+    down_sigma: _Deviation
+    up_u: _Rate
+    up_sigma: _Deviation
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - what it says besides would be passed over
+
+
+_PHONES = TypeAdapter(Annotated[dict[str, Phone], Field(min_length=1, max_length=100_000)])
+
+
+def read_phones(path: Path) -> tuple[Phone, ...]:
+    """The phones of a file, in its order. Raises `NotPhones`, and `OSError` if it cannot be read."""
+    try:
+        return tuple(_PHONES.validate_json(read_bytes(path, PHONES_BYTES_MAX)).values())
+    except ValidationError as error:
+        raise NotPhones(f"{path} is not a file of phones: {first_finding(error)}") from error
+    except ValueError as error:
+        raise NotPhones(f"{path} is not a file of phones: {error}") from error
