@@ -4,17 +4,17 @@
 [data]
 name = "mnist"          # "digits", "breast-cancer", "mnist", "fashion-mnist", "heart-disease", "shakespeare",
                         # "synthetic", or one's own: "module:function"
-train_limit = 10000     # at most so many samples to train on, drawn from the seed; by default, all
-test_limit = 1000       # at most so many to measure on
-test_share = 0.2        # of each class is held out, where a data set has no test part: digits, breast-cancer
+train_limit = 10000     # at most this many samples to train on, drawn from the seed; default: all
+test_limit = 1000       # at most this many to test on
+test_share = 0.2        # share of each class that is held out, of data sets without a test part: digits, breast-cancer
 
 [data]
-name = "synthetic"      # Synthetic(alpha, beta); its clients are made, and need no [partition]
+name = "synthetic"      # Synthetic(alpha, beta); generates its clients, and takes no [partition]
 clients = 1000
-alpha = 1.0             # changes no sample: `synthetic.py` says why
+alpha = 1.0             # changes no sample (`synthetic.py`)
 beta = 1.0
-iid = false             # one model and one distribution for all
-samples = 20            # that each trains on; by default, the paper's law of sizes, with its long tail
+iid = false             # one model and one distribution for all clients
+samples = 20            # of each client; default: the paper's law of sizes, with its long tail
 ```
 
 Data come from files in scikit-learn, from files in the data folder, from a generator, or from the user's own code.
@@ -48,7 +48,7 @@ _OF_DEALT = ("train_limit", "test_limit")
 
 @dataclass(frozen=True, slots=True)
 class DataSection:
-    """Which data set; None for what follows from its name. See the module for what each key means."""
+    """Which data set; the module explains the keys. None: as the data set has it."""
 
     name: str
     train_limit: int | None = None
@@ -80,7 +80,7 @@ class DataSection:
 
     @property
     def is_own(self) -> bool:
-        """Whether it names the user's own code."""
+        """Whether it names the user's code."""
         return ":" in self.name
 
     @property
@@ -88,7 +88,7 @@ class DataSection:
         return self.name == SYNTHETIC
 
     def law(self) -> SyntheticLaw:
-        """The law of synthetic data. Raises `ValueError` for numbers beyond their bounds."""
+        """The law of synthetic data. Raises `ValueError` for numbers out of bounds."""
         said = {"n_clients": self.clients, "alpha": self.alpha, "beta": self.beta, "is_iid": self.iid}
         return SyntheticLaw(
             **{key: value for key, value in said.items() if value is not None},  # type: ignore[arg-type]  # as named
@@ -116,10 +116,8 @@ def breast_cancer(test_share: float, seed: int) -> DataSet:
 
 
 def _table(file: str, loader: str) -> npt.NDArray[np.float64]:
-    """Inputs, and the target in the last column.
-
-    Read from scikit-learn's own file: importing its data sets takes longer than a small experiment. Where a version
-    keeps the file elsewhere, its function is asked.
+    """Inputs, and the target in the last column, from scikit-learn's file, because importing its data sets takes longer
+    than a small experiment. If a version keeps the file elsewhere, call its function.
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:
@@ -142,11 +140,10 @@ _TEST_SHARE = 0.2
 def load(
     section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, DataSource] = SOURCES
 ) -> DataSet | SyntheticPopulation:
-    """The data that `section` names; synthetic data are a population already, all others are still to be dealt out.
+    """The data that `section` names. Synthetic data are a population already; others are still to be partitioned.
 
-    `folder`: where files of data sets are, `--data`; what is missing there is fetched from `sources`. Raises
-    `DataError` with a sentence that says what to do, `NotIdx` for files that are damaged, and `OSError` for what cannot
-    be read or written.
+    `folder`: of the data sets' files, `--data`; missing files are fetched from `sources`. Raises `DataError` with a
+    sentence that says what to do, `NotIdx` for damaged files, and `OSError`.
     """
     if section.is_synthetic:
         return SyntheticPopulation(section.law(), seed)
@@ -185,9 +182,9 @@ def _images(name: str, folder: Path) -> DataSet:
 
 
 def _own(name: str) -> DataSet:
-    """What the user's code gives: a `DataSet` (`arrays.dataset` and its like make one), or samples as they are.
+    """The data set of the user's code, which returns a `DataSet` (as from `arrays.dataset`) or samples.
 
-    What it draws at random is drawn alike every time, for a run that was broken off goes on with the same data.
+    Its random draws are the same every time, so that an interrupted run resumes with the same data.
     """
     import torch
 

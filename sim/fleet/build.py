@@ -21,8 +21,8 @@ _KB = 1000.0
 def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:
     """The fleet that a section describes. `seed`: of the experiment.
 
-    `folder`: to which the paths of a recorded run and of a file of presence are relative; `data`: likewise that of
-    measured phones. Raises `ValueError`, in a sentence, for a file that cannot be read or is not what it should be.
+    `folder`: for the relative paths of a trace and of a file of presence; `data`: for that of phones. Raises
+    `ValueError`, with a sentence, for a file that cannot be read or is not valid.
     """
     seed = derive_seed(seed, "fleet")
     faults = Faults(seed, section.corrupt, section.malicious)

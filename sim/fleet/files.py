@@ -49,7 +49,7 @@ def read_bytes(path: Path, n_max: int) -> bytes:
 
 @contextmanager
 def named_by(key: str, path: Path) -> Generator[None]:
-    """Raise `ValueError` with the key of the experiment's file, and the path, where this cannot be read."""
+    """Turn an `OSError` inside into a `ValueError` that names the key of the experiment's file, and the path."""
     try:
         yield
     except OSError as error:
@@ -57,7 +57,7 @@ def named_by(key: str, path: Path) -> Generator[None]:
 
 
 def first_finding(error: ValidationError) -> str:
-    """The first thing that is wrong, with the place where it stands."""
+    """The first error, with its place."""
     found = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part)[:60] for part in found["loc"])
     what = str(found["msg"]).removeprefix("Value error, ")
@@ -69,13 +69,13 @@ _TRACE = TypeAdapter(Trace)
 
 
 class NotTrace(ValueError):
-    """A file is not what a trace is; it says which file, and what is wrong."""
+    """A file is not a trace; the message says which file, and what is wrong."""
 
 
 def recorded_trace(name: str, folder: Path) -> Trace:
-    """The trace that `recorded` in an experiment's `[fleet]` names. `folder`: to which its path is relative.
+    """The trace that `recorded` in an experiment's `[fleet]` names, relative to `folder`.
 
-    Raises `ValueError`, in a sentence, for one that cannot be read or is not what it should be.
+    Raises `ValueError`, with a sentence, for one that cannot be read or is not valid.
     """
     with named_by("fleet.recorded", folder / name):
         return read_trace(folder / name)
@@ -94,7 +94,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _require_all_mentioned(trace: Trace) -> None:
-    """A fleet takes memory for each client, so a file must have a word of each. Raises `ValueError`."""
+    """Raise `ValueError` unless the file mentions every client, because a fleet takes memory for each."""
     n_mentioned = len(set[int]().union(*(attempt.mentioned for attempt in trace.attempts)))
     if n_mentioned < trace.clients:
         raise ValueError(
@@ -113,14 +113,13 @@ _Stretch: TypeAlias = tuple[str, float, float]
 
 
 class NotPresence(ValueError):
-    """A file does not say when devices are there; it says which file and line, and what is wrong."""
+    """A file is not a file of presence; the message says which file and line, and what is wrong."""
 
 
 def read_presence(path: Path, cycle_s: float | None = None) -> Recorded:
-    """When each device of the file is there. They are numbered from 0 in the order in which the file first names them.
+    """When each device of the file is present. Devices are numbered from 0 in the order of their first lines.
 
-    `cycle_s`: after so long it begins anew; None: after the last stretch. Raises `NotPresence`, and `OSError` if the
-    file cannot be read.
+    `cycle_s`: the file repeats after this time; None: after the last stretch. Raises `NotPresence` and `OSError`.
     """
     parse = {".csv": _from_csv, ".jsonl": _from_json}.get(path.suffix.lower())
     if parse is None:
@@ -142,7 +141,7 @@ def read_presence(path: Path, cycle_s: float | None = None) -> Recorded:
 
 
 def _lines(path: Path, file: BufferedReader) -> Iterator[tuple[int, str]]:
-    """Each line with its number, from 1; an empty one is nobody's. No line is read further than it may be long."""
+    """Each line that is not empty, with its number, from 1. No line is read beyond its greatest length."""
     number = 0
     while data := file.readline(LINE_BYTES_MAX + 1):
         number += 1
@@ -182,7 +181,7 @@ def _from_json(line: str) -> _Stretch:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, unless a key is repeated: then nobody knows which is meant."""
+    """An object. Raises `ValueError` if a key is repeated."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is repeated")
@@ -190,7 +189,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _seconds(text: str) -> float:
-    if not _NUMBER.fullmatch(text):  # Python's own reading takes 1_0, and digits of any alphabet
+    if not _NUMBER.fullmatch(text):  # Python itself also reads 1_0, and digits of any alphabet
         raise ValueError(f"{text[:40]!r} is no number of seconds")
     return float(text)
 
@@ -205,7 +204,7 @@ def _checked(stretch: _Stretch) -> _Stretch:
 
 
 def _joined(path: Path, rows: list[tuple[int, float, float, int]], names: list[str], cycle_s: float | None) -> Recorded:
-    """Checked against each other."""
+    """Check the stretches against each other."""
     if not rows:
         raise NotPresence(f"{path} names no device")
     rows.sort()
@@ -213,7 +212,7 @@ def _joined(path: Path, rows: list[tuple[int, float, float, int]], names: list[s
     for before, after in pairwise(rows):
         if before[0] == after[0] and after[1] < before[2]:
             device, line, other = names[after[0]], max(before[3], after[3]), min(before[3], after[3])
-            raise NotPresence(f"{path}, line {line}: device {device} is there already, by line {other}")
+            raise NotPresence(f"{path}, line {line}: device {device} is already present, by line {other}")
     if cycle_s is not None and last_s > cycle_s:
         line = next(number for _, _, until_s, number in rows if until_s > cycle_s)
         raise NotPresence(f"{path}, line {line}: it ends after the cycle of {cycle_s:g} s")
@@ -228,18 +227,18 @@ _Deviation = Annotated[float, Field(ge=0, le=_RATE_MAX)]
 
 
 class NotPhones(ValueError):
-    """A file is not what a file of phones is; it says which file, and what is wrong."""
+    """A file is not a file of phones; the message says which file, and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phone:
-    """Of one phone, in kB/s."""
+    """The transfers of one phone, in kB/s."""
 
     down_u: _Rate
     down_sigma: _Deviation
     up_u: _Rate
     up_sigma: _Deviation
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - what it says besides would be passed over
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - refuse what would be ignored
 
 
 _PHONES = TypeAdapter(Annotated[dict[str, Phone], Field(min_length=1, max_length=100_000)])

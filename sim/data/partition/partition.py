@@ -26,29 +26,24 @@ Indices = npt.NDArray[np.int64]
 
 
 class Transform(Protocol):
-    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
+    """Makes clients' inputs differ, such as by a sensor's noise or the angle of a camera."""
 
     def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
-        """The inputs of these clients, changed, for which `inputs` may be written over.
+        """The changed inputs of these clients; `inputs` may be overwritten.
 
-        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
-        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
-        cannot change.
+        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in its training data or in its
+        held-back data. A client's result is always the same. Raises `ValueError` for inputs that cannot be changed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """`shards`: of each client the indices of the samples that it trains on, ascending; none is in two.
+    """The indices of each client's samples."""
 
-    `holdouts`: of each client the indices that it holds back to measure models on, in no shard; None: no client does.
-    `names`: of the clients, where they have some (hospitals, roles).
-    """
-
-    shards: tuple[Indices, ...]
-    holdouts: tuple[Indices, ...] | None = None
-    names: tuple[str, ...] | None = None
+    shards: tuple[Indices, ...]  # to train on, ascending, disjoint
+    holdouts: tuple[Indices, ...] | None = None  # to measure models on, in no shard; None: no client holds any back
+    names: tuple[str, ...] | None = None  # of clients that have some (hospitals, roles)
 
     @property
     def n_clients(self) -> int:
@@ -61,16 +56,16 @@ class Partition:
 
 
 def shards_of(owners: Indices, n_clients: int) -> tuple[Indices, ...]:
-    """The indices that each client holds, ascending. `owners`: of each sample its client, -1 for nobody."""
+    """The indices that each client holds, ascending. `owners`: each sample's client, or -1."""
     order = np.argsort(owners, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owners + 1, minlength=n_clients + 1))
     return tuple(np.split(order, ends)[1:-1])
 
 
 def with_holdouts(partition: Partition, share: float, seed: int) -> Partition:
-    """Of each client's samples this share, drawn, is held back, rounded; at least one stays to train on.
+    """Hold back a drawn, rounded share of each client's samples; at least one stays for training.
 
-    `share` 0: as it was. Raises `ValueError` if the share is not in [0, 1), or if there are holdouts already.
+    Raises `ValueError` if the share is not in [0, 1), or if there are holdouts already.
     """
     if not 0 <= share < 1:
         raise ValueError(f"holdout, the share that each client holds back, must lie in [0, 1), not {share}")
@@ -88,7 +83,7 @@ def with_holdouts(partition: Partition, share: float, seed: int) -> Partition:
 
 
 def drawn_of_each(owners: Indices, wanted: Indices, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """A mask of the samples, with as many as are `wanted` of each owner, drawn evenly. Owners are from 0 on."""
+    """A mask of the samples: `wanted` of each owner, drawn evenly. Owners are numbered from 0."""
     order = np.lexsort((rng.random(len(owners)), owners))
     sizes = np.bincount(owners, minlength=len(wanted))
     rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -156,16 +151,12 @@ _OPTIONS: Mapping[Law, tuple[str, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class SizesSection:
-    """How unequal clients are in size: a `law`, and the one number that belongs to it.
-
-    `sigma`: of log-normal, 0 is equal; `exponent`: of the power law's tail, smaller is more unequal; `alpha`: of
-    dirichlet, smaller is more unequal.
-    """
+    """How unequal clients are in size: a `law`, and the number that belongs to it."""
 
     law: Law = "equal"
-    sigma: float | None = None
-    exponent: float | None = None
-    alpha: float | None = None
+    sigma: float | None = None  # of log-normal; 0 is equal
+    exponent: float | None = None  # of the power law's tail; smaller is more unequal
+    alpha: float | None = None  # of dirichlet; smaller is more unequal
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -207,13 +198,13 @@ def drawn_sizes(n_samples: int, n_clients: int, least: int, law: SizesSection, r
 
 
 def iid_partition(sizes: Indices, rng: np.random.Generator) -> tuple[Indices, ...]:
-    """All of the sum of `sizes` samples, so many to each client, drawn evenly."""
+    """Divide samples evenly at random into shards of these sizes."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
     return shards_of(rng.permutation(owners), len(sizes))
 
 
 def dirichlet(concentration: Floats, rng: np.random.Generator) -> Floats:
-    """A draw that survives tiny concentrations, where every gamma variate may underflow to zero."""
+    """A draw that also works for tiny concentrations, where every gamma variate may underflow to zero."""
     draw = rng.dirichlet(concentration)
     if 0 < draw.sum() < np.inf:
         return draw
@@ -223,7 +214,7 @@ def dirichlet(concentration: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _apportioned(n_samples: int, parts: Floats) -> Indices:
-    """`n_samples` shared out in the ratio of `parts`, by largest remainder, the first of equal ones first."""
+    """`n_samples` divided in the ratio of `parts` by largest remainder; of equal ones, the first comes first."""
     exact = n_samples * (parts / parts.sum())
     sizes: Indices = np.floor(exact).astype(np.int64)
     order = np.argsort(sizes - exact, kind="stable")

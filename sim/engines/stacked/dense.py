@@ -85,7 +85,7 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
 
 
 def _runs(steps: Lockstep, n_values: int) -> Iterator[tuple[int, int]]:
-    """Numbers of clients and of steps: runs for which inputs are gathered at once. `n_values`: of a place in a batch."""
+    """Numbers of clients and steps whose inputs are gathered at once. `n_values`: of a place in a batch."""
     numbers, lengths = np.unique(-steps.active, return_counts=True)
     for n_active, n_left in zip((-numbers).tolist(), lengths.tolist(), strict=True):
         most = max(1, _RUN_VALUES // (n_active * steps.width * n_values))

@@ -130,7 +130,7 @@ def test_a_trace_of_which_no_fleet_can_be_made_is_told_before_anything_is_simula
         replace(attempt, clients=tuple(replace(one, report_s=None, train_s=None) for one in attempt.clients))
         for attempt in trace.attempts
     )
-    with pytest.raises(ValueError, match=r"trace\.json: nobody has reported in this trace"):
+    with pytest.raises(ValueError, match=r"trace\.json: no client has reported in this trace"):
         simulate(over(replace(trace, attempts=silent), tmp_path), tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 

@@ -143,7 +143,7 @@ def test_a_least_number_that_cannot_be_met_is_refused_with_what_to_do(section: P
         ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "by": "class", "sizes": SIZES}, "leave them out"),
         ({"clients": 3, "holdout": 1.0}, "holdout must lie between"),
         ({"clients": 3, "only": ("a",)}, 'only is of scheme = "natural"'),
-        ({"scheme": "natural", "only": ()}, "only names nobody"),
+        ({"scheme": "natural", "only": ()}, "only is empty"),
         ({"clients": 3, "min_samples": 0}, "min_samples must lie between"),
     ],
 )
