@@ -1,8 +1,8 @@
 """`umbel bench aggregate`: the coordinator's memory under forty uploads at once, and how fast updates are folded.
 
-Memory is the resident set of a real coordinator process, sampled every 20 ms while forty clients upload over HTTP. It
-is compared with what it was before the run was created (a small run had warmed the process up), so that everything the
-model costs counts. Beside it, in this process: keeping every update and taking the mean of the stack, as peers do.
+Memory is the resident set of a real coordinator process while forty clients upload over HTTP. Its growth counts from
+before the run was created, after a small run to warm up, so everything that the model costs is included. The baseline
+in this process keeps every update and takes the mean of the stack, as peers do.
 """
 
 import gc
@@ -51,7 +51,7 @@ _LIMIT_S = 240.0
 
 
 def measure(*, quick: bool) -> Report:
-    """Run it all. `quick`: fewer repetitions of the kernels; the uploads are the same."""
+    """Run the benchmark. `quick`: fewer repetitions of the kernels; the uploads are the same."""
     torch.set_num_threads(1)
     model_mb = N_VALUES * 4 / MB
     grown = coordinator_growth_mb()
@@ -70,14 +70,14 @@ def measure(*, quick: bool) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """`peak_mb`: greatest resident set above the baseline; `wall_s`: from the first upload's start to the commit."""
+    """`peak_mb`: growth of the resident set; `wall_s`: from the first upload's start to the commit."""
 
     peak_mb: float
     wall_s: float
 
 
 def coordinator_growth_mb() -> Growth:
-    """Forty clients upload at once to a fresh coordinator that has been through a small round."""
+    """Forty clients upload at once to a new coordinator after a small round."""
     with tempfile.TemporaryDirectory(prefix="umbel-bench-") as folder, stopping([]) as children:
         coordinator = start_coordinator(Path(folder) / "coordinator")
         children.append(coordinator.child)
@@ -137,7 +137,7 @@ def _send(site: CoordinatorClient, run: str, layout: Layout, update: bytes, gate
 
 
 def naive_growth_mb() -> float:
-    """What it takes to keep forty updates and average the stack."""
+    """The memory to keep forty updates and average the stack."""
     gc.collect()
     rss = RssPeak(psutil.Process().pid)
     before_mb = rss.now_mb()

@@ -1,11 +1,11 @@
 """`umbel bench window`: the self-tuned window against the static 130 % rule, on three simulated fleets.
 
-All rounds are simulated in virtual time (nobody trains). Every way to run a round meets the same devices with the same
-luck, target 100 and minimum 80. The longest window is what a careful operator would set: half as long again as 95 % of
-the devices needed in a pilot over a whole day.
+All rounds are simulated in virtual time, without training, on the same devices with the same random draws, target 100
+and minimum 80. The longest window is what a careful operator would set: 1.5 times what 95 % of the devices needed in a
+pilot over a whole day.
 
-- *static*: asks 130 % of the target, and always has that window.
-- *self-tuned*: the same run file with `self_tuning = true`. It knows nothing at first.
+- *static*: asks 130 % of the target, always with that window.
+- *self-tuned*: the same run file with `self_tuning = true`; it starts without knowledge.
 - *hindsight*: the best fixed window and over-selection, found with the fleet's true habits and the formulas of
   `aggregation/run/tuning.py`. No static rule can do better.
 - *limit*: the same for each hour by itself. No rule that knows only the hour can do better.
@@ -65,7 +65,7 @@ class WindowFleet:
 
 @dataclass(frozen=True, slots=True)
 class DailyDevices:
-    """The devices of a `Fleet`, whose speed also depends on the hour of the day (see `Devices`)."""
+    """`Devices` of a `Fleet` whose speed also depends on the hour of the day."""
 
     fleet: Fleet
     slowdown: Callable[[float], float]
@@ -84,7 +84,7 @@ class DailyDevices:
         return fleet.fates(devices, number, attempt, opened_at, ask)
 
     def fates_at(self, hour: int, window_s: float) -> Fates:
-        """What every device that waits at this hour would do in a round that asks it for one step."""
+        """The fates of all devices that wait at this hour, if asked for one step."""
         now, zero = hour * HOUR_S, np.zeros(1, dtype=np.int64)
         who = self.waiting(now, hour, 1, N_DEVICES, N_DEVICES)
         return self.fates(who, hour, 1, now, CohortAsk(np.ones_like(who), 1, zero, zero, window_s))
@@ -121,7 +121,7 @@ FLEETS = (
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """The attempts of one run. `rounds_s`: seconds from each round's beginning to its commit, all rounds together."""
+    """The attempts of one run. `rounds_s`: from the beginning of rounds to their commits, summed."""
 
     attempts: tuple[Row, ...]
     rounds_s: float
@@ -132,7 +132,7 @@ class WindowRun:
 
 
 def run_rounds(devices: DailyDevices, file: RunFile) -> WindowRun:
-    """Simulate all rounds of the file. A round begins on its half hour, or when the one before has ended."""
+    """Simulate all rounds of the file. A round begins on its half hour, or later, when the one before has ended."""
     model = nn.Linear(1, 1)
     state = ModelState.first(model.state_dict())
     world = World(_population(), devices, IdleEngine(), Meter(model, LOSSES["squared-error"], accuracy=False))
@@ -147,7 +147,7 @@ def run_rounds(devices: DailyDevices, file: RunFile) -> WindowRun:
 
 
 def _begin_round(run: Federation) -> float:
-    """Have the next round begin on its half hour, with the plan that is best then; when that is."""
+    """Begin the next round on its half hour, with the best plan for that time; return that time."""
     standing, plan = run.standing, run.standing.state.plan
     began = max(standing.now, plan.number * EVERY_S)
     tuned = next_plan(
@@ -165,7 +165,7 @@ def _population() -> ShardedPopulation:
 
 
 class IdleEngine:
-    """An `Engine` that does no work: nobody's weights change."""
+    """An `Engine` that changes no weights."""
 
     name = "idle"
 
@@ -187,7 +187,7 @@ _TIMES = 200
 
 @dataclass(frozen=True, slots=True)
 class WindowContest:
-    """One fleet, run in three ways with each of several seeds."""
+    """One fleet, run in three ways with several seeds."""
 
     fleet: WindowFleet
     window_s: float
@@ -216,7 +216,7 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
 
 
 def hold_contest(fleet: WindowFleet, n_rounds: int, seeds: Sequence[int]) -> WindowContest:
-    """Let the three ways of running a round meet on one fleet."""
+    """Run one fleet in the three ways."""
     window_s = pilot_window_s(fleet)
     file, tuning_file = run_file(n_rounds, window_s, self_tuning=False), run_file(n_rounds, window_s, self_tuning=True)
     hindsight = best_static(fleet, file.round_plan(1, 1))
@@ -235,14 +235,14 @@ def run_file(
 
 
 def pilot_window_s(fleet: WindowFleet) -> float:
-    """The window of an operator who has watched the fleet for a day."""
+    """The window that an operator would set after a pilot of a day."""
     devices = fleet.devices(_PILOT_SEED)
     needed_s = np.concatenate([devices.fates_at(hour, HOUR_S).step_s for hour in range(24)])
     return float(round(_PILOT_MARGIN * np.quantile(needed_s, _PILOT_SHARE)))
 
 
 def best_static(fleet: WindowFleet, plan: RoundPlan) -> RoundPlan:
-    """The one window and over-selection with the greatest goodput over a day, of those that commit often enough."""
+    """The window and over-selection with the greatest goodput over a day that commit often enough."""
     forecasts = _day(fleet, plan)
     p_commit, useful_s, total_s = (
         np.mean([getattr(one, name) for one in forecasts], axis=0) for name in ("p_commit", "useful_s", "total_s")
@@ -266,14 +266,14 @@ def _day(fleet: WindowFleet, plan: RoundPlan) -> list[Forecast]:
 
 
 def _best(p_commit: Floats, goodput: Floats) -> tuple[int, int]:
-    """The choice of the greatest goodput that commits often enough, or as often as any."""
+    """The choice of the greatest goodput among those that commit often enough, or most often."""
     is_allowed = p_commit >= min(CONFIDENCE, float(p_commit.max()))
     row, column = np.unravel_index(int(np.argmax(np.where(is_allowed, goodput, -1.0))), goodput.shape)
     return int(row), int(column)
 
 
 def true_curve(fleet: WindowFleet, hour: int, until_s: float) -> Curve:
-    """What the fleet's devices do at this hour, as if everything were known."""
+    """The true behaviour of the fleet's devices at this hour."""
     times_s = np.linspace(until_s / _TIMES, until_s, _TIMES)
     fates = fleet.devices(_TRUTH_SEED).fates_at(hour, until_s)
     leave_s = np.minimum(fates.report_s, fates.lost_s)
@@ -300,13 +300,13 @@ def _rows(contest: WindowContest) -> tuple[BenchRow, ...]:
 
 
 def goodput(runs: Sequence[WindowRun]) -> float:
-    """Client seconds of reports that count, over all client seconds."""
+    """Client seconds of accepted reports, over all client seconds."""
     attempts = [attempt for run in runs for attempt in run.attempts]
     return 1 - sum(attempt.wasted_s for attempt in attempts) / sum(attempt.busy_s for attempt in attempts)
 
 
 def committed(runs: Sequence[WindowRun]) -> float:
-    """Share of the attempts that got the minimum."""
+    """Share of the attempts with the minimum of reports."""
     return sum(run.n_committed for run in runs) / sum(len(run.attempts) for run in runs)
 
 
@@ -316,6 +316,6 @@ def minutes(runs: Sequence[WindowRun]) -> float:
 
 
 def reports(runs: Sequence[WindowRun]) -> float:
-    """Reports that count, in a committed round."""
+    """Accepted reports in a committed round."""
     counts = [attempt.reported for run in runs for attempt in run.attempts if attempt.committed]
     return sum(counts) / len(counts)

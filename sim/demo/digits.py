@@ -49,7 +49,7 @@ TEST_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DemoData:
-    """`train`: the union of all shards; `shards`: one per client, the largest first; `test`: what the demo keeps.
+    """`train`: the union of all shards; `shards`: one per client, the largest first; `test`: kept by the demo.
 
     `class_counts`: samples by client and class, shape (clients, classes).
     """

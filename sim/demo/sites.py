@@ -62,7 +62,7 @@ cohort_change = "warn"   # a clinic is killed and comes back: the sums without i
 
 
 def members_line(n_keys: int, sha256: str) -> str:
-    """What was agreed, in words, with the list's hash as people compare it."""
+    """The agreement in words, with the list's hash as people compare it."""
     return (
         f"{n_keys} keys on a list that {len(OFFICERS)} officers signed; every clinic has pinned it: {grouped(sha256)}"
     )
@@ -81,7 +81,7 @@ _EVENT = TypeAdapter(SiteEvent)
 
 
 def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
-    """Give each client a directory of its own with its own shard, and nothing else."""
+    """Give each client a directory with its own shard."""
     for client in plan.clients:
         directory = folder / client.name
         directory.mkdir(parents=True)
@@ -90,7 +90,7 @@ def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
 
 
 class SiteProcesses:
-    """`children`: the list that all processes join, so that whoever stops that list stops them too."""
+    """`children`: the list of all processes; its owner stops them."""
 
     def __init__(self, plan: DemoPlan, folder: Path, children: list[Child]) -> None:
         self._plan = plan
@@ -111,7 +111,7 @@ class SiteProcesses:
             self._start(clients)
 
     def introduce(self, server_url: str, tokens: Mapping[str, str]) -> None:
-        """Tell every process who it is."""
+        """Send every process its clients' settings."""
         has_policy = self._plan.run_file.secure is not None
         for clients, child in self._current.items():
             sites = [
@@ -127,12 +127,12 @@ class SiteProcesses:
 
     @property
     def public_keys(self) -> Mapping[str, str]:
-        """By client, what its own process has told. All are there once `all_ready`, if they are to be listed."""
+        """By client, from its own process. They are complete once `all_ready`, if they are to be listed."""
         return dict(self._public_keys)
 
     @property
     def rehearsals_s(self) -> list[float]:
-        """How long each process took for a round's steps, all of them being at it."""
+        """The rehearsal time of each process, with all at work."""
         return list(self._rehearsals_s.values())
 
     @property
@@ -142,7 +142,7 @@ class SiteProcesses:
             return [child for child in self._current.values() if child in self._children]
 
     def go(self, pace: float) -> None:
-        """Let them take part, all at once. `pace`: so many times as long a slow data set waits."""
+        """Start all clients. `pace`: a factor of the waits of data sets."""
         with self._lock:
             self._pace = pace
         for child in self._current.values():
@@ -196,7 +196,7 @@ class SiteProcesses:
 
 
 def _tell(child: Child, line: str) -> None:
-    """Write a line to a process; one that is gone is noticed elsewhere, with its log."""
+    """Write a line to a process; a dead one is noticed elsewhere, with its log."""
     try:
         child.stdin.write(line)
         child.stdin.flush()

@@ -1,4 +1,4 @@
-"""What the demo ends with: one object for programs, one table for people, and one line a round in a file."""
+"""The demo's results: an object for programs, a table for people, and a line for each round in a file."""
 
 import json
 from dataclasses import asdict, dataclass

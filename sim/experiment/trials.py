@@ -19,12 +19,12 @@ from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import beginning
 from umbel.sim.federation.versions import ModelState
 
-_NEW_OBJECTS = 200_000  # until it looks: some tens of megabytes, if all of them were garbage
+_NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage
 
 
 @contextmanager
 def seldom_collected() -> Generator[None]:
-    """Inside, what lives already is left out, and what is new is looked through seldom."""
+    """Have the garbage collector skip existing objects inside, and look at new ones seldom."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])
@@ -35,13 +35,13 @@ def seldom_collected() -> Generator[None]:
         gc.unfreeze()
 
 
-GROUPS_MAX = 32  # of more, nobody reads a table
+GROUPS_MAX = 32  # more would make the table unreadable
 
 
 def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
-    """By name, the means over what each holder holds back, whether it takes part in the run or not.
+    """The means over the held-back data of each natural holder, by name, also of holders outside the run.
 
-    Nothing for data that are nobody's by nature, of which nothing is held back, or that more than `GROUPS_MAX` hold.
+    Empty without natural holders or held-back data, and for more than `GROUPS_MAX` holders.
     """
     if data is None or data.natural is None or len(data.natural.names) > GROUPS_MAX:
         return {}
@@ -52,19 +52,17 @@ def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> di
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work;
-    `n_clients`: of the population; `groups`: how its last model does for each holder of data by nature
-    (`scores_by_group`).
-    """
+    """A run that is over."""
 
     trial: TrialSpec
     rows: tuple[Row, ...]
-    status: RunStatus
+    status: RunStatus  # as a coordinator would show it
     reason: str
     model_sha256: str
     wall_s: float
-    engine: str
-    n_clients: int
+    engine: str  # which did the work
+    n_clients: int  # of the population
+    # Of the last model, for each natural holder (`scores_by_group`).
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
@@ -74,7 +72,7 @@ class TrialResult:
 
     @property
     def epsilon(self) -> float | None:
-        """What a private run has cost; None of others."""
+        """The privacy cost of a private run."""
         return self.rows[-1].epsilon if self.rows else None
 
 
@@ -86,10 +84,10 @@ def run_trial(
     tell: Callable[[Row], None] = lambda row: None,
     made: Callable[[TrialWorld], None] = lambda made: None,
 ) -> TrialResult:
-    """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
+    """Simulate one run to its end. `folder`: for its files; an existing run there is resumed.
 
-    `base`, `data`: as `make_world` has them; `tell` hears of each row that is new, `made` of the world before that.
-    Raises what `make_world` raises, `SimulationError`, `EngineError`, `CheckpointError`.
+    `base`, `data`: as for `make_world`; `tell` gets each new row, `made` gets the world before the first row. Raises
+    the errors of `make_world`, `SimulationError`, `EngineError`, `CheckpointError`.
     """
     began = time.perf_counter()
     world = make_world(trial, base, data)
@@ -157,9 +155,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds, and the bounds of the 95 % confidence interval about it (Student's t; Student 1908). Of one
-    seed nothing is known but itself: the bounds are None.
-    """
+    """A mean over seeds, and its 95 % confidence interval (Student's t; Student 1908); None as bounds for one seed."""
 
     mean: float
     low: float | None
@@ -168,7 +164,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate | None":
-        """None of no values."""
+        """None without values."""
         n = len(values)
         if not n:
             return None
@@ -187,7 +183,7 @@ def _student_t(degrees: int) -> float:
 
 
 class Watcher:
-    """Hears how an experiment goes; this one says nothing."""
+    """Is told of an experiment's progress; this one ignores it."""
 
     def begins(self, trial: TrialSpec) -> None:
         """A run begins or resumes."""

@@ -32,9 +32,7 @@ _LOSS = "cross-entropy"
 
 @dataclass(frozen=True, slots=True)
 class TrialWorld:
-    """A trial's world, and the model that its run begins with. `partition`: how its data were dealt out, if they were;
-    `data`: before that.
-    """
+    """A trial's world and first model. `partition`: of `data`, if they were partitioned."""
 
     world: World
     model: ModelState
@@ -43,7 +41,7 @@ class TrialWorld:
 
 
 def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> TrialWorld:
-    """Make it all. `folder`: to which paths in the file are relative; `data_folder`: `--data`.
+    """Make a trial's world. `folder`: for relative paths in the file; `data_folder`: `--data`.
 
     Raises `ValueError`, `OSError` or `EngineError`, with a sentence that says what to do.
     """
@@ -60,14 +58,14 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     model = recipe.make()
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
     fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
-    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # of "ray" others have it
+    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
     return TrialWorld(world, ModelState.first(model.state_dict()), data, partition)
 
 
 def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:
-    """Deal the data out. Raises `ValueError` where they cannot be dealt out so."""
+    """Partition the data. Raises `ValueError` if that is not possible."""
     names = None if data.natural is None else data.natural.names
     partition = split(section, data.labels, seed, data.groups, names)
     if section.scheme == "natural" and section.holdout == 0 and data.natural is not None:
@@ -79,12 +77,12 @@ def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPo
     shards = tuple(data.rows[shard] for shard in partition.shards)
     transform = features(section, partition.n_clients, seed)
     population = ShardedPopulation(data.samples, shards, data.test, own, transform)
-    population.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
+    population.data_of(np.zeros(1, dtype=np.int64))  # refuse inputs that cannot be transformed before the first round
     return population, replace(partition, shards=shards, holdouts=own)
 
 
 def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
-    """How any process makes the trial's model."""
+    """The recipe by which any process makes the trial's model."""
     arguments = {
         "section": {"name": section.name, "hidden": None if section.hidden is None else list(section.hidden)},
         "data": {
@@ -99,8 +97,8 @@ def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a model must know of data, as it was told to another process."""
+class _DataFacts:
+    """What a model must know of its data, in another process."""
 
     name: str
     task: LearningTask
@@ -109,19 +107,19 @@ class _Told:
 
 
 def made_model(section: Mapping[str, Any], data: Mapping[str, Any], seed: int) -> nn.Module:
-    """What `recipe_of` asks for."""
+    """The model of a recipe from `recipe_of`."""
     hidden = None if section["hidden"] is None else tuple(section["hidden"])
-    told = _Told(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
-    return build(ModelSection(section["name"], hidden), told, seed)
+    facts = _DataFacts(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
+    return build(ModelSection(section["name"], hidden), facts, seed)
 
 
 Digests = Mapping[str, str]
 
 
 def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder: Path | None) -> dict[str, str]:
-    """By what each is called in a sentence. `folder`, `data_folder`: as `make_world` has them, which has read them all.
+    """The SHA-256 of each input, by a name for sentences. `folder`, `data_folder`: as for `make_world`.
 
-    Of one's own modules the file that is named, not what it imports; of data, what was read, however they were written.
+    Of a user's module only its file counts, not its imports; of data, the values.
     """
     fleet = trial.fleet
     found = {f"the run ({trial.name})": hashlib.sha256(repr((trial.point, trial.run)).encode()).hexdigest()}
@@ -139,12 +137,12 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
 
 
 def changed(before: Digests, now: Digests) -> list[str]:
-    """What is not as it was."""
+    """The names of changed inputs."""
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def _module_file(name: str) -> Path | None:
-    """Where one's own code was imported from; None of what has no file."""
+    """The file of the user's module; None without one."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     return None if file is None else Path(file)
 
@@ -174,5 +172,5 @@ def _of_data(data: DataSet) -> str:
 
 
 def _bytes(values: Tensor) -> memoryview:
-    flat = torch.empty(values.numel(), dtype=values.dtype)  # of its own, for no other stride can be seen as bytes
+    flat = torch.empty(values.numel(), dtype=values.dtype)  # only contiguous memory can be viewed as bytes
     return flat.copy_(values.reshape(-1)).view(torch.uint8).numpy().data

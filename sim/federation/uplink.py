@@ -39,7 +39,7 @@ from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.sim.federation.versions import Memory
 from umbel.sim.secure.exchange import seeded_bytes
 
-_BLOCK_VALUES = 1 << 18  # values whose integers stay in the cache with what they are made of
+_BLOCK_VALUES = 1 << 18  # values that fit the cache with their integers
 
 
 class Uplink:
@@ -200,16 +200,14 @@ class CanaryUplink(Uplink):
         return len(update)
 
     def trial(self, works: Mapping[ClientId, WorkDone]) -> CanaryClosed:
-        """What the accepted clients have sent, for the verdicts. `works`: with their probes."""
+        """The updates of the accepted clients, for the verdicts. `works`: with their probes."""
         return CanaryClosed(
             {client: CanaryUpdate(work, self.sizes[client], self.largest[client]) for client, work in works.items()}
         )
 
 
 def probe_of(steps_full: int, step_s: float, down_bytes_per_s: float, losses: tuple[float, float, float]) -> Probe:
-    """What a client measures of itself. `losses`: of its first step, its last, and the mean. A simulated device always
-    has enough memory.
-    """
+    """A client's probe. `losses`: of its first step, its last, and the mean. A simulated device has enough memory."""
     first, last, _ = losses
     return Probe(
         steps_full=steps_full,

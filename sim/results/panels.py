@@ -67,7 +67,7 @@ def panels(results: Results) -> Figure | None:
 
 
 def _on_one_scale(row: Sequence[Axes]) -> None:
-    """Let these show the same times: logarithmic, for one column may take a thousand times as long as another."""
+    """Give these the same logarithmic time axis: one column may take a thousand times as long as another."""
     limits = [axes.dataLim.intervalx for axes in row]
     low, high = min(one[0] for one in limits), max(one[1] for one in limits)
     for axes in row:
@@ -137,7 +137,7 @@ _POINTS_MAX = 6
 
 
 def beside_the_record(results: Results) -> Figure:
-    """The picture: a row for each trace. Of a sweep of more than six points, the first ones."""
+    """The picture: a row for each trace, with at most six points of a sweep."""
     n_rows = len(results.against)
     figure = new_figure(12.5, 0.6 + 4.0 * n_rows, f"{results.name}: beside the record")
     for row, one in enumerate(results.against):
@@ -147,7 +147,7 @@ def beside_the_record(results: Results) -> Figure:
 
 
 def _reports(axes: Axes, one: AgainstTrace) -> None:
-    """Of all that were asked: who has not reported is never counted, so a curve ends below one."""
+    """Shares of all asked clients, so a curve ends below one."""
     calibration = one.calibration
     _step(axes, *_report_times([calibration.recorded]), INK, RECORDED)
     if calibration.again:
@@ -192,7 +192,7 @@ def _open_times(traces: Sequence[Trace]) -> tuple[list[float], int]:
 
 
 def _step(axes: Axes, seconds: list[float], n: int, colour: str, label: str, *, dashed: bool = False) -> None:
-    """What share of `n` has happened by each of these moments."""
+    """The share of `n` that has happened by each moment."""
     times = np.concatenate([[0.0], np.sort(np.array(seconds, dtype=np.float64))])
     style = (0, (4, 2)) if dashed else "-"
     axes.step(times, np.arange(len(times)) / max(1, n), where="post", color=colour, lw=1.8, ls=style, label=label)

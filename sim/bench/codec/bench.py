@@ -34,7 +34,7 @@ from umbel.sim.bench.codec.costs import SERVER_NOTES, cuda_rows, kernel_note, ke
 from umbel.sim.bench.codec.training import measure_training
 from umbel.sim.bench.report import BenchRow, Hold, Report
 
-# By bits: where a fixed width of levels is cut, in standard deviations, at the least error (found by trying).
+# By bits: the clipping of levels of a fixed width with the least error, in standard deviations (found by trial).
 BEST_CUTS: Mapping[int, float] = {1: 1.55, 2: 2.05, 3: 2.35, 4: 2.7, 5: 3.0, 6: 3.32, 7: 3.66, 8: 3.95}
 N_CLIENTS, CLASSES_EACH = 20, 2
 _WIDTH, _BATCH, _STEPS, _RATE = 512, 16, 20, 0.05
@@ -45,7 +45,7 @@ _STEP_FOUND = 1.001
 
 @dataclass(frozen=True, slots=True)
 class CodecPoint:
-    """What a codec costs, in bits a coordinate, and what it loses."""
+    """A codec's cost in bits a coordinate, and its error."""
 
     name: str
     bits: float
@@ -65,8 +65,8 @@ def fixed_width_error(values: Tensor, bits: int) -> float:
 
 
 def entropy_coded(values: Tensor, bits: float) -> CodecPoint:
-    """The integer codec at the step at which its integers have so much entropy for whoever knows the dither, as both
-    ends do: bits as sent, and vNMSE.
+    """The integer codec at the step at which its integers have this entropy given the dither, which both ends know:
+    bits as sent, and vNMSE.
     """
     step = _step_where(lambda step: _entropy_given_dither(_decoded(values, 1 / step, _WHOLE)[0]) <= bits)
     found = _decoded(values, 1 / step, _WHOLE)[1]
@@ -79,7 +79,7 @@ def entropy_coded(values: Tensor, bits: float) -> CodecPoint:
 
 
 def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1) -> CodecPoint:
-    """Any other codec, over some keys."""
+    """The vNMSE and bits of another codec, averaged over some keys."""
     layout, errors, n_bytes = Layout.of_state({"x": values}), list[float](), 0
     for key in range(n_keys):
         payload = list(codec.encode(values, CodecContext(layout, key)))
@@ -93,9 +93,9 @@ def vnmse(values: Tensor, found: Tensor) -> float:
 
 
 def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | None = None) -> CodecPoint:
-    """The whole codec, with a step of so many root mean squares of the updates: wire bits, and NMSE of the mean.
+    """The whole codec, with a step in root mean squares of the updates: wire bits, and NMSE of the mean.
 
-    Without a layout, updates are of one flat tensor, and there are no rows and columns to know anything of.
+    Without a layout, updates are of one flat tensor, without rows and columns.
     """
     n_values = updates[0].numel()
     rms = float(torch.stack(list(updates)).double().square().mean().sqrt())
@@ -113,13 +113,13 @@ def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | No
 
 
 def mean_at(updates: Sequence[Tensor], bits: float, layout: Layout | None = None) -> CodecPoint:
-    """The whole codec at the finest step that stays within so many bits on the wire."""
+    """The whole codec at the finest step that stays within these bits on the wire."""
     step = _step_where(lambda step: mean_by_integers(updates, step, layout).bits <= bits)
     return mean_by_integers(updates, step, layout)
 
 
 def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> CodecPoint:
-    """Any other codec, each client with its own key."""
+    """The NMSE of the mean and the bits of another codec, each client with its own key."""
     layout, n_values = Layout.of_state({"x": updates[0]}), updates[0].numel()
     found, n_bytes = torch.zeros(n_values, dtype=torch.float64), 0
     for rank, update in enumerate(updates):
@@ -132,10 +132,8 @@ def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> CodecPo
 
 @cache
 def real_updates() -> tuple[Tensor, ...]:
-    """Weight changes of twenty clients with two digits each: an MLP of 301,066 weights, trained on for a round.
-    They are in the order of `real_layout`.
-
-    The model that they start from is five rounds of such training old, without compression.
+    """Weight changes of twenty clients with two digits each, in the order of `real_layout`: a round of an MLP of
+    301,066 weights, after five such rounds without compression.
     """
     torch.manual_seed(0)
     pixels, digits = load_digits(return_X_y=True)
@@ -165,7 +163,7 @@ def _in_layout_order(model: nn.Module, update: Tensor) -> Tensor:
 
 
 def _shard(labels: Tensor, i: int) -> Tensor:
-    """The samples of client i: of two classes, every fourth of each."""
+    """The samples of client i: every fourth of two classes."""
     first, second = i % 10, (i + 1 + i // 10) % 10
     places = ((labels == first) | (labels == second)).nonzero().squeeze(1)
     return places[i % 4 :: 4]
@@ -187,7 +185,7 @@ def _mean(updates: Sequence[Tensor]) -> Tensor:
 
 
 def _step_where(is_coarse_enough: Callable[[float], bool]) -> float:
-    """The least step of which that is true, to a thousandth. It is true of all greater ones."""
+    """The least step that is coarse enough, to a thousandth."""
     low, high = 2.0**-8, 2.0**4
     while high / low > _STEP_FOUND:
         step = math.sqrt(low * high)
@@ -196,7 +194,7 @@ def _step_where(is_coarse_enough: Callable[[float], bool]) -> float:
 
 
 def _entropy_given_dither(levels: Tensor) -> float:
-    """The mean entropy of the integers of about equal dither."""
+    """The mean entropy of integers with about equal dither."""
     shared = torch.empty(levels.numel(), dtype=torch.int32)
     dither_into(shared, _KEY, 0)
     kinds = shared >> 11
@@ -204,7 +202,7 @@ def _entropy_given_dither(levels: Tensor) -> float:
 
 
 def _decoded(values: Tensor, inverse_step: float, levels: Levels) -> tuple[Tensor, Tensor]:
-    """The integers of one client, and its vector as they give it with the dither taken off."""
+    """The integers of one client, and the vector decoded from them."""
     quantizer = Quantizer(as_float32(inverse_step), _KEY, 0, levels)
     made, shared = torch.empty(values.numel(), dtype=torch.int32), torch.empty(values.numel(), dtype=torch.int32)
     quantize_into(made, values, quantizer)
@@ -230,7 +228,7 @@ N_GAUSSIAN = 1 << 22  # with fewer, a handful of tail values is a per cent of th
 
 
 def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves: Path | None = None) -> Report:
-    """Run it all; with `plot`, draw it there. `data`, `curves`: see `measure_training`, which raises the same errors.
+    """Run the benchmark, and draw it to `plot`. `data`, `curves`: see `measure_training`, which raises the same errors.
 
     Raises `OSError` if the picture cannot be written.
     """
@@ -254,12 +252,12 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
 
 
 def shannon(bits: int) -> float:
-    """No code of Gaussian values in so many bits has a smaller vNMSE."""
+    """The least vNMSE of any code of Gaussian values with so many bits."""
     return 0.25**bits
 
 
 def gaussian_rows(values: Tensor) -> list[BenchRow]:
-    """Of Gaussian values: ours and EDEN, each beside its theory, and ours beside Shannon's bound."""
+    """Gaussian values: ours and EDEN against their theory, and ours against Shannon's bound."""
     rows = list[BenchRow]()
     for bits, theory in FIXED_WIDTH.items():
         ours = fixed_width_error(values, bits)

@@ -1,9 +1,9 @@
-"""`umbel bench coordinator`: how long a round takes in which nobody has anything to do.
+"""`umbel bench coordinator`: how long a round without work takes.
 
-Ours: a real coordinator process (SQLite, every report durable before it is answered) and ten real SDK clients over HTTP
-on loopback; a round's time runs from its opening to the next round's, so that nothing between rounds is left out.
+Ours: a real coordinator process (SQLite, every report durable before the answer) and ten real SDK clients over HTTP on
+loopback. A round lasts from its opening to the next round's, so that the time between rounds counts.
 The limit: the same number of requests of the same size, at the same time, to an application that does nothing.
-The peer: Flower's deployment engine, run for real where `--peer-python` names an interpreter that has it.
+The peer: Flower's deployment engine, if `--peer-python` names an interpreter that has it.
 """
 
 import statistics
@@ -81,7 +81,7 @@ def _start_clients(folder: Path, url: str, tokens: list[str]) -> Child:
 
 
 def _finish(operator: Operator, children: list[Child]) -> list[RoundRecord]:
-    """Wait for the run to finish; its rounds."""
+    """Wait for the run to finish; return its rounds."""
     records: list[RoundRecord] = []
     deadline = time.monotonic() + _LIMIT_S
     for progress in operator.follow(RUN, wait_s=1.0):

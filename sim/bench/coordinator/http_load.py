@@ -35,14 +35,14 @@ _LENGTH = b"\r\ncontent-length: "
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Nothing to send before this time, in `time.perf_counter()`; a request that follows at once is due then."""
+    """A script waits until this time, in `time.perf_counter()`; its next request is due then."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """One response. `body`: without the head; `took_s`: from the request's being due to the answer's last byte."""
+    """One response. `body`: without the head; `took_s`: from the request's due time to the answer's last byte."""
 
     status: int
     body: bytes
@@ -54,7 +54,7 @@ Script: TypeAlias = Generator["bytes | Until", RawAnswer, None]
 
 @dataclass(slots=True)
 class Tally:
-    """What a load has seen. `latencies_s`: one for each answer, in order of arrival."""
+    """The answers of a load. `latencies_s`: in order of arrival."""
 
     latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
     statuses: Counter[int] = field(default_factory=Counter[int])
@@ -90,7 +90,7 @@ class Tally:
 
 @dataclass(slots=True)
 class _Link:
-    """One connection. `script`: whose request is on its way; `received`: what has come of the answer."""
+    """One connection. `script`: that waits for an answer; `received`: of the answer so far."""
 
     socket: socket.socket
     script: Script | None = None
@@ -130,10 +130,9 @@ class Load:
     def run(
         self, scripts: Iterable[Script], is_over: Callable[[], bool] = lambda: False, stall_s: float = 60.0
     ) -> Tally:
-        """Run all scripts to their ends, or until `is_over()`; then what was sent is waited for.
+        """Run all scripts to their ends, or until `is_over()`; then wait for open answers.
 
-        An endless iterable is taken from as connections become idle. Raises `BenchFailed` if nothing moves for
-        `stall_s`.
+        `scripts` may be endless. Raises `BenchFailed` if nothing moves for `stall_s`.
         """
         tally, fresh = Tally(), iter(scripts)
         while self._work_left(fresh, is_over):
@@ -149,7 +148,7 @@ class Load:
         return tally
 
     def _work_left(self, fresh: Iterator[Script], is_over: Callable[[], bool]) -> bool:
-        """Send what can be sent; whether anything is still to come."""
+        """Send what can be sent; return whether work is left."""
         now = time.perf_counter()
         if is_over():
             self._ready.clear()
@@ -169,7 +168,7 @@ class Load:
         return bool(self._paused or self._ready) or len(self._idle) < len(self._links)
 
     def _step(self, script: Script, answer: RawAnswer | None, due_at: float) -> None:
-        """Let a script go on, and queue what it wants next."""
+        """Resume a script, and queue its next request or pause."""
         try:
             wanted = next(script) if answer is None else script.send(answer)
         except StopIteration:
@@ -207,7 +206,7 @@ class Load:
 
 
 def _parse(received: bytes) -> tuple[int, bytes] | None:
-    """Status and body of a whole response with a Content-Length, or None while it is not whole."""
+    """Status and body of a response with a Content-Length, or None while it is incomplete."""
     head, end, body = received.partition(b"\r\n\r\n")
     if not end:
         return None
@@ -221,20 +220,20 @@ SAMPLE_COUNT = 10
 
 @dataclass(frozen=True, slots=True)
 class SimDevice:
-    """One enrolled, or soon enrolled, device."""
+    """A simulated device with its key."""
 
     name: str
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
 
     def request(self, method: str, path: str, body: bytes = b"", fields: Mapping[str, str] | None = None) -> bytes:
-        """A whole signed request, as it goes over the wire. `fields`: further header fields."""
+        """A signed request as bytes. `fields`: further header fields."""
         head = self.head(method, path, hashlib.sha256(body).digest(), len(body), fields)
         return head + body
 
     def head(
         self, method: str, path: str, sha256: bytes, n_bytes: int, fields: Mapping[str, str] | None = None
     ) -> bytes:
-        """The head of a request with a body of `n_bytes` that hashes to `sha256`, whether it will come or not."""
+        """The head of a request with a body of `n_bytes` that hashes to `sha256`."""
         target, _, query = path.partition("?")
         created, nonce = int(time.time()), secrets.token_urlsafe(16)
         signed = sign(self.key, self.name, Target(method, target, query), sha256, created, nonce)
@@ -278,9 +277,9 @@ def once(request: bytes) -> Script:
 
 
 def take_part(device: SimDevice, run: str, layout: Layout, outcomes: list[str]) -> Script:
-    """Check in until the run is over; do what is assigned, and note what each report is told.
+    """Check in until the run is over, carry out assignments, and collect the outcomes of reports.
 
-    An upload that the round no longer waits for (409) is noted as released.
+    An upload that comes too late for its round (409) counts as released.
     """
     body = check_in_body(run, layout.digest, SAMPLE_COUNT)
     update = float32_header(layout).encode() + bytes(4 * layout.n_values)

@@ -1,8 +1,8 @@
 """The load rows of `umbel bench coordinator`: a fleet of simulated devices against one coordinator process.
 
 Devices enrol over HTTP, each with its own key and token; every request is signed and its nonce durable before the
-answer. Check-ins find no work, beside an empty FastAPI endpoint that gets the same bytes over as many connections,
-in turns. Then one round in which 300 of all devices are asked and 256 must count; then, if asked for, a soak.
+answer. Check-ins find no work; an empty FastAPI endpoint gets the same bytes over as many connections, in turns. Then
+comes one round that asks 300 of all devices and needs 256, and then, on request, a soak.
 """
 
 import itertools
@@ -80,7 +80,7 @@ class Burst:
 
 
 class LoadFleet:
-    """Enrolled devices of one coordinator, and a run that waits for more of them than there are."""
+    """Enrolled devices of one coordinator, and a run that waits for more devices than exist."""
 
     def __init__(self, coordinator: CoordinatorProcess, devices: list[SimDevice], enrolled: Tally) -> None:
         self.coordinator = coordinator
@@ -91,7 +91,7 @@ class LoadFleet:
 
     @classmethod
     def enrolled(cls, coordinator: CoordinatorProcess, n_devices: int) -> "LoadFleet":
-        """Enrol all over HTTP, and create the run they will wait in."""
+        """Enrol all over HTTP, and create the run in which they wait."""
         devices = [SimDevice(f"device-{i:05}") for i in range(n_devices)]
         with Operator(coordinator.url, coordinator.admin_key) as operator:
             tokens = [
@@ -114,12 +114,12 @@ class LoadFleet:
             operator.create_run(name, run_toml(RunFile(name, rounds)), sha256)
 
     def check_ins(self) -> Iterator[bytes]:
-        """Signed check-ins without end, of one device after the other, that find no work."""
+        """Endless signed check-ins of one device after the other, which find no work."""
         body = check_in_body(_WAITING, self._layout.digest, 10)
         return (device.check_in(body) for device in self._next)
 
     def burst(self, url: str, pid: int, n_requests: int) -> Burst:
-        """Send so many check-ins, signed beforehand, as fast as they are answered."""
+        """Send check-ins, signed beforehand, as fast as they are answered."""
         requests = list(itertools.islice(self.check_ins(), n_requests))
         process = psutil.Process(pid)
         with Load(url, N_CONNECTIONS) as load:
@@ -130,7 +130,7 @@ class LoadFleet:
         return Burst(tally.rate, tally.quantile_ms(0.5), tally.quantile_ms(0.99), 1e6 * cpu_s / n_requests)
 
     def run_round(self) -> tuple[float, RoundRecord]:
-        """One round of all devices: seconds from its creation to its end, and its record, which must add up."""
+        """One round of all devices: seconds from its creation to its end, and its checked record."""
         self._create_run(_ROUND, RoundsSection(1, TARGET, TARGET, over_selection=ASKED / TARGET, window_s=300.0))
         outcomes: list[str] = []
         started = time.perf_counter()
@@ -152,7 +152,7 @@ class LoadFleet:
         raise BenchFailed(f"the round of {ASKED} did not end")
 
     def soak(self, soak_s: float) -> Soaked:
-        """Check-ins at a steady rate, whatever the server does; memory sampled meanwhile."""
+        """Check-ins at a fixed rate, with samples of the memory."""
         process = psutil.Process(self.coordinator.pid)
         samples: list[float] = []
         requests, began = self.check_ins(), time.perf_counter()
@@ -193,12 +193,12 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _check_accounts(record: RoundRecord, outcomes: list[str]) -> None:
-    """Raise `BenchFailed` unless the round's record and what the devices were told say the same."""
-    told = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    """Raise `BenchFailed` unless the round's record and the answers to devices agree."""
+    counts = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
     if not record.committed or record.selected != ASKED or record.reported != TARGET:
         raise BenchFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
-    if told.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
-        raise BenchFailed(f"{len(outcomes)} devices reported and were told {told}; dropped: {record.dropped}")
+    if counts.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
+        raise BenchFailed(f"{len(outcomes)} devices reported, with outcomes {counts}; dropped: {record.dropped}")
 
 
 def _rows(

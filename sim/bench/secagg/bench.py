@@ -33,7 +33,7 @@ _NO_PEER = "Flower is not installed here (the extra `flower`), so no row of it."
 
 
 def measure(*, quick: bool, plot: Path | None) -> Report:
-    """Run it all. `quick`: fewer repetitions, and no cohort of 300; `plot`: a picture (PNG) of it is written there."""
+    """Run the benchmark. `quick`: fewer repetitions, and no cohort of 300; `plot`: for the picture (PNG)."""
     torch.set_num_threads(1)
     masks, rounds, sent = mask_rows(quick=quick), round_rows(quick=quick), bytes_rows(quick=quick)
     peers = flower_rows(repetitions=1 if quick else 3)
@@ -49,21 +49,21 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
 FORMULA_MAX, FLOAT32_MAX = 1.1, 0.76
 _SIZES = ((30, 100_000), (100, 100_000), (100, 1_000_000), (300, 1_000_000))
 _SIZES_QUICK = _SIZES[:3]
-_FEWER_BITS = (16, 12, 9, 7)  # of a sum that the round before has measured: 7 to 9 are usual
+_FEWER_BITS = (16, 12, 9, 7)  # of a sum whose size the last round measured: usually 7 to 9
 _N, _M = 100, 1_000_000
 _KEY_BYTES, _SHARE_BYTES = 32, 33
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBytes:
-    """Of one client, beside the update: bytes sent, its signature of the update among them, and received."""
+    """Bytes of one client's messages without the update, but with its signature."""
 
     up: int
     down: int
 
 
 def bytes_rows(*, quick: bool = False) -> Sequence[BenchRow]:
-    """Every size against the formula, up and both ways; then a hundred clients and a million values against float32."""
+    """Every size against the formula, sent and in both directions; then the update against float32."""
     rows, found = list[BenchRow](), dict[int, MessageBytes]()
     for n, m in _SIZES_QUICK if quick else _SIZES:
         if n not in found:
@@ -89,17 +89,17 @@ def _against_float32(beside: int) -> list[BenchRow]:
 
 
 def formula_bytes(n: int, m: int, bits: int) -> float:
-    """What one of n clients sends and receives for m values, as Bonawitz et al. 2017 count it."""
+    """Bytes that one of n clients sends and receives for m values, by Bonawitz et al. 2017."""
     return 2 * n * _KEY_BYTES + (5 * n - 4) * _SHARE_BYTES + m * bits / 8
 
 
 def update_bytes(n: int, m: int, bits: int) -> int:
-    """Of one masked update: the only length there is that the coordinator accepts."""
+    """The length of a masked update."""
     return MaskedReader(composition_of(secure_plan(n, bits=bits), m)).update_bytes.start
 
 
 def traffic(n: int) -> MessageBytes:
-    """Of the first of n clients in a round that all of them go through, by the lengths of its messages."""
+    """The message bytes of the first of n clients in a round without drop-outs."""
     cohort = advertised(n, os.urandom)
     cohort.share()
     first = cohort.clients[0]

@@ -95,26 +95,23 @@ _OPENING, _SHA256 = bytes(32), "ab" * 32
 
 @dataclass(slots=True)
 class Advertised:
-    """A cohort that has advertised its keys.
-
-    `clients`: by index. `party`: the coordinator, whose roster is closed. `dealt`: the ShareKeys messages, once shared.
-    """
+    """A cohort that has advertised its keys. `party`: the coordinator, with a closed roster."""
 
     clients: Sequence[SecureClient]
     party: SecureCoordinator
-    dealt: Mapping[int, ShareKeys] = field(default_factory=dict[int, ShareKeys])
+    dealt: Mapping[int, ShareKeys] = field(default_factory=dict[int, ShareKeys])  # ShareKeys messages, once shared
 
     @property
     def roster(self) -> bytes:
         return self.party.roster()
 
     def share(self) -> None:
-        """Every client shares its keys; none has its inbox yet."""
+        """Have every client share its keys."""
         self.dealt = {i: self.party.read_shares(i, client.share(self.roster)) for i, client in enumerate(self.clients)}
         self._load(self.party)
 
     def another_coordinator(self, inputs: Iterable[int]) -> SecureCoordinator:
-        """A coordinator of the same attempt, to which nothing is revealed yet. `inputs`: who is in the sum."""
+        """A coordinator of the same attempt before unmasking. `inputs`: the clients in the sum."""
         party = SecureCoordinator(self.party.context, _OPENING)
         party.close_roster(self.party.session.adverts.values())
         self._load(party)
@@ -127,7 +124,7 @@ class Advertised:
 
 
 def advertised(n: int, random: Random) -> Advertised:
-    """A cohort of n clients, each of which has made its keys."""
+    """A cohort of n clients with new keys."""
     identities = [Ed25519PrivateKey.from_private_bytes(random(32)) for _ in range(n)]
     keys = (public_key_text(identity.public_key().public_bytes_raw()) for identity in identities)
     cohort = tuple((client_name(index), key) for index, key in enumerate(keys))
@@ -161,7 +158,7 @@ def mask_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Sequence[Benc
 
 
 def ready_client(k: int) -> SecureClient:
-    """A client with k neighbours that has heard of their shares."""
+    """A client with k neighbours that has received their shares."""
     cohort = advertised(k + 1, os.urandom)
     cohort.share()
     client = cohort.clients[0]
@@ -176,13 +173,13 @@ def _row(client: SecureClient, k: int, width: int, bits: int, n_values: int, rep
     kernels += [keystream(n_bytes, buffer) for buffer in _BUFFERS]
     ours, *streams = least_ms(kernels, repetitions)
     what = f"masks of {k} neighbours, {n_values:,} lanes of {width} byte{'s' if width > 1 else ''}"
-    # Of the narrowest lanes a stretch is made so quickly that what begins it shows; they are a quarter of the work.
+    # The narrowest lanes are computed so quickly that the start of each stretch dominates.
     hold = Hold(MASKS_MAX) if width > 1 else None
     return BenchRow(what, ours, f"AES-256-CTR of the same {n_bytes / 1e6:,.0f} MB", min(streams), "ms", hold)
 
 
 def keystream(n_bytes: int, buffer: int) -> Callable[[], None]:
-    """Makes so much keystream, and leaves it in a buffer of that size."""
+    """Makes this much keystream, in a buffer of that size."""
     zeros, out = memoryview(bytes(buffer)), memoryview(bytearray(buffer + 15))
 
     def make() -> None:

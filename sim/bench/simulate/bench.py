@@ -69,9 +69,9 @@ learning_rate = 0.05
 
 
 def start_rows(peers: Sequence[Best]) -> list[BenchRow]:
-    """Of 100 clients, of whom ten are asked. Promised: beyond what importing torch alone takes, in the same minute.
+    """The start with 100 clients, of which ten are asked; the promise excludes the import of torch, measured at once.
 
-    `peers`: what they take for as many, their imports, and Ray, included, and the data made before.
+    `peers`: the same for them, with imports and Ray, but with the data made before.
     """
     torch_s = _importing_torch_s()
     start_s = _first_round_s()
@@ -124,7 +124,7 @@ _PROMISES = {("A", _BY_HAND): 5.0, ("A", _ANY): 3.0, ("C", _BY_HAND): 8.0, ("Cs"
 
 
 class NoSuchWorkload(ValueError):
-    """One part alone was asked for, by a name that none has."""
+    """No part has the requested name."""
 
 
 def measure(
@@ -135,11 +135,10 @@ def measure(
     device: str | None = None,
     plot: Path | None = None,
 ) -> Report:
-    """Run them all, or the one of that name; against the peers, too, that `peer_python` has.
+    """Run all parts, or `only` one, also against the peers of `peer_python`.
 
-    `device`: where cohorts of all sizes are trained, and drawn to `plot`; None: on a GPU, if torch finds one. Raises
-    `NoSuchWorkload` or `NoSuchDevice` for a name that none has, `EngineError` for a device that is not here, and
-    `BenchFailed`.
+    `device`: for cohorts of all sizes, drawn to `plot`; None: a GPU, if torch finds one. Raises `NoSuchWorkload`,
+    `NoSuchDevice`, `EngineError` for a missing device, and `BenchFailed`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else None)
     require_device_name(device or "cpu")
@@ -151,7 +150,7 @@ def measure(
     parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
     parts["cohorts"] = lambda: cohort_rows(device or "cpu", quick=quick, plot=plot)
     if only is not None and only not in parts:
-        raise NoSuchWorkload(f"there is no workload {only}; there are {', '.join(parts)}")
+        raise NoSuchWorkload(f"there is no part {only}; choose one of {', '.join(parts)}")
     left_out = {"cohorts"} if device is None and plot is None else set[str]()
     wanted = [name for name in parts if name == only or (only is None and name not in left_out)]
     rows = [row for name in wanted for row in parts[name]()]
@@ -172,7 +171,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """`ours`: seconds of a round that peers are compared with, by what is in it."""
+    """`ours`: seconds of a round, by what it includes, for the comparison with peers."""
 
     rows: list[BenchRow]
     plain: PlainLoop
@@ -212,7 +211,7 @@ def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> 
 
 
 def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> BenchRow:
-    """What the engine took by itself against the best that there is: they take turns, and the least time counts."""
+    """The engine that "auto" chose against the fastest one. They take turns; the least time counts."""
     with closing(AutoEngine(workload.recipe)) as auto:
         training_s(workload, population, auto, cohorts[:1])
         chosen = auto.name
@@ -234,14 +233,14 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
 
 
 def _memory_row(workload: Workload) -> BenchRow:
-    """Of a process that does nothing else, the engine's workers included: they are its threads."""
+    """The memory of a process that does nothing else, with the engine's worker threads."""
     idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
     what = f"{workload.name}: peak memory"
     return BenchRow(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
 
 
 def _idle() -> None:
-    """Imports what this module imports."""
+    """Only import this module."""
 
 
 def _rounds_of(name: str) -> None:

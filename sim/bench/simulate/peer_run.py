@@ -43,7 +43,7 @@ _ARGUMENTS: dict[type[nn.Module], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rounds of a workload. `cohorts`: who is asked, as many in each round; `weights`: what must come of the last."""
+    """Rounds of a workload. `cohorts`: of equal size, by round; `weights`: the expected result of the last."""
 
     workload: Workload
     population: ShardedPopulation
@@ -55,7 +55,7 @@ class Job:
         return len(self.cohorts[0])
 
     def write(self, folder: Path, **words: Any) -> None:
-        """Into a folder, for `peer_work.py`, which is told `words` besides."""
+        """Write it into a folder, for `peer_work.py`. `words`: further settings."""
         model, plan = self.workload.recipe.make(), self.workload.plan
         data = self.population.data_of(np.arange(self.population.n_clients))
         steps = [self._steps(number, cohort) for number, cohort in enumerate(self.cohorts, start=1)]
@@ -79,14 +79,14 @@ class Job:
         write_work(folder, arrays, known | words)
 
     def apart(self, weights: Tensor) -> float:
-        """How far a peer's last weights are from what must come, by the way that it goes; infinite if not that many."""
+        """The relative distance of a peer's weights from the expected ones; infinite for another shape."""
         if weights.shape != self.weights.shape:
             return float("inf")
         start = _vector(self.workload.recipe.make())
         return float((weights - self.weights).norm() / (self.weights - start).norm())
 
     def _steps(self, number: int, cohort: Indices) -> Sequence[Sequence[Indices]]:
-        """Which of the population's samples each step of each turn of a round sees."""
+        """The population's samples in each step of each turn of a round."""
         data, seeds = self.population.data_of(cohort), seeds_of(self.workload, cohort, number)
         turns = list[list[Indices]]()
         for seed, first, last in zip(seeds, data.starts, islice(data.starts, 1, None), strict=False):
@@ -96,7 +96,7 @@ class Job:
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """A chain of layers in words: names in `torch.nn`, and how they are made. Raises `KeyError` for another."""
+    """A chain of layers: names in `torch.nn` and arguments. Raises `KeyError` for an unknown layer."""
     return [
         (type(layer).__name__, {name: getattr(layer, name) for name in _ARGUMENTS[type(layer)]})
         for layer in model.children()
@@ -124,9 +124,9 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One way to run a peer. `title`: which, with its versions; `words`: what `program` is told beside the work.
+    """One way to run a peer. `title`: which, with its versions; `words`: further settings for `program`.
 
-    `torchrun`: in so many processes of torch's launcher; 0: in one of its own.
+    `torchrun`: number of processes of torch's launcher; 0: a plain process.
     """
 
     title: str
@@ -142,7 +142,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class PeerTimes:
-    """`start_s`: from the command to the end of the first round; `round_s`: of the others, the median."""
+    """`start_s`: from the command to the end of the first round; `round_s`: the median of the others."""
 
     start_s: float
     round_s: float
@@ -150,7 +150,7 @@ class PeerTimes:
 
 
 def versions_of(python: Path) -> dict[str, str]:
-    """Which of the peers' packages an interpreter has. Raises `BenchFailed` for what is no interpreter."""
+    """The peers' packages of an interpreter. Raises `BenchFailed` if it cannot be run."""
     try:
         done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, timeout=_PROBE_S, check=True)
         found: dict[str, str] = json.loads(done.stdout)
@@ -160,7 +160,7 @@ def versions_of(python: Path) -> dict[str, str]:
 
 
 def run_peer(python: Path, setup: Setup, job: Job, limit_s: float) -> PeerTimes:
-    """Let it do the job. Raises `BenchFailed`."""
+    """Run the job. Raises `BenchFailed`."""
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         job.write(folder, **setup.words)
@@ -191,7 +191,7 @@ def _read_report(folder: Path, began: float, n_rounds: int, title: str) -> PeerT
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Popen[bytes]"]:
-    """The peer's process; whatever happens inside, it and all that it has started are gone at the end."""
+    """The peer's process. At the end it and all processes that it started are killed."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -217,7 +217,7 @@ def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Pope
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """As its users have it, one thread a process, no GPU; nothing of this interpreter's, nothing sent to anybody."""
+    """A user's environment with one thread a process, without GPU, telemetry, or settings of this interpreter."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "FLWR_"))}
     ours = {
         _MARK: str(folder),
@@ -236,7 +236,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def _marked(folder: Path) -> list[psutil.Process]:
     found = list[psutil.Process]()
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+        with contextlib.suppress(psutil.Error, OSError):  # of another user, or just ended
             if process.environ().get(_MARK) == str(folder):
                 found.append(process)
     return found
