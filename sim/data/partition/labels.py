@@ -156,7 +156,7 @@ def classes_partition(
         if len(clients) > len(pool):
             raise ValueError(
                 f"label {labels[pool[0]]} has {len(pool)} samples for {len(clients)} clients that are to have some; "
-                "take fewer clients or fewer classes_each"
+                "use fewer clients or fewer classes_each"
             )
         if len(clients):
             owners[pool] = clients[np.arange(len(pool)) % len(clients)]

@@ -127,7 +127,7 @@ def natural_partition(
     if len(kept) < wanted:
         raise ValueError(
             f"{len(kept)} of {len(found)} groups ({some(called)}) hold at least {least} samples, {wanted} must; "
-            "take fewer clients, or ask for fewer samples of each"
+            "use fewer clients, or ask for fewer samples of each"
         )
     if n_clients is not None:
         kept = np.sort(rng.choice(kept, n_clients, replace=False))
@@ -175,7 +175,7 @@ def require_enough(n_samples: int, n_clients: int, least: int) -> None:
     if n_samples < n_clients * least:
         raise ValueError(
             f"{n_samples} samples are too few for {n_clients} clients with at least {least} each; "
-            "take fewer clients, or ask for fewer samples of each"
+            "use fewer clients, or ask for fewer samples of each"
         )
 
 

@@ -165,7 +165,7 @@ def test_a_trace_in_which_nobody_reports_is_refused(trace: Trace) -> None:
         replace(attempt, clients=tuple(replace(one, report_s=None, train_s=None) for one in attempt.clients))
         for attempt in trace.attempts
     )
-    with pytest.raises(ValueError, match="nobody has reported"):
+    with pytest.raises(ValueError, match="no client has reported"):
         recorded_fleet(replace(trace, attempts=silent), 1, HONEST)
 
 

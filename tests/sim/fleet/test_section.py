@@ -78,7 +78,7 @@ def _section_of(hint: Any) -> type[Any] | None:
         ("[fleet.corrupt]\nshare = 0.1\nkinds = []", "at least one kind"),
         ("[fleet.corrupt]\nshare = 0.1\nkinds = ['nan', 'nan']", "each once"),
         ("[fleet.corrupt]\nshare = 0.1\nkinds = ['scaled']", "nan"),
-        ("[fleet.corrupt]\nshare = 0.6\n[fleet.malicious]\nshare = 0.6", "more than all"),
+        ("[fleet.corrupt]\nshare = 0.6\n[fleet.malicious]\nshare = 0.6", "add up to more than 1"),
         ("[fleet]\nrecorded = 'a.json'\n[fleet.speed]\nstep_s = 1", "leave out speed"),
         ("[fleet.stragglers]\nwork = [0.1, 0.2]", "share"),
         ("[fleet.stragglers]\nshare = 1.1", "share must lie between"),

@@ -216,7 +216,7 @@ def test_orders_of_many_clients_are_those_of_each(passes: list[tuple[int, int, i
     ("layer", "words"),
     [
         (nn.BatchNorm1d(8), "keeps '1.running_mean' beside its parameters"),
-        (nn.BatchNorm1d(8, track_running_stats=False), "say in each other's"),
+        (nn.BatchNorm1d(8, track_running_stats=False), "affect each other's"),
         (nn.Dropout(0.5), "random"),
     ],
     ids=["batch norm", "batch norm without statistics", "dropout"],
