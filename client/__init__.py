@@ -3,6 +3,7 @@
 Names are imported when they are first used, so that `umbel --help` does not wait for torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,33 +30,25 @@ __all__ = [
     "run_client",
 ]
 
+_MODULES = {
+    "Checkpoint": "app",
+    "Client": "app",
+    "ClientError": "errors",
+    "CoordinatorRefused": "errors",
+    "Evaluation": "app",
+    "LocalPlan": "app",
+    "Operator": "operator.operator",
+    "RunEnd": "loop",
+    "SitePolicy": "policy.policy",
+    "TorchClient": "training.trainer",
+    "TrainResult": "app",
+    "read_policy": "policy.policy",
+    "run_client": "loop",
+}
+
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module when it is first used (PEP 562)."""
-    match name:
-        case "Checkpoint" | "Client" | "Evaluation" | "LocalPlan" | "TrainResult":
-            from umbel.client import app
-
-            return getattr(app, name)
-        case "ClientError" | "CoordinatorRefused":
-            from umbel.client import errors
-
-            return getattr(errors, name)
-        case "RunEnd" | "run_client":
-            from umbel.client import loop
-
-            return getattr(loop, name)
-        case "Operator":
-            from umbel.client.operator import operator
-
-            return getattr(operator, name)
-        case "SitePolicy" | "read_policy":
-            from umbel.client.policy import policy
-
-            return getattr(policy, name)
-        case "TorchClient":
-            from umbel.client.training import trainer
-
-            return getattr(trainer, name)
-        case _:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

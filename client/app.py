@@ -13,6 +13,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
+Projection = Callable[[Tensor], Tensor]
 SHARE_STEPS_MIN = 3  # the first step also loads libraries and data, so it says little about the others
 
 
@@ -52,10 +53,6 @@ class Checkpoint:
         return None
 
 
-def _nothing() -> Mapping[str, Callable[[Tensor], Tensor]]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
     """What a site is asked to do with the model in this round."""
@@ -69,7 +66,7 @@ class LocalPlan:
     """For batch order, dropout and the like. Outside secure rounds the same round and client give the same seed."""
     evaluate: bool = False  # whether the model is measured on held-out data before training
     share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
-    within: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=_nothing, repr=False)
+    within: Mapping[str, Projection] = field(default_factory=dict[str, Projection], repr=False)
     """By parameter name: projects the gradient onto what the codec can send, if it sends only a part of the model (a
     structured mask, or low rank). The ready trainer applies it; changes outside that part are not sent."""
     deadline: float = float("inf")  # on `clock`: when training must end so that there is time to send

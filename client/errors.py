@@ -28,19 +28,20 @@ ClientError                       `str(error)` is one sentence that says what to
 from pydantic import ValidationError
 
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
-from umbel.client.printable import printable
 
+TEXT_CHARS_MAX = 1000  # of a text that is shown
 _PLACE_CHARS_MAX = 200
 NO_REASON = "this client does not take part in this attempt"
 
 
 class ClientError(Exception):
-    """An error whose text is one sentence that says what to do."""
+    """An error whose text is one sentence that says what to do. `public_reason`: the text that the coordinator sees."""
 
-    @property
-    def public_reason(self) -> str:
-        """The text that the coordinator may see."""
-        return str(self)
+    default_public_reason = ""  # empty: the error's own text
+
+    def __init__(self, what: str, public_reason: str = "") -> None:
+        super().__init__(what)
+        self.public_reason = public_reason or self.default_public_reason or what
 
 
 class CoordinatorRefused(ClientError):
@@ -105,15 +106,7 @@ class CoordinatorMisbehaved(ClientError):
 
 
 class WorkRefused(ClientError):
-    """`public_reason`: what the coordinator sees instead of the error's text."""
-
-    def __init__(self, what: str, public_reason: str = "") -> None:
-        super().__init__(what)
-        self._public_reason = public_reason
-
-    @property
-    def public_reason(self) -> str:
-        return self._public_reason or str(self)
+    pass
 
 
 class BudgetSpent(WorkRefused):
@@ -131,37 +124,26 @@ class AttemptRefused(WorkRefused):
 class StrangersInvited(AttemptRefused):
     """The coordinator sees no name, because it may have invented the stranger."""
 
-    @property
-    def public_reason(self) -> str:
-        return "the cohort is not of the member list"
+    default_public_reason = "the cohort has clients that are not on the member list"
 
 
 class TooLittleDone(AttemptRefused):
     """The coordinator sees no reason, because the amount of work may depend on the site's data."""
 
-    @property
-    def public_reason(self) -> str:
-        return NO_REASON
+    default_public_reason = NO_REASON
 
 
 class UnfitWork(WorkRefused):
     """The coordinator sees no reason, because it depends on the site's data. Covered private rounds never raise it."""
 
-    @property
-    def public_reason(self) -> str:
-        return NO_REASON
+    default_public_reason = NO_REASON
 
 
 class Alarm(ClientError):
     """The coordinator sees no number and no name, because it may be the one that lies."""
 
     def __init__(self, what: str, public_reason: str) -> None:
-        super().__init__(what)
-        self._public_reason = public_reason
-
-    @property
-    def public_reason(self) -> str:
-        return self._public_reason
+        super().__init__(what, public_reason)
 
 
 class TrainingFailed(ClientError):
@@ -227,3 +209,8 @@ def first_finding(error: ValidationError, whole: str) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     where = printable(".".join(map(str, first["loc"]))[:_PLACE_CHARS_MAX])
     return f"{where or whole}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def printable(text: str) -> str:
+    """A peer's text, safe to show: cut at `TEXT_CHARS_MAX`, and no escape sequence reaches a terminal or a log."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:TEXT_CHARS_MAX])

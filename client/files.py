@@ -10,10 +10,15 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from umbel.client.errors import StateError
 
+T = TypeVar("T")
 log = logging.getLogger("umbel.client")
 
 
@@ -26,7 +31,30 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
         write_all(file.fileno(), parts)
         os.fsync(file.fileno())
     aside.replace(path)
-    sync_directory(path.parent)
+    sync(path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFile(Generic[T]):
+    """One value, kept in a JSON file."""
+
+    path: Path
+    adapter: TypeAdapter[T]
+    if_damaged: str = "remove it and start again"  # what a person should do, as the end of a sentence
+
+    def read(self) -> T | None:
+        """The value; None if there is no file. Raises `StateError` for a damaged one."""
+        try:
+            return self.adapter.validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValidationError, OSError) as error:
+            raise StateError(f"{self.path} is damaged; {self.if_damaged}") from error
+
+    def write(self, value: T) -> None:
+        """Replace the value, durably."""
+        make_private(self.path.parent)
+        write_atomically(self.path, self.adapter.dump_json(value))
 
 
 def write_all(fd: int, parts: Iterable[bytes | memoryview]) -> None:
@@ -43,14 +71,13 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync_file(path: Path) -> None:
-    """Make a file that others wrote durable."""
-    _sync(path)
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames and removals in a directory durable."""
-    _sync(path)
+def sync(path: Path) -> None:
+    """Make a file durable, or the renames and removals in a directory."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def make_private(path: Path) -> Path:
@@ -65,9 +92,7 @@ def make_private(path: Path) -> Path:
     require_own(path, path.lstat())  # the owner of a link decides where it leads
     require_own(path, found := path.stat())
     if found.st_mode & stat.S_ISVTX:
-        raise StateError(
-            f"{path} is shared by all users of this machine; name a directory inside it, which is then made"
-        )
+        raise StateError(f"{path} is shared by all users of this machine; name a directory inside it; umbel makes it")
     if found.st_mode & 0o077:
         _close(path, found.st_mode)
     for entry in path.iterdir():
@@ -90,16 +115,8 @@ def _close(path: Path, mode: int) -> None:
         path.chmod(0o700)
     except OSError as error:
         raise StateError(
-            f"others can look into {path}, and it cannot be closed to them ({error.strerror}): run "
-            f"`chmod 700 {path}` as its owner, or name a directory inside it, which is then made"
+            f"other users can read {path}, and its mode cannot be changed ({error.strerror}): run "
+            f"`chmod 700 {path}` as its owner, or name a directory inside it; umbel makes it"
         ) from error
     if mode & 0o022:
         log.warning("others could write into %s until now; check that what is in it is yours", path)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

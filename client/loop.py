@@ -36,7 +36,6 @@ import httpx
 
 from umbel.aggregation.codec.kernels.native import NoKernels, chosen
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, CheckedIn, CheckIn, RunStatus
-from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import after_s
 from umbel.aggregation.types import ClientId, RunId
@@ -57,7 +56,7 @@ from umbel.client.errors import (
 )
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import SecureRandom, Site
-from umbel.client.rounds.delivery import Delivery, decline
+from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.work import name_of
 from umbel.client.rounds.worker import RoundWorker
@@ -140,7 +139,7 @@ def run_client(
         identity = identify(store, name, token)
         coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
-        client_loop = ClientLoop(app, coordinator, store, RunId(run), ClientId(identity.name), site, shutdown)
+        client_loop = ClientLoop(app, coordinator, store, ClientId(identity.name), site, shutdown)
         try:
             with shutdown.interruptible():
                 ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
@@ -149,29 +148,20 @@ def run_client(
             return client_loop.end("interrupted", str(interruption))
 
 
+@dataclass
 class ClientLoop:
     """One enrolled client in one run. Only the main loop's thread may call it."""
 
-    def __init__(
-        self,
-        app: Client,
-        coordinator: CoordinatorClient,
-        store: Store,
-        run: RunId,
-        client: ClientId,
-        site: Site,
-        shutdown: Shutdown,
-    ) -> None:
-        self._app = app
-        self._coordinator = coordinator
-        self._store = store
-        self._run = run
-        self._client = client
-        self._site = site
-        self._shutdown = shutdown
-        self._layout = Layout.of_state(app.model.state_dict())
-        self._delivery = Delivery(coordinator, store)
-        self._worker = RoundWorker(app, coordinator, store, client, site, shutdown, self._layout, self._delivery)
+    app: Client
+    coordinator: CoordinatorClient
+    store: Store
+    client: ClientId
+    site: Site
+    shutdown: Shutdown
+
+    def __post_init__(self) -> None:
+        self._worker = RoundWorker(self.app, self.coordinator, self.store, self.client, self.site, self.shutdown)
+        self._layout, self._delivery, self._run = self._worker.layout, self._worker.delivery, self.site.run
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
         self._sent_sample_count = 0  # 0 until the run needs it
@@ -179,9 +169,9 @@ class ClientLoop:
 
     def take_part(self) -> RunEnd:
         """Work until the run is over. Raises `Interrupted` when asked to leave, `ClientError` if it cannot continue."""
-        self._store.failures.check(self._run)
+        self.store.failures.check(self._run)
         self._send_pending()
-        log.info("%s: asking for work in run %s", self._client, self._run)
+        log.info("%s: asking for work in run %s", self.client, self._run)
         while True:
             answer = self._check_in()
             if answer.run_status.is_over:
@@ -194,18 +184,18 @@ class ClientLoop:
 
     def end(self, status: str, reason: str) -> RunEnd:
         sent = self._delivery
-        return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
+        return RunEnd(self.client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
 
     def _check_in(self) -> CheckedIn:
-        with self._shutdown.interruptible():
-            answer = patiently(self._try_check_in, Patience(wait=self._shutdown.wait))
+        with self.shutdown.interruptible():
+            answer = patiently(self._try_check_in, Patience(wait=self.shutdown.wait))
         self._has_checked_in = True
         return answer
 
     def _try_check_in(self) -> CheckedIn:
         message = CheckIn(self._run, self._sent_sample_count, self._layout.digest)
         try:
-            return self._coordinator.check_in(message)
+            return self.coordinator.check_in(message)
         except CoordinatorRefused as error:
             if error.kind == "wrong-layout":
                 raise self._with_difference(message, error) from error
@@ -213,16 +203,16 @@ class ClientLoop:
                 raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
             if error.kind == "sample-count-needed" and not self._sent_sample_count:
                 self._sent_sample_count = self._sample_count_to_send()
-                return self._coordinator.check_in(replace(message, sample_count=self._sent_sample_count))
+                return self.coordinator.check_in(replace(message, sample_count=self._sent_sample_count))
             raise
 
     def _sample_count_to_send(self) -> int:
-        if not self._site.policy.tells_count:
+        if not self.site.policy.tells_count:
             raise WorkRefused(
-                "the run needs each client's sample count, and this site's policy keeps it: set share_sample_count = "
-                "true there, or have the run aggregate securely, weighted by samples"
+                "the run needs each client's sample count, and this site's policy forbids sending it: set "
+                "share_sample_count = true in the policy, or have the run aggregate securely, weighted by samples"
             )
-        return self._app.sample_count
+        return self.app.sample_count
 
     def _with_difference(self, message: CheckIn, refusal: CoordinatorRefused) -> CoordinatorRefused:
         """Send the layout that the coordinator refuses; its second refusal, and its log, then name the difference."""
@@ -230,7 +220,7 @@ class ClientLoop:
         if len(text) > LAYOUT_CHARS_MAX:
             return refusal
         try:
-            self._coordinator.check_in(replace(message, layout=text, wait_s=0.0))
+            self.coordinator.check_in(replace(message, layout=text, wait_s=0.0))
         except CoordinatorRefused as detailed:
             return detailed if detailed.kind == refusal.kind else refusal
         return refusal
@@ -249,16 +239,16 @@ class ClientLoop:
 
     def _do_assignment(self, offer: Assignment) -> None:
         """Do an assignment, or decline it. Several failures in a row end the client."""
-        check_offer(offer, self._run, self._client, self._layout)
+        check_offer(offer, self._run, self.client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
             self._worker.do(offer, window_end)
             self._failures = self._declines = self._closings = 0
             if offer.is_secure:
-                self._store.failures.succeeded(self._run)
+                self.store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
-            self._store.forget_work()
+            self.store.forget_work()
             self._declines = 0
             self._closings += 1
             self._worker.pause_for(CLOSED_BACKOFF.bound_s(self._closings))
@@ -281,7 +271,7 @@ class ClientLoop:
         # In a secure round the coordinator waits for a signature for some time after the window.
         until = window_end + after_s(offer.window_s) if offer.is_secure else window_end
         patience = self._worker.patience(within(offer.window_s), until)
-        decline(self._coordinator, offer.id, error.public_reason, patience)
+        decline(self.coordinator, offer.id, error.public_reason, patience)
 
     def _next_away_s(self) -> float:
         """How long to stay away. It grows with each attempt that the client declines in a row."""
@@ -291,17 +281,17 @@ class ClientLoop:
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
-        self._store.forget_work()
+        self.store.forget_work()
         if offer.is_secure:
-            self._store.failures.count(self._run, error)
+            self.store.failures.count(self._run, error)
         self._decline(offer, window_end, error)
         self._failures += 1
-        advice = self._store.failures.advice(self._run)
+        advice = self.store.failures.advice(self._run)
         if advice:
             log.error("this client takes no further part in run %s: %s", self._run, advice)
         elif self._failures >= FAILURES_MAX:
             log.error(
-                "this client ends, because it could not do %d assignments of run %s in a row; the last: %s",
+                "this client ends, because %d assignments of run %s in a row failed; the last error: %s",
                 self._failures,
                 self._run,
                 error,
@@ -315,7 +305,7 @@ class ClientLoop:
 
     def _send_pending(self) -> None:
         """Send a pending update if its round still wants it and the policy, which may have changed, allows it."""
-        pending = self._store.pending()
+        pending = self.store.pending()
         if pending is not None and not self._may_send(pending):
             return
         while pending is not None and not self._is_settled(pending):
@@ -324,18 +314,18 @@ class ClientLoop:
     def _may_send(self, pending: PendingReport) -> bool:
         """Whether the policy allows it. A pending update is of a plain round: no masked one outlives its process."""
         try:
-            self._site.check_plain(self._layout)
+            self.site.check_plain(self._layout)
         except WorkRefused as error:
             log.warning("dropped the unsent update for %s: %s", pending.assignment, error)
-            self._store.forget_work()
+            self.store.forget_work()
             return False
         return True
 
     def _is_settled(self, pending: PendingReport) -> bool:
         """Try to send it. False if it must be tried again."""
         try:
-            with self._shutdown.interruptible():
-                window_s = self._delivery.window_left_s(pending.assignment, Patience(wait=self._shutdown.wait))
+            with self.shutdown.interruptible():
+                window_s = self._delivery.window_left_s(pending.assignment, Patience(wait=self.shutdown.wait))
             patience = self._worker.patience(within(window_s), time.monotonic() + window_s)
             self._delivery.deliver(pending, window_s, patience, resume=True)
         except OutOfTime as error:
@@ -345,5 +335,5 @@ class ClientLoop:
             raise
         except (CoordinatorRefused, CoordinatorMisbehaved) as error:
             log.info("dropped the unsent update for %s: %s", pending.assignment, error)
-            self._store.forget_work()
+            self.store.forget_work()
         return True

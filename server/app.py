@@ -12,7 +12,6 @@ from umbel.server import journal, problems
 from umbel.server.blobs.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.devices.clients import Registry
-from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.housekeeping import keep_house
@@ -25,18 +24,18 @@ from umbel.server.http import (
     routes_secure,
     routes_uploads,
 )
-from umbel.server.http.auth import AdminKey
 from umbel.server.http.deps import ANY, State
 from umbel.server.http.deps import problems as declared
 from umbel.server.http.express import ExpressAPI
 from umbel.server.http.limits import BodyLimits, caps_of
+from umbel.server.keys import AdminKey, AuditKey
 from umbel.server.scribe import Scribe
 from umbel.server.services import Services
 from umbel.server.settings import Settings
-from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
 from umbel.server.store.database import Database
+from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas

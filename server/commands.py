@@ -52,10 +52,9 @@ def serve(
 
     from pydantic import ValidationError
 
-    from umbel.server.http.auth import UnfitAdminKey
+    from umbel.server.keys import UnfitAdminKey, UnfitAuditKey
     from umbel.server.process import CannotStart, run
     from umbel.server.settings import load_settings
-    from umbel.server.store.audit_key import UnfitAuditKey
     from umbel.server.store.clocks import ClockApart
     from umbel.server.store.database import UnfitDatabase
     from umbel.server.store.deployment import UnfitDeployment

@@ -88,7 +88,7 @@ def signs_with(public_key: str) -> None:
 
 def admin_key_made(path: Path) -> None:
     """Warn of it: where a coordinator has run before, its operators' key is no good any more."""
-    _log.warning("made a new admin key, in %s: no other is taken from now on; give it to operators only", path)
+    _log.warning("made a new admin key, in %s; from now on only this key is accepted; give it to operators only", path)
 
 
 def listening(host: str) -> None:
@@ -98,11 +98,13 @@ def listening(host: str) -> None:
 
 
 def stopped() -> None:
-    _log.info("shut down: all that was answered is stored")
+    _log.info("shut down; everything that was acknowledged is stored")
 
 
 def was_away(away_s: float) -> None:
-    _log.warning("no coordinator could take reports for %.0f s: the windows of open rounds do not count them", away_s)
+    _log.warning(
+        "no coordinator could accept reports for %.0f s; the windows of open rounds are extended by this time", away_s
+    )
 
 
 def tokens_made(count: int, ttl_s: float, bound: str) -> None:
@@ -132,7 +134,7 @@ def run_created(run: str, rounds: int, model_sha256: str) -> None:
 
 def members_given(run: str, members: str) -> None:
     """`members`: the list, in words."""
-    _log.info("run %s draws members alone, of %s", run, members)
+    _log.info("run %s draws only clients of member list %s", run, members)
 
 
 def run_over(run: str, status: RunStatus, reason: str) -> None:

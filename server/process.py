@@ -28,12 +28,11 @@ from umbel.server.app import create_app
 from umbel.server.blobs.blobs import open_blobs
 from umbel.server.blobs.files import private_directory, write_private
 from umbel.server.clock import SystemClock
-from umbel.server.http.auth import AdminKey
 from umbel.server.http.connection import Connection
 from umbel.server.http.deps import State
 from umbel.server.http.door import Door
+from umbel.server.keys import AdminKey, AuditKey
 from umbel.server.settings import Settings
-from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.clocks import require_agreement
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, DeploymentPlaces

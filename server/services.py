@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.clock import Clock
 from umbel.server.devices.clients import Registry
-from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
+from umbel.server.keys import AuditKey
 from umbel.server.scribe import Scribe
 from umbel.server.settings import Settings
-from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
+from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas
 from umbel.server.store.rounds import RoundStore

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -24,8 +25,10 @@ class RootGroup(TyperGroup):
         return [name for name, group in groups if group.get_command(ctx, verb) is not None]
 
 
-def lazy_group(load: Callable[[], typer.Typer], help_text: str) -> typer.Typer:
-    """A group whose verbs `load` imports when one of them, or their list, is needed: `umbel --help` does not wait."""
+def lazy_group(module: str, name: str, help_text: str) -> typer.Typer:
+    """The group `name` of a module of the client's command line. The module is imported when a verb, or their list, is
+    needed: `umbel --help` does not wait.
+    """
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
@@ -38,7 +41,8 @@ def lazy_group(load: Callable[[], typer.Typer], help_text: str) -> typer.Typer:
 
         def _load(self) -> None:
             if not self.commands:
-                self.commands.update(typer.main.get_group(load()).commands)
+                group: typer.Typer = getattr(import_module(f"umbel.client.cli.{module}"), name)
+                self.commands.update(typer.main.get_group(group).commands)
 
     return typer.Typer(cls=LazyGroup, help=help_text, no_args_is_help=True)
 
@@ -82,44 +86,14 @@ def mount() -> None:
     app.command("serve")(server.serve)
     app.command("join")(join)
     runs = "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace."
-    app.add_typer(lazy_group(_runs, runs), name="run")
-    app.add_typer(lazy_group(_clients, "Enrolled clients: list, remove."), name="client")
-    app.add_typer(lazy_group(_tokens, "One-time enrolment tokens."), name="token")
-    app.add_typer(lazy_group(_models, "Model files."), name="model")
+    app.add_typer(lazy_group("runs", "run_app", runs), name="run")
+    app.add_typer(lazy_group("clients", "client_app", "Enrolled clients: list, remove."), name="client")
+    app.add_typer(lazy_group("clients", "token_app", "One-time enrolment tokens."), name="token")
+    app.add_typer(lazy_group("models", "model_app", "Model files."), name="model")
     members = "The member list of a consortium: the keys that a site trusts. Made, signed and checked offline."
-    app.add_typer(lazy_group(_members, members), name="members")
+    app.add_typer(lazy_group("members", "members_app", members), name="members")
     app.command("fingerprint")(show_fingerprint)
     app.add_typer(sim.bench_app, name="bench")
-
-
-def _runs() -> typer.Typer:
-    from umbel.client.cli.runs import run_app
-
-    return run_app
-
-
-def _clients() -> typer.Typer:
-    from umbel.client.cli.clients import client_app
-
-    return client_app
-
-
-def _tokens() -> typer.Typer:
-    from umbel.client.cli.clients import token_app
-
-    return token_app
-
-
-def _models() -> typer.Typer:
-    from umbel.client.cli.models import model_app
-
-    return model_app
-
-
-def _members() -> typer.Typer:
-    from umbel.client.cli.members import members_app
-
-    return members_app
 
 
 def main() -> None:

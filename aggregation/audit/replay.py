@@ -52,7 +52,7 @@ class Replay:
         if (found := sum_sha256(total)) != expected.sha256:
             raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
         if (rms := self.codec.update_rms(total)) != expected.update_rms:
-            raise AuditFailed(f"the sum measures the updates as {rms}, the bundle says {expected.update_rms}")
+            raise AuditFailed(f"the updates have the root mean square {rms}, the bundle says {expected.update_rms}")
         return found
 
     def write_model(self, start: Values, master: Values, public: Values, change_step: float | None) -> None:

@@ -75,7 +75,7 @@ class AllReduced(ABC):
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.n_ranks:
-            raise ValueError(f"ranks go from 0 to {self.n_ranks - 1}; {rank} is none of them")
+            raise ValueError(f"rank must lie between 0 and {self.n_ranks - 1}, not {rank}")
 
 
 class ByteLanes(AllReduced):

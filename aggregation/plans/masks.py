@@ -71,7 +71,7 @@ class SecurePlan:
                 f"{self.clients_max} is no such number"
             )
         if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
-            raise ValueError("in a private round nothing travels without noise: no metrics, and no weights")
+            raise ValueError("a private round sends nothing without noise: leave out metrics and weights")
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(f"minimum_work is a share of the steps, 0 to 1, not {self.minimum_work!r:.40}")
         for names in (self.metrics, self.evaluation):

@@ -75,7 +75,7 @@ class DownlinkSection:
     def __post_init__(self) -> None:
         require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
         if self.name == "model" and self.step != 1.0:
-            raise ValueError('step is of changes: set name = "change" beside it')
+            raise ValueError('step needs name = "change" beside it')
 
     @property
     def change_step(self) -> float | None:
@@ -155,7 +155,7 @@ class RetentionSection:
         if self.versions != "all":
             require_within(self.versions, 'versions, if not "all",', 1, ROUNDS_MAX)
         if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
-            raise ValueError(f'updates must be "none", "all" or as "3 rounds", not {self.updates[:40]!r}')
+            raise ValueError(f'updates must be "none", "all" or like "3 rounds", not {self.updates[:40]!r}')
 
     @property
     def n_versions(self) -> int | None:
@@ -194,7 +194,7 @@ class Override:
     def __post_init__(self) -> None:
         if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
             raise ValueError(
-                f"an override is for rounds from 1 on, not for {self.first_round} to {self.last_round or 'the last'}"
+                f"an override must cover rounds from 1 on, not {self.first_round} to {self.last_round or 'the last'}"
             )
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps in an override, not both")

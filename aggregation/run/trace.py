@@ -156,7 +156,7 @@ def trace_of(records: Iterable[RoundRecord]) -> Trace:
         if record.task.makes_model and not record.away_s and record.clients
     )
     if not attempts:
-        raise ValueError("no attempt at training has ended yet in which clients were asked; there is nothing to trace")
+        raise ValueError("no training attempt with invited clients has ended yet, so there is nothing to trace")
     return Trace(FORMAT, len(numbers), attempts)
 
 

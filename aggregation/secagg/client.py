@@ -173,9 +173,9 @@ class SecureClient:
         session = self._require_session()
         inbox = Inbox.decode(data, len(self.context.cohort), session.neighbours(self.index))
         if not set(inbox.shared) <= session.adverts.keys():
-            raise Disagreement("somebody is said to have shared keys who is not in the roster")
+            raise Disagreement("the list of clients that shared keys names one that is not in the roster")
         if self.index not in inbox.shared:
-            raise Disagreement("this client is said not to have shared its keys")
+            raise Disagreement("the list of clients that shared keys leaves this client out")
         session.require_enough(self.index, inbox.shared, "shared its keys", "shared their keys")
         assert self._own_shares is not None, "it has dealt to itself"
         self._held = {self.index: self._own_shares}
@@ -234,16 +234,16 @@ class SecureClient:
         Raises `MalformedMessage`, `Disagreement`, `TooFew`; `OutOfTurn` if this client has sent no vector.
         """
         if "input" not in self._heard:
-            raise OutOfTurn("there is no sum that this client could be in: it has sent nothing")
+            raise OutOfTurn("this client has sent no masked vector, so it can be in no sum")
         return self._once("inputs", inputs, self._agree)
 
     def _agree(self, data: bytes) -> bytes:
         session = self._require_session()
         inputs = decode_indices(data, len(self.context.cohort))
         if not set(inputs) <= set(self._shared):
-            raise Disagreement("somebody is said to be in the sum who has not shared its keys")
+            raise Disagreement("the list of clients in the sum names one that did not share its keys")
         if self.index not in inputs:
-            raise Disagreement("this client's vector is said not to be in the sum")
+            raise Disagreement("the list of clients in the sum leaves this client out")
         session.require_enough(self.index, inputs, "is in the sum", "are in the sum")
         self._inputs = inputs
         payload = session.consistency_payload(self._shared, inputs)

@@ -187,9 +187,11 @@ def _share_of(share: float, n: int) -> int:
 
 def _require_threshold(t: int, least: int, most: int) -> None:
     if t < least:
-        raise UnsoundParameters(f"a threshold of {t} shares lets out secrets that must stay; it takes {least} or more")
+        raise UnsoundParameters(
+            f"a threshold of {t} shares could reveal secrets that must stay hidden; it must be {least} or more"
+        )
     if t > most:
-        raise UnsoundParameters(f"a threshold of {t} shares is never met where there are {most}")
+        raise UnsoundParameters(f"a threshold of {t} shares can never be met by {most} holders")
 
 
 def _corrupt_of(n_invited: int, rule: Rule) -> int:

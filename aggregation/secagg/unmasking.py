@@ -86,7 +86,7 @@ class Unmasker:
                 raise BadShare(f"{name} reveals a share that is not the one {dealt_by} dealt to it") from error
         if self._said.setdefault(holder, message) != message:
             name = name_of(session.context, holder)
-            raise ChangedMessage(f"{name} has revealed shares before, and they were not these: it may do so once only")
+            raise ChangedMessage(f"{name} has already revealed different shares: it may reveal shares only once")
         for dealer, share in message.shares.items():
             self._shares[dealer][holder] = share
 

@@ -235,7 +235,7 @@ def _require_distinct(entries: Iterable[tuple[str, str]]) -> None:
 def _require_key(text: str, what: str) -> bytes:
     raw = public_key_bytes(text, what)
     if public_key_text(raw) != text:  # base64 of 32 bytes has two spare bits, so one key would have four spellings
-        raise ValueError(f"{what} is not the base64 that its bytes have")
+        raise ValueError(f"{what} is not in canonical base64")
     return raw
 
 

@@ -26,7 +26,7 @@ def require_public_key(raw: bytes, what: str = "public_key") -> None:
         raise ValueError(f"{what} must be the {KEY_BYTES} raw bytes of an Ed25519 key, not {len(raw)}, in base64")
     y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
     if y >= _FIELD_PRIME or y in _SMALL_ORDER_Y:
-        raise ValueError(f"{what} is a point that no private key has; make the key with an Ed25519 library")
+        raise ValueError(f"{what} is a point that belongs to no private key; make the key with an Ed25519 library")
 
 
 def public_key_bytes(text: str, what: str = "public_key") -> bytes:

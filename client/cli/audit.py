@@ -19,13 +19,12 @@ from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.rounds import PrivacySpent
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
-from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, operator_at
-from umbel.client.cli.output import one_sentence_errors, print_json
-from umbel.client.errors import ClientError
+from umbel.client.cli.options import AsJson, RunName
+from umbel.client.cli.output import print_json
+from umbel.client.errors import ClientError, printable
 from umbel.client.operator import audit
 from umbel.client.operator.audit import AuditLine
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 Keys = Annotated[
     list[str] | None,
@@ -49,21 +48,48 @@ def _no_key() -> list[str]:
     )
 
 
-def audit_verb(
+@dataclass(frozen=True, slots=True)
+class Audited:
+    run: str
+    bundles: int
+    head: str  # the hash of the newest bundle
+    rounds: int
+    reports_signed: int
+    reports_unsigned: int
+    keys: tuple[str, ...]
+    privacy: PrivacySpent | None = None  # by the signed plans; None for a run without noise
+    members_sha256: str = ""  # of the member list that the signed run file names; empty without one
+
+
+def audit_run(
+    operator: Operator,
     run: RunName,
-    server: Server,
     out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one a line.")] = None,
     key: Keys = None,
     head: Heads = None,
-    admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Download a run's audit bundles and verify them: hashes, signatures, links, models, clients' own reports."""
-    with operator_at(server, admin_key_file) as operator:
-        audit_run(operator, run, out, key or (), head or (), as_json)
+    trusted = _trusted(operator, key or ())
+    with _failing_in_one_sentence(run):
+        auditor, lines = _verified(operator, run, trusted, _whole_hashes(head or ()))
+        found = _found(auditor, trusted)
+    if out is not None:
+        out.write_text("".join(f"{line.text}\n" for line in lines), encoding="utf-8")
+    if as_json:
+        print_json(found)
+        return
+    _print(found, f"umbel run audit {run}")
+    if not key:
+        typer.echo(
+            f"careful: verified with the key that the coordinator itself names, {trusted[0]}: compare it with the key "
+            "that `umbel serve` printed at its start, and pin it with --key"
+        )
+    if found.bundles == 1:
+        typer.echo(f"so far there is only the run's creation: umbel run watch {run} shows when a round has ended")
 
 
-def verify_verb(
+def verify_file(
     file: Annotated[Path, typer.Argument(help="The file that `umbel run audit --out` wrote.")],
     key: Annotated[
         list[str],
@@ -79,87 +105,37 @@ def verify_verb(
     as_json: AsJson = False,
 ) -> None:
     """Verify a file of audit bundles without a coordinator."""
-    with one_sentence_errors():
-        verify_file(file, key, head or (), as_json)
-
-
-def replay_verb(
-    run: RunName,
-    server: Server,
-    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round to compute again.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Compute every committed round again.")] = False,
-    key: Keys = None,
-    head: Heads = None,
-    admin_key_file: KeyFile = None,
-) -> None:
-    """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
-    if (round_ is None) is not all_:
-        raise typer.BadParameter(
-            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
-        )
-    with operator_at(server, admin_key_file) as operator:
-        replay_run(operator, run, round_, key or (), head or ())
-
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """What an audit has verified."""
-
-    run: str
-    bundles: int
-    head: str  # the hash of the newest bundle
-    rounds: int
-    reports_signed: int
-    reports_unsigned: int
-    keys: tuple[str, ...]
-    privacy: PrivacySpent | None = None  # by the signed plans; None for a run without noise
-    members_sha256: str = ""  # of the member list that the signed run file names; empty without one
-
-
-def audit_run(
-    operator: Operator, run: str, out: Path | None, keys: Sequence[str], heads: Iterable[str], as_json: bool
-) -> None:
-    trusted = _trusted(operator, keys)
-    with _failing_in_one_sentence(run):
-        auditor, lines = _verified(operator, run, trusted, _whole_hashes(heads))
-        found = _found(auditor, trusted)
-    if out is not None:
-        out.write_text("".join(f"{line.text}\n" for line in lines), encoding="utf-8")
-    if as_json:
-        print_json(found)
-        return
-    _print(found, f"umbel run audit {run}")
-    if not keys:
-        typer.echo(
-            f"careful: verified with the key that the coordinator itself names, {trusted[0]}: compare it with the key "
-            "that `umbel serve` printed at its start, and pin it with --key"
-        )
-    if found.bundles == 1:
-        typer.echo(f"so far there is only the run's creation: umbel run watch {run} shows when a round has ended")
-
-
-def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: bool) -> None:
-    """Verify a file of bundles that `audit_run` wrote."""
     if not file.is_file() or not file.stat().st_size:
         raise ValueError(f"there are no bundles in {file}; write them with umbel run audit NAME --out {file}")
     with _failing_in_one_sentence(str(file)):
-        auditor, _ = audit.verify(audit.read_lines(file), _key_bytes(keys))
-        for head in _whole_hashes(heads):
-            auditor.require_head(head)
-        found = _found(auditor, keys)
+        auditor, _ = audit.verify(audit.read_lines(file), _key_bytes(key))
+        for noted in _whole_hashes(head or ()):
+            auditor.require_head(noted)
+        found = _found(auditor, key)
     if as_json:
         print_json(found)
     else:
         _print(found, f"umbel run verify {file}")
 
 
-def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[str], heads: Iterable[str]) -> None:
-    """Compute a round again, or all (`number` None). Raises `typer.Exit` unless all hashes are the same."""
+def replay_run(
+    operator: Operator,
+    run: RunName,
+    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round to compute again.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Compute every committed round again.")] = False,
+    key: Keys = None,
+    head: Heads = None,
+) -> None:
+    """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
+    if (round_ is None) is not all_:
+        raise typer.BadParameter(
+            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
+        )
     with _failing_in_one_sentence(run):
-        auditor, lines = _verified(operator, run, _trusted(operator, keys), _whole_hashes(heads))
-        typer.echo(f"{counted(len(lines), 'bundle fits', 'bundles fit')}; the head is {auditor.head}")
+        auditor, lines = _verified(operator, run, _trusted(operator, key or ()), _whole_hashes(head or ()))
+        typer.echo(f"{counted(len(lines), 'bundle is verified', 'bundles are verified')}; the head is {auditor.head}")
         failed = [
-            one for one in _rounds_to_replay(auditor, number) if not _replay_one(operator, run, auditor, lines, one)
+            one for one in _rounds_to_replay(auditor, round_) if not _replay_one(operator, run, auditor, lines, one)
         ]
     if failed:
         raise typer.Exit(1)
@@ -168,9 +144,7 @@ def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[
 def _rounds_to_replay(auditor: Auditor, number: int | None) -> list[int]:
     show = f"umbel run show {auditor.run}"
     if number is None and not auditor.rounds:
-        raise AuditFailed(
-            f"no round of it is committed yet, so there is nothing to compute again; {show} shows its progress"
-        )
+        raise AuditFailed(f"no round is committed yet, so there is nothing to compute again; {show} shows its progress")
     if number is not None and number not in auditor.rounds:
         raise AuditFailed(
             f"round {number} is not committed, so it has no model to compute again; {show} lists committed rounds"
@@ -262,7 +236,7 @@ def _print(found: Audited, command: str) -> None:
         found.reports_signed, "report with its client's signature", "reports with their clients' signatures"
     )
     typer.echo(
-        f"{printable(found.run)}: {counted(found.bundles, 'bundle fits', 'bundles fit')}, "
+        f"{printable(found.run)}: {counted(found.bundles, 'bundle is verified', 'bundles are verified')}, "
         f"{counted(found.rounds, 'committed round')}, {reports}{unsigned}"
     )
     if found.privacy is not None:

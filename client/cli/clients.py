@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from umbel.client.cli.options import AsJson, Yes, labels_of, operator_verb
-from umbel.client.cli.output import moment, print_json, screen
+from umbel.client.cli.output import moment, print_json, print_result, print_table
+from umbel.client.errors import printable
 from umbel.client.operator.operator import EnrolledClient, Operator
-from umbel.client.printable import printable
 
 
 def list_clients(operator: Operator, as_json: AsJson = False) -> None:
@@ -19,11 +17,9 @@ def list_clients(operator: Operator, as_json: AsJson = False) -> None:
     clients = operator.clients()
     if as_json:
         print_json(clients)
-        return
-    table = Table("client", "by its token", "by its own word", "enrolled", "last heard", "", box=None)
-    for client in clients:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(client)))
-    screen().print(table)
+    else:
+        heads = ("client", "labels by token", "own labels", "enrolled", "last seen", "")
+        print_table(heads, map(_cells, clients))
 
 
 def remove_client(
@@ -55,10 +51,7 @@ def create_tokens(
     """Make one-time enrolment tokens, one a line; give each to one client. A run's coverage counts by name only clients
     whose token had a --name, and by tier only those whose token had a --label tier=..."""
     tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(label or ()))
-    if as_json:
-        print_json({"tokens": tokens})
-    else:
-        typer.echo("\n".join(map(printable, tokens)))
+    print_result({"tokens": tokens}, "\n".join(map(printable, tokens)), as_json)
 
 
 def _cells(client: EnrolledClient) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """`umbel members`: make, sign, check and trust the member list of a consortium. No verb contacts a server."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import hexdigits
@@ -10,14 +10,20 @@ import typer
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.trust.fingerprint import fingerprint, grouped, sha256_of_groups
-from umbel.aggregation.trust.members import MemberList, SignedMembers, check_first, check_successor
-from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.client.cli.members_view import changes_of, shown_list, signers_in_words, table_of
+from umbel.aggregation.trust.members import MemberList, SignedMembers, check_first, check_successor, require_follows
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.cli.options import STATE_DEFAULT, AsJson, Yes
-from umbel.client.cli.output import one_sentence_errors, print_json, screen
-from umbel.client.operator.members_editing import Change, edit_file, new_file, sign_file, with_entry, without_entry
-from umbel.client.operator.officer_key import make_officer_key
+from umbel.client.cli.output import one_sentence_errors, print_json, print_result, print_table
+from umbel.client.operator.members_editing import (
+    Change,
+    edit_file,
+    new_file,
+    sign_file,
+    with_entry,
+    without_entry,
+)
 from umbel.client.policy.members_store import MembersStore, NotConfirmed, read_members_file
+from umbel.client.private_keys import make_officer_key
 from umbel.client.state.state_dir import locked
 
 _STRAY_SHOWN = 10  # characters shown of those that are no hex digits
@@ -35,9 +41,32 @@ members_app = typer.Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedList:
-    """A member list whose signatures were checked."""
+class ShownKey:
+    name: str
+    public_key: str
+    fingerprint: str
+    has_signed: bool = False  # only officers sign
 
+
+@dataclass(frozen=True, slots=True)
+class ShownList:
+    """A member list as `--json` prints it."""
+
+    name: str
+    epoch: int
+    sha256: str
+    fingerprint: str  # the SHA-256 in groups, to read out
+    previous: str
+    quorum: int
+    members: tuple[ShownKey, ...]
+    officers: tuple[ShownKey, ...]
+    signed_by: tuple[str, ...]
+    concerns: tuple[str, ...]
+    changes: tuple[str, ...] = ()  # since the list before, a sentence each
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedList:
     name: str
     epoch: int
     sha256: str
@@ -48,8 +77,6 @@ class VerifiedList:
 
 @dataclass(frozen=True, slots=True)
 class OfficerKey:
-    """An officer's key that was written to a file."""
-
     file: str
     public_key: str
     fingerprint: str
@@ -78,10 +105,7 @@ def officer_key(
         words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
         raw = make_officer_key(out, words).public_key().public_bytes_raw()
     made = OfficerKey(str(out), public_key_text(raw), fingerprint(raw))
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"public key   {made.public_key}\nfingerprint  {made.fingerprint}")
+    print_result(made, f"public key   {made.public_key}\nfingerprint  {made.fingerprint}", as_json)
 
 
 @members_app.command("add")
@@ -131,17 +155,20 @@ def show_list(file: File, previous: Previous = None, as_json: AsJson = False) ->
     """Show a list: names and fingerprints, epoch and hash, signatures, and changes since the list before."""
     with one_sentence_errors():
         signed, old = read_members_file(file), _previous(previous)
-        changes = () if old is None else changes_of(old, signed.list)
-        shown = shown_list(signed, changes)
+        changes = () if old is None else _changes(old, signed.list)
+        shown = _shown(signed, changes)
     if as_json:
         print_json(shown)
         return
-    typer.echo(f"{shown.name}, epoch {shown.epoch}: {signers_in_words(shown)}")
+    typer.echo(f"{shown.name}, epoch {shown.epoch}: {_signers_in_words(shown)}")
     typer.echo(f"SHA-256  {shown.sha256}\n         {shown.fingerprint}")
-    screen().print(table_of(shown))
+    parts = (("member", shown.members), ("officer", shown.officers))
+    rows = [(kind, key.name, key.fingerprint, "signed" * key.has_signed) for kind, keys in parts for key in keys]
+    print_table(("", "name", "fingerprint", ""), rows)
     for line in changes:
         typer.echo(line)
-    _warn(shown.concerns)
+    for concern in shown.concerns:
+        typer.echo(f"careful: {concern}", err=True)
 
 
 @members_app.command("verify")
@@ -180,7 +207,7 @@ def trust_list(
             store = MembersStore(state.expanduser())
             taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
     if as_json:
-        print_json([shown_list(signed) for signed in taken])
+        print_json([_shown(signed) for signed in taken])
         return
     for signed in taken:
         typer.echo(f"trusted from now on: {signed.list.name}, epoch {signed.list.epoch}")
@@ -206,8 +233,8 @@ def _whole_hash(text: str) -> str:
         others = "".join(sorted({char for char in digits if char not in hexdigits}))
         stray = f", of which these are no hex digits: {others[:_STRAY_SHOWN]!r}" if others else ""
         raise ValueError(
-            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and "
-            f"{counted(len(digits), 'character')} came{stray}: copy all groups that `umbel members show` prints"
+            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not "
+            f"{counted(len(digits), 'character')}{stray}: copy all groups that `umbel members show` prints"
         ) from error
 
 
@@ -233,16 +260,52 @@ def _previous(path: Path | None) -> MemberList | None:
 
 
 def _print_summary(signed: SignedMembers, path: Path, as_json: bool) -> None:
-    """Print a list in one line."""
-    shown = shown_list(signed)
-    if as_json:
-        print_json(shown)
-        return
-    n_members, n_officers = len(shown.members), len(shown.officers)
-    counts = f"{n_members} member{'s' * (n_members != 1)}, {n_officers} officer{'s' * (n_officers != 1)}"
-    typer.echo(f"{path}: {shown.name}, epoch {shown.epoch}, {counts}, {signers_in_words(shown)}")
+    shown = _shown(signed)
+    counts = f"{counted(len(shown.members), 'member')}, {counted(len(shown.officers), 'officer')}"
+    text = f"{path}: {shown.name}, epoch {shown.epoch}, {counts}, {_signers_in_words(shown)}"
+    print_result(shown, text, as_json)
 
 
-def _warn(concerns: Iterable[str]) -> None:
-    for concern in concerns:
-        typer.echo(f"careful: {concern}", err=True)
+def _shown(signed: SignedMembers, changes: tuple[str, ...] = ()) -> ShownList:
+    members = signed.list
+    signers = signed.signers_among(members.officers)
+    return ShownList(
+        members.name,
+        members.epoch,
+        members.sha256,
+        grouped(members.sha256),
+        members.previous,
+        members.quorum,
+        _keys(members.members),
+        _keys(members.officers, signers),
+        signers,
+        members.concerns(),
+        changes,
+    )
+
+
+def _keys(entries: Mapping[str, str], signers: Sequence[str] = ()) -> tuple[ShownKey, ...]:
+    return tuple(
+        ShownKey(name, key, fingerprint(public_key_bytes(key)), name in signers)
+        for name, key in sorted(entries.items())
+    )
+
+
+def _signers_in_words(shown: ShownList) -> str:
+    who = f" ({', '.join(shown.signed_by)})" if shown.signed_by else ""
+    return f"signed by {len(shown.signed_by)} of {shown.quorum} required officers{who}"
+
+
+def _changes(old: MemberList, new: MemberList) -> tuple[str, ...]:
+    """The changes from `old` to `new`, a sentence each."""
+    require_follows(old, new)
+    quorum = [f"quorum: {new.quorum} instead of {old.quorum}"] if new.quorum != old.quorum else []
+    members = _changes_in_words(old.members, new.members, "member")
+    return (*members, *_changes_in_words(old.officers, new.officers, "officer"), *quorum)
+
+
+def _changes_in_words(old: Mapping[str, str], new: Mapping[str, str], kind: str) -> Iterable[str]:
+    yield from (f"{kind} added: {name}" for name in sorted(new.keys() - old.keys()))
+    yield from (f"{kind} removed: {name}" for name in sorted(old.keys() - new.keys()))
+    kept = sorted(old.keys() & new.keys())
+    yield from (f"{kind} with another key: {name}" for name in kept if old[name] != new[name])

@@ -11,18 +11,16 @@ from rich.text import Text
 import umbel
 from umbel.aggregation.run.records import VersionRecord
 from umbel.client.cli.options import App, AsJson, RunName
-from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, screen, table_lines
+from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, print_result, screen, table_lines
 from umbel.client.cli.view_rounds import measured
+from umbel.client.errors import printable
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 model_app = typer.Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """A model version that was written to a file."""
-
     file: str
     run: str
     version: int
@@ -52,10 +50,7 @@ def init_verb(
         layout = write_model(out, load_initial_model(app, seed).state_dict())
     size_bytes = out.stat().st_size
     facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
+    print_result(facts, f"{out}: {layout.n_values} values, {size_bytes} bytes", as_json)
 
 
 def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
@@ -65,15 +60,15 @@ def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> 
         print_json(versions)
         return
     columns = [
-        _column("version", 100, [str(one.version) for one in versions]),
-        _column("sha256", 60, [printable(one.sha256[:12]) for one in versions]),
-        _column("MB", 30, [f"{one.size_bytes / 1e6:.2f}" for one in versions]),
-        _column("from", 80, [_origin(one) for one in versions]),
-        _column("samples", 40, [str(one.sample_count) for one in versions]),
+        Column("version", 100, [str(one.version) for one in versions]),
+        Column("sha256", 60, [printable(one.sha256[:12]) for one in versions]),
+        Column("MB", 30, [f"{one.size_bytes / 1e6:.2f}" for one in versions]),
+        Column("from", 80, [_origin(one) for one in versions]),
+        Column("samples", 40, [str(one.sample_count) for one in versions]),
         *measured("training", 50, [one.metrics for one in versions]),
         *measured("held-out", 70, [one.evaluation for one in versions]),
-        _column("made", 20, [moment(one.created_at) for one in versions]),
-        _column("state", 90, [_state(one) for one in versions]),
+        Column("made", 20, [moment(one.created_at) for one in versions]),
+        Column("state", 90, [_state(one) for one in versions]),
     ]
     console = screen()
     console.print(Text("\n").join(table_lines(columns, console.width)))
@@ -100,11 +95,9 @@ def export_model(
         operator.download_model(sha256, out)
     n_bytes = out.stat().st_size
     facts = ExportedModel(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
-    if as_json:
-        print_json(facts)
-    else:
-        what = ", in full precision" if full_precision else ""
-        typer.echo(f"{out}: version {found.version} ({_origin(found)}){what}, sha256 {printable(sha256)}")
+    what = ", in full precision" if full_precision else ""
+    text = f"{out}: version {found.version} ({_origin(found)}){what}, sha256 {printable(sha256)}"
+    print_result(facts, text, as_json)
 
 
 def _kept(found: Sequence[VersionRecord], run: str, version: int | None, newest: int) -> VersionRecord:
@@ -124,7 +117,3 @@ def _origin(version: VersionRecord) -> str:
 def _state(version: VersionRecord) -> str:
     best = ["best"] if version.is_best else []
     return ", ".join(best + ([] if version.deleted_at is None else [f"deleted {moment(version.deleted_at)}"]))
-
-
-def _column(head: str, worth: int, cells: Sequence[str]) -> Column:
-    return Column(head, [Text(cell) for cell in cells], worth)

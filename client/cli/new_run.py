@@ -93,7 +93,6 @@ def careful_of_overrides(run_file: RunFile) -> str:
 
 
 def _list_for(run_file: RunFile, path: Path) -> SignedMembers:
-    """Read a member list, which the run file must name."""
     signed = read_members_file(path)
     try:
         require_named(run_file, signed.list)

@@ -4,7 +4,7 @@ error. Nothing is wrapped in a file or a pipe.
 
 import logging
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,12 +14,12 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import RunView
-from umbel.client.errors import ClientError
-from umbel.client.printable import printable
+from umbel.client.errors import ClientError, printable
 
 _UNWRAPPED_COLUMNS = 1 << 16
 _GAP = 2  # between two columns
@@ -31,18 +31,35 @@ def screen() -> Console:
     return console if console.is_terminal else Console(width=_UNWRAPPED_COLUMNS)
 
 
-def print_json(value: object) -> None:
+def json_text(value: object) -> str:
     adapter: TypeAdapter[Any] = TypeAdapter(type(value))
-    typer.echo(adapter.dump_json(value).decode())
+    return adapter.dump_json(value).decode()
+
+
+def print_json(value: object) -> None:
+    typer.echo(json_text(value))
+
+
+def print_result(value: object, text: str, as_json: bool) -> None:
+    """Print `value` as JSON, or `text` for people."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(text)
 
 
 def print_run(view: RunView, as_json: bool) -> None:
-    """Print a run's state, after an order was carried out."""
-    if as_json:
-        print_json(view)
-    else:
-        rounds = f"{view.rounds_done} of {counted(view.rounds_planned, 'round')}"
-        typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
+    rounds = f"{view.rounds_done} of {counted(view.rounds_planned, 'round')}"
+    text = f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip()
+    print_result(view, text, as_json)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. Cells may hold a peer's text."""
+    table = Table(*heads, box=None)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    screen().print(table)
 
 
 @contextmanager
@@ -67,14 +84,18 @@ class Column:
     """A column of a table that must fit a width."""
 
     head: str
-    cells: Sequence[Text]
     worth: int  # columns of greater worth get room first
+    cells: Sequence[str | Text]
     least: int | None = None  # the width that it may be cut to; None: never cut
+
+    @property
+    def texts(self) -> list[Text]:
+        return [cell.copy() if isinstance(cell, Text) else Text(cell) for cell in self.cells]
 
     @property
     def wanted(self) -> int:
         """The width when nothing is cut."""
-        return max(len(self.head), *(cell.cell_len for cell in self.cells), 0)
+        return max(len(self.head), *(cell.cell_len for cell in self.texts), 0)
 
     @property
     def needed(self) -> int:
@@ -86,7 +107,7 @@ def table_lines(columns: Sequence[Column], width: int) -> list[Text]:
     widths = _widths(columns, width)
     shown = [(columns[place], widths[place]) for place in sorted(widths)]
     heads = [Text(column.head, "bold") for column, _ in shown]
-    rows = zip(*(column.cells for column, _ in shown), strict=True)
+    rows = zip(*(column.texts for column, _ in shown), strict=True)
     return [_line(cells, [width for _, width in shown]) for cells in (heads, *rows)]
 
 
@@ -96,7 +117,6 @@ def figure(value: float) -> str:
 
 
 def figures(means: Mapping[str, float]) -> str:
-    """Each mean with its name, sorted by name."""
     return "  ".join(f"{printable(name)} {figure(value)}" for name, value in sorted(means.items()))
 
 
@@ -128,9 +148,8 @@ def _widths(columns: Sequence[Column], width: int) -> dict[int, int]:
 def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     line = Text()
     for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        part = cell.copy()
-        part.truncate(width, overflow="ellipsis", pad=place < len(widths) - 1)
-        line.append_text(part)
+        cell.truncate(width, overflow="ellipsis", pad=place < len(widths) - 1)
+        line.append_text(cell)
         if place < len(widths) - 1:
             line.append(" " * _GAP)
     return line

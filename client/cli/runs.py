@@ -1,27 +1,25 @@
 """`umbel run`: list, show, watch, pause, resume, stop and roll back a run. Other files add the group's other verbs."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
-from umbel.aggregation.run.records import RoundRecord, RunProgress
-from umbel.client.cli.audit import audit_verb, replay_verb, verify_verb
+from umbel.aggregation.run.records import RoundRecord, RunProgress, RunView
+from umbel.client.cli.audit import audit_run, replay_run, verify_file
 from umbel.client.cli.models import export_model, list_versions
 from umbel.client.cli.new_run import create_run
 from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
-from umbel.client.cli.output import print_json, print_run, screen
+from umbel.client.cli.output import json_text, one_sentence_errors, print_json, print_run, print_table, screen
 from umbel.client.cli.trace import export_trace
 from umbel.client.cli.view import RunPicture
 from umbel.client.cli.view_rounds import Events
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
@@ -35,13 +33,8 @@ def list_runs(operator: Operator, as_json: AsJson = False) -> None:
     runs = operator.runs()
     if as_json:
         print_json(runs)
-        return
-    table = Table("run", "status", "rounds", "model", "", box=None)
-    for view in runs:
-        rounds = f"{view.rounds_done} of {view.rounds_planned}"
-        cells = (view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    screen().print(table)
+    else:
+        print_table(("run", "status", "rounds", "model", ""), map(_cells, runs))
 
 
 def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
@@ -58,11 +51,11 @@ def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None
     line an event, each with its date. --json: a line for each round's end."""
     terminal = screen()
     if as_json:
-        status = _follow_json(operator, run)
+        status = _follow(operator, run, lambda progress: map(json_text, progress.ended))
     elif terminal.is_terminal:
         status = _follow_live(operator, run, terminal)
     else:
-        status = _follow_events(operator, run)
+        status = _follow(operator, run, Events().new_in)
     if status in (RunStatus.FAILED, RunStatus.STOPPED):
         raise typer.Exit(1)
 
@@ -80,7 +73,7 @@ def stop_run(
         done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
         typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
     if view.status.is_over and not as_json:
-        typer.echo(f"{run} is over already, nothing was stopped", err=True)
+        typer.echo(f"{run} is over already; nothing was stopped", err=True)
     print_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
 
 
@@ -114,8 +107,13 @@ def roll_back(
     """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
     before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
     if after.model.version == before.model.version and not as_json:
-        typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
+        typer.echo(f"{run} has this model already; nothing was changed", err=True)
     print_run(after, as_json)
+
+
+def _cells(view: RunView) -> tuple[str, ...]:
+    rounds = f"{view.rounds_done} of {view.rounds_planned}"
+    return view.name, view.status.value, rounds, view.model.sha256[:12], view.reason
 
 
 def _version_or_best(to: str) -> int | Literal["best"]:
@@ -145,28 +143,19 @@ def _follow_live(operator: Operator, run: str, terminal: Console) -> RunStatus:
     return status
 
 
-def _follow_events(operator: Operator, run: str) -> RunStatus:
-    events, status = Events(), RunStatus.RUNNING
+def _follow(operator: Operator, run: str, lines_of: Callable[[RunProgress], Iterable[str]]) -> RunStatus:
+    status = RunStatus.RUNNING
     for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
-        for line in events.new_in(progress):
+        for line in lines_of(progress):
             typer.echo(line)
         status = progress.run.status
     return status
 
 
-def _follow_json(operator: Operator, run: str) -> RunStatus:
-    status = RunStatus.RUNNING
-    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
-        for record in progress.ended:
-            print_json(record)
-        status = progress.run.status
-    return status
-
-
 run_app = typer.Typer(no_args_is_help=True)
-run_app.command("audit")(audit_verb)
-run_app.command("verify")(verify_verb)
-run_app.command("replay")(replay_verb)
+run_app.command("audit")(operator_verb(audit_run))
+run_app.command("verify")(one_sentence_errors()(verify_file))
+run_app.command("replay")(operator_verb(replay_run))
 run_app.command("create")(operator_verb(create_run))
 run_app.command("list")(operator_verb(list_runs))
 run_app.command("show")(operator_verb(show_run))

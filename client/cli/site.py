@@ -44,7 +44,7 @@ def join(
 ) -> None:
     """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
     from umbel.aggregation.messages import RunStatus
-    from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_json
+    from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_result
     from umbel.client.loop import run_client
     from umbel.client.policy.policy import read_policy
     from umbel.client.user_code import load_app
@@ -56,10 +56,7 @@ def join(
             end = run_client(
                 load_app(app), server, state.expanduser(), run, token=token, name=name, labels=labels, policy=limits
             )
-    if as_json:
-        print_json(end)
-    else:
-        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})")
+    print_result(end, f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})", as_json)
     if end.status == RunStatus.FAILED:
         raise typer.Exit(1)
 

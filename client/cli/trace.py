@@ -1,5 +1,6 @@
 """`umbel run export-trace`: write how the rounds of runs went, so that a simulation can have clients like theirs."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -13,10 +14,10 @@ from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.client.cli.options import AsJson
-from umbel.client.cli.output import moment, print_json
+from umbel.client.cli.output import moment, print_result
+from umbel.client.errors import printable
 from umbel.client.files import write_atomically
 from umbel.client.operator.operator import Operator
-from umbel.client.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +54,27 @@ def export_trace(
         raise ValueError(f"there is no folder {out.parent} to write {out.name} to; make it first")
     if out.exists() and not force:
         raise ValueError(f"{out} exists already; name another file, or pass --force to overwrite it")
-    tally = _Tally()
-    trace = _trace_of(operator, runs, tally)
+    n_ended = Counter[str]()
+    trace = _trace_of(operator, runs, n_ended)
     write_atomically(out, canonical(trace).encode())
-    facts = _facts(trace, out, runs, tally.ended)
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo("\n".join(_words(facts)))
+    facts = _facts(trace, out, runs, n_ended.total())
+    print_result(facts, "\n".join(_words(facts)), as_json)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts the attempts that were fetched."""
-
-    ended: int = 0
-
-
-def _trace_of(operator: Operator, runs: Sequence[str], tally: _Tally) -> Trace:
-    ended = (_ended(operator, run, tally) for run in runs)
+def _trace_of(operator: Operator, runs: Sequence[str], n_ended: Counter[str]) -> Trace:
+    """`n_ended`: gets the number of attempts that were fetched, by run."""
+    ended = (_ended(operator, run, n_ended) for run in runs)
     try:
         return trace_of(merge(*ended, key=lambda record: record.opened_at + record.open_s))
     except ValueError as error:
         raise ValueError(f"{' and '.join(runs)}: {error}") from error
 
 
-def _ended(operator: Operator, run: str, tally: _Tally) -> Iterator[RoundRecord]:
+def _ended(operator: Operator, run: str, n_ended: Counter[str]) -> Iterator[RoundRecord]:
     """Yield every ended attempt of a run. Pages are fetched one at a time, so memory holds one page."""
     progress = operator.progress(run)
     while progress.ended:
-        tally.ended += len(progress.ended)
+        n_ended[run] += len(progress.ended)
         yield from progress.ended
         progress = operator.progress(run, progress.next_after)
 

@@ -14,8 +14,8 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.fingerprint import short_groups
 from umbel.client.cli.output import Column, table_lines
-from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, name_of, table_of
-from umbel.client.printable import printable
+from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, name_of, table_of
+from umbel.client.errors import printable
 
 ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20
@@ -35,8 +35,6 @@ _AT_WORK_FIRST = (Fate.TRAINING, Fate.DECLINED, Fate.LOST, Fate.UNFIT, Fate.PART
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """Draws a run with rich."""
-
     run: RunView
     ended: Sequence[RoundRecord]
     live: LiveRound | None
@@ -153,7 +151,6 @@ def _live_words(live: LiveRound) -> list[Text]:
 
 
 def _away(one: TurnedAway) -> Text:
-    """A client that may not take part, and why."""
     return Text(f"{printable(one.client)} turned away: {printable(one.reason)}", "magenta")
 
 
@@ -170,20 +167,13 @@ def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> li
     return [*(_client_table(in_order[: n_max - 1], width) if n_max > 1 else []), counts]
 
 
-def _samples_of(clients: Sequence[ClientRecord]) -> list[Column]:
-    """The column of sample counts; none if they are unknown, as in secure rounds."""
-    if not any(one.sample_count for one in clients):
-        return []
-    return [Column("samples", [Text(str(one.sample_count or "")) for one in clients], worth=10)]
-
-
 def _client_table(clients: Sequence[ClientRecord], width: int) -> list[Text]:
     steps = [f"{one.steps_done} of {one.steps_planned}" if one.steps_planned else "" for one in clients]
     columns = [
-        Column("client", [Text(printable(one.client)) for one in clients], worth=50, least=16),
-        Column("state", [Text(one.fate.value, _STYLES[one.fate]) for one in clients], worth=40),
-        Column("steps", [Text(cell) for cell in steps], worth=20),
-        *_samples_of(clients),
-        Column("", [Text(printable(one.reason)) for one in clients], worth=30, least=20),
+        Column("client", 50, [printable(one.client) for one in clients], least=16),
+        Column("state", 40, [Text(one.fate.value, _STYLES[one.fate]) for one in clients]),
+        Column("steps", 20, steps),
+        *if_known(Column("samples", 10, [str(one.sample_count or "") for one in clients])),
+        Column("", 30, [printable(one.reason) for one in clients], least=20),
     ]
     return table_lines(columns, width)

@@ -10,7 +10,6 @@ from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import (
     Absent,
-    AbsentClient,
     ClientRecord,
     Fate,
     Judged,
@@ -19,7 +18,7 @@ from umbel.aggregation.run.records import (
     RunProgress,
 )
 from umbel.client.cli.output import Column, figure, figures, table_lines, time_of_day
-from umbel.client.printable import printable
+from umbel.client.errors import printable
 
 EXCEPTIONS_SHOWN = 6
 LEGEND = (
@@ -41,49 +40,35 @@ def name_of(attempt: LiveRound | RoundRecord) -> str:
 
 def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
     """Lay out a row for each round. Progress and metrics are the last columns to be left out of a narrow table."""
-
-    def column(head: str, worth: int, cells: Sequence[str]) -> Column:
-        return Column(head, [Text(cell) for cell in cells], worth)
-
+    epsilons = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
     columns = [
-        Column("round", [Text(_number(one) + _state(one)) for one in records], worth=100, least=12),
-        column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
-        *_data_in(records),
-        column("partial", 30, [str(one.partial) for one in records]),
-        column("no report", 40, [str(one.dropped) for one in records]),
-        column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
-        column("MB down", 10, [f"{one.bytes_down / 1e6:.3g}" for one in records]),
-        column("updates as", 5, [printable(one.codec) for one in records]),
-        column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
+        Column("round", 100, [_number(one) + _state(one) for one in records], least=12),
+        Column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
+        *if_known(Column("data in", 80, ["" if one.secure else f"{one.samples_share:.0%}" for one in records])),
+        Column("partial", 30, [str(one.partial) for one in records]),
+        Column("no report", 40, [str(one.dropped) for one in records]),
+        Column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
+        Column("MB down", 10, [f"{one.bytes_down / 1e6:.3g}" for one in records]),
+        Column("updates as", 5, [printable(one.codec) for one in records]),
+        Column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
-        *_costs(records),
+        *if_known(Column("epsilon so far", 85, epsilons)),
         *measured("training", 50, [one.metrics for one in records]),
         *measured("held-out", 60, [one.evaluation for one in records]),
     ]
     return table_lines(columns, width)
 
 
-def _data_in(records: Sequence[RoundRecord]) -> list[Column]:
-    """The share of the invited data that was in the round; unknown in secure rounds."""
-    if all(one.secure for one in records):
-        return []
-    cells = ["" if one.secure else f"{one.samples_share:.0%}" for one in records]
-    return [Column("data in", [Text(cell) for cell in cells], worth=80)]
-
-
-def _costs(records: Sequence[RoundRecord]) -> list[Column]:
-    """The privacy cost of a private run after each round."""
-    if all(one.epsilon is None for one in records):
-        return []
-    cells = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
-    return [Column("epsilon so far", [Text(cell) for cell in cells], worth=85)]
+def if_known(column: Column) -> list[Column]:
+    """The column; none if all its cells are empty, as sample counts are in secure rounds."""
+    return [column] if any(column.cells) else []
 
 
 def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
     """A column for each metric."""
     names = sorted({name for one in means for name in one})
-    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
-    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
+    cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
+    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", worth, cells[name]) for name in names]
 
 
 class Notes:
@@ -152,7 +137,8 @@ class Events:
             if notes := self._notes.on(record):
                 yield from notes.plain.splitlines()
         for away in progress.turned_away:
-            yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
+            if self._is_new(f"away {away.client}", line := f"{away.client} turned away: {away.reason}"):
+                yield printable(line)
         run, live = progress.run, progress.live
         state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
         how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
@@ -164,10 +150,6 @@ class Events:
             absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
             yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
 
-    def _if_new(self, topic: str, line: str) -> Iterator[str]:
-        if self._is_new(topic, line):
-            yield printable(line)
-
     def _is_new(self, topic: str, line: str) -> bool:
         is_new = self._last.get(topic) != line
         self._last[topic] = line
@@ -175,8 +157,10 @@ class Events:
 
 
 def absent_words(absent: Absent) -> str:
-    """The absent clients, the first few by name."""
-    named = [f"{printable(one.client)} ({_known(one.sample_count)}{_heard(one)})" for one in absent.named]
+    named = [
+        f"{printable(one.client)} ({_known(one.sample_count)}last seen {time_of_day(one.heard_at)})"
+        for one in absent.named
+    ]
     more = absent.clients - len(named)
     is_known = absent.samples and all(one.sample_count for one in absent.named)
     in_all = f", {counted(absent.samples, 'sample')} in all" if is_known else ""
@@ -186,10 +170,6 @@ def absent_words(absent: Absent) -> str:
 def _known(sample_count: int) -> str:
     """Empty for a client whose sample count is unknown, as in secure rounds."""
     return f"{counted(sample_count, 'sample')}, " if sample_count else ""
-
-
-def _heard(one: AbsentClient) -> str:
-    return f"last heard of {time_of_day(one.heard_at)}"
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:
@@ -206,7 +186,7 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     if not any(one.absent is not None and one.absent.clients and one.samples_selected for one in records):
         return []
     shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
-    return [Column("of all known", [Text(cell) for cell in shares], worth=75)]
+    return [Column("of all known", 75, shares)]
 
 
 def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:

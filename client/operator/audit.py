@@ -53,7 +53,7 @@ def read_lines(path: Path) -> Iterator[AuditLine]:
             try:
                 yield _line(parsed(text.decode()))
             except ValueError as error:
-                raise AuditFailed(f"bundle {number}: line {number + 1} of {path} is no bundle: {error}") from error
+                raise AuditFailed(f"bundle {number}: line {number + 1} of {path} is not a bundle: {error}") from error
 
 
 def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor, list[AuditLine]]:
@@ -63,7 +63,7 @@ def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor
         auditor.follow(line.bundle, line.sha256, line.signature)
         taken.append(line)
     if not taken:
-        raise AuditFailed("there is no bundle at all: a chain begins with its run's creation")
+        raise AuditFailed("there is no bundle: a chain begins with its run's creation")
     return auditor, taken
 
 
@@ -73,18 +73,18 @@ def parse_bundle(raw: Json) -> Bundle:
     kind = bundle.get("kind")
     facts = _FACTS.get(kind) if isinstance(kind, str) else None
     if facts is None:
-        raise AuditFailed(f"it is of a kind that this umbel does not know: {kind!r}")
+        raise AuditFailed(f"this version of umbel does not know its kind: {kind!r}")
     try:
         return _BUNDLE.validate_python({**bundle, "facts": facts.validate_python(bundle.get("facts"))})
     except ValidationError as error:
-        raise AuditFailed(f"it is no whole bundle: {first_finding(error, 'bundle')}") from error
+        raise AuditFailed(f"it is malformed: {first_finding(error, 'bundle')}") from error
 
 
 def _line(value: Json) -> AuditLine:
     line = _object(value)
     sha256, signature, deleted_at = line.get("sha256"), line.get("signature"), line.get("updates_deleted_at")
     if not (isinstance(sha256, str) and isinstance(signature, str) and isinstance(deleted_at, int | float | None)):
-        raise ValueError("sha256, signature or updates_deleted_at are missing beside the bundle")
+        raise ValueError("sha256, signature or updates_deleted_at are missing or malformed beside the bundle")
     return AuditLine(line.get("bundle"), sha256, signature, deleted_at)
 
 

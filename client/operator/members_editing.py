@@ -4,7 +4,7 @@ A list without signatures is changed in place. A signed list never changes; its 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,26 +19,17 @@ from umbel.aggregation.trust.members import (
 )
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.files import write_atomically
-from umbel.client.operator.officer_key import load_officer_key
 from umbel.client.policy.members_store import read_members_file
+from umbel.client.private_keys import load_officer_key
 
 Part = Literal["members", "officers"]
 Change = Callable[[MemberList], MemberList]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The names that differ between two lists. `rekeyed`: the same name with another key."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    rekeyed: tuple[str, ...]
-
-
 def new_file(path: Path, members: MemberList) -> SignedMembers:
     """Write an unsigned list. Raises `ValueError` if the file exists."""
     if path.exists():
-        raise ValueError(f"{path} is there already; name another file")
+        raise ValueError(f"{path} exists already; name another file")
     return write_members_file(path, SignedMembers(members, {}))
 
 
@@ -52,17 +43,16 @@ def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
     if out is not None:
         return new_file(out, changed)
     if signed.signatures:
-        raise ValueError(f"{path} is signed; name a file for the next epoch with --out, for this one is still needed")
+        raise ValueError(f"{path} is signed and stays unchanged; name a file for the next epoch with --out")
     return write_members_file(path, SignedMembers(changed, {}))
 
 
 def with_entry(part: Part, name: str, key: str) -> Change:
-    """A change that adds a new name with its key."""
     text = public_key_text(public_key_bytes(key, f"the key of {name!r}"))
 
     def change(members: MemberList) -> MemberList:
         if name in _part(members, part):
-            raise ValueError(f"{name!r} is there already; to give it another key, remove it first")
+            raise ValueError(f"{name!r} is on the list already; to give it another key, remove it first")
         return _with_part(members, part, {**_part(members, part), name: text})
 
     return change
@@ -98,21 +88,15 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
     officers = {*signed.list.officers.values(), *(previous.officers.values() if previous is not None else ())}
     if text not in officers:
         raise NotAMember(
-            f"{key_file} is not the key of an officer of {path}; if it is of one of the epoch before, name that "
-            "list with --previous"
+            f"{key_file} is not the key of an officer of {path}; if its officer was on the list of the epoch before, "
+            "name that list with --previous"
         )
     after = signed.signed_with(key)
     after.signers_among(signed.list.officers)  # raises for other signatures that do not verify
     return write_members_file(path, after)
 
 
-def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference]:
-    """The differences from `old` to `new`: of the members, and of the officers."""
-    return _difference(old.members, new.members), _difference(old.officers, new.officers)
-
-
 def write_members_file(path: Path, signed: SignedMembers) -> SignedMembers:
-    """Replace a member list's file. Raises `OSError`."""
     write_atomically(path, members_bytes(signed))
     return signed
 
@@ -128,14 +112,6 @@ def _draft_of(signed: SignedMembers) -> MemberList:
             f"{error}; a list with some signatures cannot be changed: two lists of one epoch could come into force"
         ) from error
     return replace(signed.list, epoch=signed.list.epoch + 1, previous=signed.list.sha256)
-
-
-def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> Difference:
-    return Difference(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        rekeyed=tuple(sorted(name for name in old.keys() & new.keys() if old[name] != new[name])),
-    )
 
 
 def _part(members: MemberList, part: Part) -> Mapping[str, str]:

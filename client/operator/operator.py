@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.audit.bundle import PublicAuditKey
 from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
-from umbel.aggregation.trust.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
@@ -72,11 +71,7 @@ class Operator:
 
     def __init__(self, server: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
         bearer = {"Authorization": f"Bearer {admin_key}"}
-
-        def authorize(_target: Target, _body_sha256: bytes) -> Mapping[str, str]:
-            return bearer
-
-        self._transport = Transport(connect(server, transport), authorize)
+        self._transport = Transport(connect(server, transport), lambda _target, _body_sha256: bearer)
         warn_if_readable(addresses_in(server), "the admin key and act with it")
 
     def __enter__(self) -> Self:
@@ -104,8 +99,7 @@ class Operator:
         `client`: the only name that the token can enrol; `labels`: facts about the clients.
         """
         order = {"count": count, "ttl_s": ttl_s, "client": client, "labels": dict(labels or {})}
-        answer = self._ask("POST", "/v1/admin/tokens", **_json(order))
-        return answer.parse(TypeAdapter(_Tokens)).tokens
+        return self._ask("POST", "/v1/admin/tokens", **_json(order)).parse(TypeAdapter(_Tokens)).tokens
 
     def clients(self) -> list[EnrolledClient]:
         """All enrolled clients, also those that were removed."""
@@ -135,30 +129,25 @@ class Operator:
         `members`: the text of the member list that the run file names. From then on only members take part, also in an
         existing run.
         """
-        require_slug(name, "name")
-        path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
         more: Mapping[str, Any] = {"body": run_file.encode(), "headers": {"Content-Type": "application/toml"}}
         if members is not None:
             more = _json({"run_file": run_file, "members": members})
-        return self._ask("PUT", path, query=query, **more).parse(_RUN)
+        return self._ask("PUT", _run_path(name), query=f"model={model_sha256}", **more).parse(_RUN)
 
     def runs(self) -> list[RunView]:
         return self._ask("GET", "/v1/admin/runs").parse(_RUNS)
 
     def run(self, name: str) -> RunView:
-        require_slug(name, "name")
-        return self._ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
+        return self._ask("GET", _run_path(name)).parse(_RUN)
 
     def progress(self, name: str, after: int = 0, wait_s: float = 0.0, mark: str = "") -> RunProgress:
         """The rounds that ended since `after`, and the one under way; held open for news for up to `wait_s` seconds.
 
         `mark`: the mark of the last answer; changes since then are news.
         """
-        require_slug(name, "name")
-        path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
-        query += f"&mark={quote(mark, safe='')}" if mark else ""
-        answer = self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
-        return answer.parse(_PROGRESS)
+        query = f"after={after}&wait_s={wait_s:g}" + (f"&mark={quote(mark, safe='')}" if mark else "")
+        path = _run_path(name, "progress")
+        return self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX).parse(_PROGRESS)
 
     def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
         """News of a run, page by page, until the run has ended; each request is held open for up to `wait_s`.
@@ -174,31 +163,30 @@ class Operator:
             yield progress
 
     def stop_run(self, name: str, reason: str) -> RunView:
-        require_slug(name, "name")
-        return self._ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
+        return self._order(name, "stop", reason=reason)
 
     def pause_run(self, name: str, reason: str, now: bool = False) -> RunView:
         """Begin no further round until the run is resumed. `now`: abandon the open round."""
-        require_slug(name, "name")
-        return self._ask("POST", f"/v1/admin/runs/{name}/pause", **_json({"reason": reason, "now": now})).parse(_RUN)
+        return self._order(name, "pause", reason=reason, now=now)
 
     def resume_run(self, name: str) -> RunView:
-        require_slug(name, "name")
-        return self._ask("POST", f"/v1/admin/runs/{name}/resume", **_json({})).parse(_RUN)
+        return self._order(name, "resume")
 
     def roll_back(self, name: str, to: int | Literal["best"], reason: str) -> RunView:
         """Continue from a copy of an older version, or of the best by the run file's `[stop]`."""
-        require_slug(name, "name")
-        order = {"to": to, "reason": reason}
-        return self._ask("POST", f"/v1/admin/runs/{name}/rollback", **_json(order)).parse(_RUN)
+        return self._order(name, "rollback", to=to, reason=reason)
+
+    def _order(self, name: str, verb: str, **order: object) -> RunView:
+        return self._ask("POST", _run_path(name, verb), **_json(order)).parse(_RUN)
 
     def versions(self, name: str, first: int = 0, count: int | None = None) -> list[VersionRecord]:
         """A run's model versions from `first` on, also deleted ones: `count` of them, or all."""
-        require_slug(name, "name")
         found, after, limit = list[VersionRecord](), first - 1, min(count or VERSIONS_PAGE, VERSIONS_PAGE)
+        path = _run_path(name, "versions")
         while count is None or len(found) < count:
-            path, query = f"/v1/admin/runs/{name}/versions", f"after={after}&limit={limit}"
-            page = self._ask("GET", path, query=query, bytes_max=PROGRESS_BYTES_MAX).parse(_VERSIONS)
+            page = self._ask("GET", path, query=f"after={after}&limit={limit}", bytes_max=PROGRESS_BYTES_MAX).parse(
+                _VERSIONS
+            )
             if not page:
                 break
             found, after = [*found, *page], page[-1].version
@@ -210,9 +198,7 @@ class Operator:
 
     def download_master(self, name: str, version: VersionRecord, path: Path | str) -> None:
         """Write the full-precision copy of one of a run's model versions to `path`, checked; whole, or not at all."""
-        require_slug(name, "name")
-        address = f"/v1/admin/runs/{name}/versions/{version.version}/master"
-        self._download(address, Path(path), version.master_sha256)
+        self._download(_run_path(name, f"versions/{version.version}/master"), Path(path), version.master_sha256)
 
     def audit_key(self) -> str:
         """The key that the coordinator says it signs audit bundles with, base64. Anyone may ask."""
@@ -220,30 +206,26 @@ class Operator:
 
     def audit_page(self, name: str, after: int) -> bytes:
         """A page of a run's audit bundles, from number `after` on, as bytes; `audit.py` parses them."""
-        require_slug(name, "name")
-        return self._ask("GET", f"/v1/admin/runs/{name}/audit", query=f"after={after}", bytes_max=AUDIT_BYTES_MAX).body
+        return self._ask("GET", _run_path(name, "audit"), query=f"after={after}", bytes_max=AUDIT_BYTES_MAX).body
 
     def download_start(self, name: str, number: int, sha256: str, path: Path) -> None:
         """Write the full-precision model that an audited attempt began with to `path`, checked."""
-        require_slug(name, "name")
-        self._download(f"/v1/admin/runs/{name}/audit/{number}/model", path, sha256)
+        self._download(_run_path(name, f"audit/{number}/model"), path, sha256)
 
     def download_update(self, name: str, number: int, client: str, path: Path, bytes_max: int) -> str:
         """Write a client's stored update to `path`; returns its SHA-256."""
-        require_slug(name, "name")
         require_slug(client, "client")
         with path.open("wb") as file:
-            return self._write(f"/v1/admin/runs/{name}/audit/{number}/updates/{client}", file, bytes_max)
+            return self._write(_run_path(name, f"audit/{number}/updates/{client}"), file, bytes_max)
 
     def _download(self, address: str, path: Path, sha256: str) -> None:
-        """Write a model to `path`, whole and checked, or not at all."""
         if not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
                 if self._write(address, file, MODEL_BYTES_MAX) != sha256:
-                    raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {sha256[:12]}…")
+                    raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {sha256[:12]}…")
                 part.replace(path)
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -270,6 +252,12 @@ def _asking_again(step: Callable[[], T], patience_s: float) -> T:
         return patiently(step, Patience(until=time.monotonic() + patience_s))
     except OutOfTime as error:
         raise OutOfTime(f"no answer after {patience_s:g} s of retries: {error.__cause__}") from error
+
+
+def _run_path(name: str, what: str = "") -> str:
+    """The path of a run, or of something under it. Raises `ValueError` for a malformed name."""
+    require_slug(name, "name")
+    return f"/v1/admin/runs/{name}/{what}".rstrip("/")
 
 
 def _json(message: Mapping[str, object]) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Compute a round again from what the coordinator stored: `aggregation/audit/replay.py` with files."""
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.sections import DownlinkSection
 from umbel.client.files import file_sha256
 from umbel.client.operator.operator import Operator
-from umbel.client.state.model_files import MappedModel
+from umbel.client.state.model_files import MappedModel, read_tensors
 
 Tell = Callable[[str], None]
 
@@ -85,15 +84,14 @@ def _make_model(
     """Write the files of the next version as the coordinator writes them; return their hashes."""
     start, path, is_full = folder / "start", folder / "made", layout.is_full_precision
     source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
-    master = empty_state(layout, master_dtype)
+    before, master = InMemory(_state(start)), empty_state(layout, master_dtype)
     if change_step is not None:
         source.operator.download_model(ended.model_in.sha256, path)
-        with _state(start) as before, _state(path):
-            again.write_model(InMemory(before), InMemory(master), MappedModel(path), change_step)
+        _state(path)  # raises for a file that is no model
+        again.write_model(before, InMemory(master), MappedModel(path), change_step)
     else:
         published = empty_state(layout, torch_dtype)
-        with _state(start) as before:
-            again.write_model(InMemory(before), InMemory(master), InMemory(published), None)
+        again.write_model(before, InMemory(master), InMemory(published), None)
         save_file(published, path, metadata_of(layout))
     sha256 = master_sha256 = file_sha256(path)
     if change_step is not None or not is_full:
@@ -102,12 +100,10 @@ def _make_model(
     return ModelId(ended.model_in.version + 1, sha256, master_sha256)
 
 
-@contextmanager
-def _state(path: Path) -> Generator[dict[str, Tensor]]:
+def _state(path: Path) -> dict[str, Tensor]:
     """The tensors of a model file, mapped from disk."""
     try:
-        with safe_open(path, framework="pt") as file:
-            yield {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return read_tensors(path)[1]
     except SafetensorError as error:
         raise AuditFailed(f"the model that the round began with cannot be read: {error}") from error
 

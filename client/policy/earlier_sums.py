@@ -21,8 +21,7 @@ from umbel.client.policy.two_sums import (
     check_terms_change,
     cohort_change_between,
 )
-from umbel.client.state.revealed_sums import RevealedSum
-from umbel.client.state.secure_store import RememberedSum, SecureStore
+from umbel.client.state.secure_store import RememberedSum, RevealedSum, SecureStore
 from umbel.client.wire.offers import SecureInvitation
 
 T = TypeVar("T")
@@ -42,6 +41,7 @@ class _Earlier:
     """A sum before this one, as far as it is known."""
 
     name: str  # its round, in words
+    is_binding: bool  # whether this client revealed shares of it
     clients: frozenset[str]  # the clients of the sum, or of its cohort, that count in a difference
 
 
@@ -61,7 +61,6 @@ class EarlierSums:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sum of this run is remembered."""
         return not self._kept.sums(self._run)
 
     # --- checks ---
@@ -75,10 +74,8 @@ class EarlierSums:
                 before = _counted(one.clients, members)
                 if not invited.issuperset(before):
                     self._check_same_model(invitation, run, one, before, invited)
-        sums = self._kept.sums(self._run)
-        binding = [_earlier(invitation, one, one.cohort, members) for one in sums if one.is_revealed]
-        others = [_earlier(invitation, one, one.cohort, members) for one in sums if not one.is_revealed]
-        self._check_change(invitation, frozenset(invited), binding, others)
+        earlier = [_earlier(invitation, one, one.cohort, members) for one in self._kept.sums(self._run)]
+        self._check_change(invitation, frozenset(invited), earlier)
         self._check_terms(invitation, frozenset(invited), members)
 
     def check_attempt(self, invitation: SecureInvitation) -> None:
@@ -99,9 +96,8 @@ class EarlierSums:
             for run, one in self._bound_by(invitation):
                 self._check_same_model(invitation, run, one, _counted(one.clients, members), clients)
         signed = [one for one in self._kept.sums(self._run) if one.clients]
-        binding = [_earlier(invitation, one, one.clients, members) for one in signed if one.is_revealed]
-        others = [_earlier(invitation, one, one.clients, members) for one in signed if not one.is_revealed]
-        self._check_change(invitation, frozenset(clients), binding, others)
+        earlier = [_earlier(invitation, one, one.clients, members) for one in signed]
+        self._check_change(invitation, frozenset(clients), earlier)
         self._check_terms(invitation, frozenset(clients), members)
 
     # --- what the site does ---
@@ -154,7 +150,7 @@ class EarlierSums:
             return
         terms = terms_sha256(invitation)
         for one in self._kept.revealed(self._run):
-            if _is_of_same_terms(one, invitation):
+            if one.terms_sha256 in ("", terms):  # older versions of umbel stored no terms
                 continue
             before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check_terms_change(self._policy, before, now, n_invited, f"round {one.round}")
@@ -162,17 +158,19 @@ class EarlierSums:
                 log.warning("round %d: %s.%s", invitation.assignment.round, found, _KEEP_TERMS)
                 _note(self._warned_of_terms, [terms])
 
-    def _check_change(
-        self, invitation: SecureInvitation, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
-    ) -> None:
-        """Refuse clients that are too close to a sum of `binding`, whose shares were revealed, or warn. Warn also of
-        those too close to `others`. The warning names the closest sum; each pair of client sets is warned of once.
+    def _check_change(self, invitation: SecureInvitation, now: frozenset[str], earlier: Iterable[_Earlier]) -> None:
+        """Refuse clients that are too close to a sum whose shares were revealed, or warn. Of other sums only warn.
+
+        The warning names the closest sum. Each pair of client sets is warned of once.
         """
         if self._policy.relies_on(invitation.offer.plan.noise) and self._policy.cohort_change is None:
             return
         policy = self._policy
-        near = [one for one in binding if check_cohort_change(policy, one.clients, now, one.name) is not None]
-        near += [one for one in others if cohort_change_between(policy, one.clients, now, one.name) is not None]
+        near = list[_Earlier]()
+        for one in sorted(earlier, key=lambda one: not one.is_binding):
+            check = check_cohort_change if one.is_binding else cohort_change_between
+            if check(policy, one.clients, now, one.name) is not None:
+                near.append(one)
         if new := [one for one in near if _pair(one.clients, now) not in self._warned_of]:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
@@ -206,17 +204,12 @@ def _n_invited(invitation: SecureInvitation, one: RevealedSum) -> int:
     return max(len(invitation.context.cohort), one.n_invited)
 
 
-def _is_of_same_terms(one: RevealedSum, invitation: SecureInvitation) -> bool:
-    """Whether the terms are the same. Older versions of umbel stored no terms; these sums count as the same."""
-    return one.terms_sha256 in ("", terms_sha256(invitation))
-
-
 def _earlier(
     invitation: SecureInvitation, one: RememberedSum, clients: Collection[str], members: Collection[str] | None
 ) -> _Earlier:
     """`clients`: of the sum, or of its cohort."""
     attempt = "an earlier attempt at " if one.round == invitation.assignment.round else ""
-    return _Earlier(f"{attempt}round {one.round}", frozenset(_counted(clients, members)))
+    return _Earlier(f"{attempt}round {one.round}", one.is_revealed, frozenset(_counted(clients, members)))
 
 
 def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:

@@ -73,7 +73,6 @@ def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = F
 
 
 def _shown(path: Path) -> SignedMembers:
-    """The list in the file that a policy names."""
     try:
         return read_members_file(path)
     except OSError as error:
@@ -140,16 +139,16 @@ def _require_later(pinned: MemberList, shown: MemberList) -> None:
         )
     if shown.epoch == pinned.epoch:
         raise NotTheSuccessor(
-            f"this site knows another epoch {pinned.epoch} of {pinned.name!r}; two lists of one epoch are a mistake of "
-            "the officers, or an attack: ask them"
+            f"this site trusts a different epoch {pinned.epoch} of {pinned.name!r}; two lists of one epoch are a "
+            "mistake of the officers, or an attack: ask them"
         )
 
 
 def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
     if shown.list.epoch > pinned.epoch + 1:
         raise NotTheSuccessor(
-            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and was not shown those before epoch "
-            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or, once an officer has confirmed "
+            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and has not seen every epoch before "
+            f"{shown.list.epoch}: trust them one by one (`umbel members trust`), or, once an officer has confirmed "
             f'its hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
         )
     check_successor(pinned, shown)
@@ -161,7 +160,7 @@ def _check_confirmed(shown: SignedMembers, trusted_sha256: str, is_confirmed: bo
     if trusted_sha256:
         raise NotConfirmed(
             f"the policy names another member list ({short_groups(trusted_sha256)}) than {shown.list.words}: ask an "
-            f'officer which it is to be; the whole hash of this one is members_sha256 = "{shown.list.sha256}"'
+            f'officer which is right; the whole hash of this one is members_sha256 = "{shown.list.sha256}"'
         )
     if not is_confirmed:
         raise NotConfirmed(

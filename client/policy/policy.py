@@ -155,7 +155,6 @@ class SitePolicy:
 
     @property
     def link_rules(self) -> LinkRules:
-        """Which hosts the coordinator may refer this site to for a model."""
         return LinkRules(self.links, frozenset(map(LinkHost.parse, self.link_hosts)))
 
     @property
@@ -169,7 +168,6 @@ class SitePolicy:
         return max(of_run, own)
 
     def samples_that_count(self, n_samples: int) -> int:
-        """How many of the samples count in a masked sum."""
         return n_samples if self.weight_max is None else min(n_samples, self.weight_max)
 
     @property
@@ -309,7 +307,7 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            public_reason="this site's budget of privacy has no room for this round; its own log has the numbers",
+            public_reason="this site's privacy budget does not allow this round; its own log has the numbers",
         )
 
 

@@ -80,7 +80,7 @@ class Site:
         self._state_dir = state_dir
         self._kept = kept
         self._random = random or SecureRandom()
-        self._earlier_sums = EarlierSums(run, self.policy, kept)
+        self.earlier_sums = EarlierSums(run, self.policy, kept)
         self._has_warned = False
         self.policy.check_run(run)
         self._list = members_in_force(self.policy, state_dir)
@@ -89,7 +89,7 @@ class Site:
         """Raise `WorkRefused` if the policy requires secure rounds, or if the run has already had some."""
         self.policy.check_plain_round(layout.n_values)
         begun = self._kept.begun()
-        if not self._earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
+        if not self.earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
             raise WorkRefused(
                 "this site has taken part in secure rounds of this run, and a round without secure aggregation would "
                 "reveal what they hide"
@@ -106,14 +106,14 @@ class Site:
         self._check_own_key(invitation)
         self._check_limits(invitation, context.names, layout, ledger)
         self._check_members(invitation)
-        self._earlier_sums.check_invitation(invitation, self._members())
+        self.earlier_sums.check_invitation(invitation, self._members())
         begun = Begun(invitation.assignment.id, context.attempt_id)
         if self._kept.begun() == begun:
             raise AttemptRefused(
                 "this client already began this attempt, and a restart or an error lost its keys; it can take part in "
                 "the next attempt"
             )
-        self._earlier_sums.check_attempt(invitation)
+        self.earlier_sums.check_attempt(invitation)
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
@@ -132,19 +132,7 @@ class Site:
 
     def check_sum(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that, with an earlier one, could reveal one site's update."""
-        self._earlier_sums.check_sum(invitation, clients, self._members())
-
-    def sending(self, invitation: SecureInvitation) -> None:
-        """Remember, before the masked update is sent, that it may be in a sum."""
-        self._earlier_sums.sending(invitation)
-
-    def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
-        """Remember the sum's clients, before they are signed."""
-        self._earlier_sums.signing(invitation, clients)
-
-    def revealing(self, invitation: SecureInvitation) -> None:
-        """Remember, before shares of the sum are sent, that they are revealed."""
-        self._earlier_sums.revealing(invitation)
+        self.earlier_sums.check_sum(invitation, clients, self._members())
 
     # --- the checks ---
 
@@ -222,7 +210,7 @@ class Site:
                 "this client is not on the member list with its own key",
             )
         if wrong:
-            others = _and_others(len(wrong) - 1)
+            others = f" (and {counted(len(wrong) - 1, 'other')})" if len(wrong) > 1 else ""
             raise StrangersInvited(
                 f"the cohort of round {invitation.assignment.round} has clients that are not on member list "
                 f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
@@ -281,7 +269,3 @@ def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
         f"this round is bound {bound} this site trusts: {trusted}. Ask an officer which is the newest. For this site's "
         f"list the run file needs {lines}"
     )
-
-
-def _and_others(n_others: int) -> str:
-    return f" (and {counted(n_others, 'other')})" if n_others else ""

@@ -8,9 +8,9 @@ from umbel.aggregation.messages import AssignmentState, Outcome, ReportAnswer
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError
 from umbel.client.state.store import PendingReport, Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import WINDOW_S_MAX
+from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience, patiently
 from umbel.client.wire.upload import Upload
 
@@ -65,7 +65,6 @@ class Delivery:
         return min(status.window_s, WINDOW_S_MAX)
 
     def note(self, assignment: AssignmentId, answer: ReportAnswer, done: int, planned: int) -> None:
-        """Count and log the answer to a report."""
         self.count(answer)
         log.info("%s: %d of %d steps, %s: %s", assignment, done, planned, answer.outcome.value, answer.reason)
 

@@ -16,82 +16,73 @@ from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.state.model_files import apply_changes, load_model
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.download import download
-from umbel.client.wire.redirect import Links
+from umbel.client.wire.download import Links, download
+from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience
 
 log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A model of this layout, and the changes that lead to it; see `Assignment`."""
+class ModelFetcher:
+    """Fetches models of this layout to one client's disk."""
 
-    model: ModelRef
+    coordinator: CoordinatorClient
+    store: Store
     layout: Layout
-    changes: Sequence[ModelChange] = ()
+    links: Links
 
+    def fetch(
+        self, model: ModelRef, changes: Sequence[ModelChange], bandwidth: Bandwidth, patience: Patience
+    ) -> tuple[Path, Bandwidth]:
+        """The model's path on disk, and the measured bandwidth. Every other model is removed.
 
-def fetch_model(
-    coordinator: CoordinatorClient, store: Store, wanted: Wanted, bandwidth: Bandwidth, patience: Patience, links: Links
-) -> tuple[Path, Bandwidth]:
-    """The model's path on disk, and the measured bandwidth. Every other model is removed.
-
-    Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
-    """
-    model = wanted.model
-    path = store.model_path(model.sha256)
-    if _is_here(path, model.sha256):
-        store.keep_only(model.sha256)
+        `changes` lead to the model; see `Assignment`. Raises `CoordinatorMisbehaved` for bytes that do not hash to
+        `model.sha256`, or that are too many.
+        """
+        path = self.store.model_path(model.sha256)
+        if _is_here(path, model.sha256):
+            self.store.keep_only(model.sha256)
+            return path, bandwidth
+        needed = self._needed(changes)
+        self.store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
+        if not (needed and self._is_made(model, needed, patience)):
+            self.store.keep_only(model.sha256)  # first, because the disk may have no room for both
+            part = self.store.part_path(model.sha256)
+            came = download(self.coordinator, model, part, patience, self.links)
+            bandwidth = bandwidth.after_download(came.n_bytes, came.seconds)
+            part.replace(path)
+        self.store.keep_only(model.sha256)
         return path, bandwidth
-    needed = _needed(store, wanted.changes)
-    store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
-    if not (needed and _is_made(coordinator, store, wanted, needed, patience, links)):
-        store.keep_only(model.sha256)  # first, because the disk may have no room for both
-        part = store.part_path(model.sha256)
-        came = download(coordinator, model, part, patience, links)
-        bandwidth = bandwidth.after_download(came.n_bytes, came.seconds)
-        part.replace(path)
-    store.keep_only(model.sha256)
-    return path, bandwidth
+
+    def _needed(self, changes: Sequence[ModelChange]) -> Sequence[ModelChange]:
+        """The fewest changes that lead from a model on disk to the wanted one; none if no such model is on disk."""
+        for i in reversed(range(len(changes))):
+            if _is_here(self.store.model_path(changes[i].from_sha256), changes[i].from_sha256):
+                return changes[i:]
+        return ()
+
+    def _is_made(self, model: ModelRef, needed: Sequence[ModelChange], patience: Patience) -> bool:
+        """Download the changes and apply them; False if that fails."""
+        store = self.store
+        base, making = store.model_path(needed[0].from_sha256), store.making_path(model.sha256)
+        try:
+            for change in needed:
+                if not (path := store.change_path(change.sha256)).exists():
+                    download(self.coordinator, change, part := store.part_path(change.sha256), patience, self.links)
+                    part.replace(path)
+            load_model(base, self.layout)  # checks it, because a client that was killed before training has not
+            apply_changes(self.layout, base, [store.change_path(change.sha256) for change in needed], making)
+            if file_sha256(making) != model.sha256:
+                raise CoordinatorMisbehaved("the changes do not give the model's SHA-256")
+        except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
+            making.unlink(missing_ok=True)
+            log.warning("cannot use the changes since the last model, so the whole model is downloaded: %s", error)
+            return False
+        making.replace(store.model_path(model.sha256))
+        return True
 
 
 def _is_here(path: Path, sha256: str) -> bool:
     return path.exists() and file_sha256(path) == sha256
-
-
-def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChange]:
-    """The fewest changes that lead from a model on disk to the wanted one; none if no such model is on disk."""
-    for i in reversed(range(len(changes))):
-        if _is_here(store.model_path(changes[i].from_sha256), changes[i].from_sha256):
-            return changes[i:]
-    return ()
-
-
-def _is_made(
-    coordinator: CoordinatorClient,
-    store: Store,
-    wanted: Wanted,
-    needed: Sequence[ModelChange],
-    patience: Patience,
-    links: Links,
-) -> bool:
-    """Download the changes and apply them; False if that fails."""
-    base, making = store.model_path(needed[0].from_sha256), store.making_path(wanted.model.sha256)
-    try:
-        for change in needed:
-            if not (path := store.change_path(change.sha256)).exists():
-                download(coordinator, change, part := store.part_path(change.sha256), patience, links)
-                part.replace(path)
-        load_model(base, wanted.layout)  # checks it, because a client that was killed before training has not
-        apply_changes(wanted.layout, base, [store.change_path(change.sha256) for change in needed], making)
-        if file_sha256(making) != wanted.model.sha256:
-            raise CoordinatorMisbehaved("what they make does not have its SHA-256")
-    except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
-        making.unlink(missing_ok=True)
-        log.warning("cannot use the changes since the last model, so the whole model is downloaded: %s", error)
-        return False
-    making.replace(store.model_path(wanted.model.sha256))
-    return True

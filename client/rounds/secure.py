@@ -1,7 +1,7 @@
 """One attempt at a secure round in the main thread: from trained weights to the unmasked sum.
 
 ```
-training, beside it the exchange of keys (`key_exchange.py`)
+training, beside it the exchange of keys (`watch.py`)
       v
 masked update on disk -> upload -> report -- late, surplus --> forget
                                     v accepted
@@ -20,6 +20,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +28,6 @@ from torch import Tensor
 
 from umbel.aggregation.messages import ReportAnswer
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.masks import ONE_STEP
 from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.secagg.errors import SecAggError
@@ -55,8 +55,7 @@ from umbel.client.errors import (
     alarm_of,
 )
 from umbel.client.policy.site import Admitted, Site
-from umbel.client.rounds.key_exchange import KeyExchange
-from umbel.client.rounds.watch import PAUSE_S, renewal_s
+from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -68,53 +67,40 @@ _WINDOWS_MAX = 2.0  # for so many windows a coordinator may answer "not yet"
 log = logging.getLogger("umbel.client")
 
 
+@dataclass
 class SecureRound:
-    """This client's part in one attempt. `patience`: for a coordinator that is away."""
+    """This client's part in one attempt."""
 
-    def __init__(
-        self,
-        coordinator: CoordinatorClient,
-        store: Store,
-        site: Site,
-        layout: Layout,
-        invitation: SecureInvitation,
-        admitted: Admitted,
-        patience: Patience,
-    ) -> None:
-        self._coordinator = coordinator
-        self._store = store
-        self._site = site
-        self._layout = layout
-        self._invitation = invitation
-        self._admitted = admitted
-        self._patience = patience
-        self._id = invitation.assignment.id
-        plan = invitation.offer.plan
-        self._floor = site.policy.work_floor(plan.minimum_work, plan.noise)
+    coordinator: CoordinatorClient
+    store: Store
+    site: Site
+    layout: Layout
+    invitation: SecureInvitation
+    admitted: Admitted
+    patience: Patience  # for a coordinator that is away
+
+    def __post_init__(self) -> None:
+        self.offer, plan = self.invitation.assignment, self.invitation.offer.plan
+        self._id = self.offer.id
+        self._floor = self.site.policy.work_floor(plan.minimum_work, plan.noise)
 
     @property
     def update_bytes(self) -> int:
-        """The length of the masked update."""
-        return MaskedReader(self._admitted.composition).update_bytes.start
+        return MaskedReader(self.admitted.composition).update_bytes.start
 
     def exchange(self) -> KeyExchange:
-        """The thread that exchanges keys while the site trains."""
         return KeyExchange(
-            self._coordinator,
+            self.coordinator,
             self._id,
-            self._invitation.offer.window_s,
-            self._admitted.client,
-            lambda roster: self._site.check_roster(self._invitation, roster, self._layout),
+            self.invitation.offer.window_s,
+            self.admitted.client,
+            lambda roster: self.site.check_roster(self.invitation, roster, self.layout),
         )
-
-    @property
-    def offer(self) -> Assignment:
-        return self._invitation.assignment
 
     @property
     def is_covered(self) -> bool:
         """Whether noise that the site relies on covers its contribution. Then nothing may reveal how training went."""
-        return self._site.policy.relies_on(self._invitation.offer.plan.noise)
+        return self.site.policy.relies_on(self.invitation.offer.plan.noise)
 
     def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
         """Write the masked update to disk; returns its SHA-256 and length.
@@ -122,27 +108,27 @@ class SecureRound:
         `done` is None only in a covered round whose training failed. Raises `UnfitWork` for an update that must not be
         sent, but never in a covered round.
         """
-        for complaint in self._admitted.client.complaints:
+        for complaint in self.admitted.client.complaints:
             log.warning(
                 "round %d: a share from another client cannot be decrypted: %s",
-                self._invitation.assignment.round,
+                self.offer.round,
                 complaint,
             )
         made = self._contribution(app, start, done)
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
-        self._site.sending(self._invitation)
-        return self._store.save_update(masked_input(made, self._admitted.client))
+        self.site.earlier_sums.sending(self.invitation)
+        return self.store.save_update(masked_input(made, self.admitted.client))
 
     def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
         def change() -> Iterator[Tensor]:
-            return weight_changes(app, self._layout, start)
+            return weight_changes(app, self.layout, start)
 
         if self.is_covered:
-            return self._unseen(nothing(self._invitation.composition) if done is None else change)
+            return self._unseen(nothing(self.invitation.composition) if done is None else change)
         assert done is not None, "without noise, failed training is declined"
         try:
-            with unfit_refused(self._invitation.assignment):
+            with unfit_refused(self.offer):
                 return self._made(change, self._local_work(done))
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
@@ -163,17 +149,15 @@ class SecureRound:
                 error,
                 exc_info=error,
             )
-            return self._made(nothing(self._invitation.composition), SILENT)
+            return self._made(nothing(self.invitation.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
-        return contribution(
-            self._invitation.composition, change, work, self._admitted.secret, is_covered=self.is_covered
-        )
+        return contribution(self.invitation.composition, change, work, self.admitted.secret, is_covered=self.is_covered)
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` if the model arrived too late for the least amount of work."""
         if self._floor > ONE_STEP:
-            check_window(self._invitation, left_s, MODEL_SHARE, "the model arrived")
+            check_window(self.invitation, left_s, MODEL_SHARE, "the model arrived")
 
     def check_work(self, plan: LocalPlan, done: Trained) -> None:
         """Raise `TooLittleDone` if less than the least amount of work was done, `UnfitWork` for inconsistent steps."""
@@ -182,7 +166,7 @@ class SecureRound:
             check_floor(done, self._floor)
 
     def _local_work(self, done: Trained) -> LocalWork:
-        result, evaluation, words = done.result, done.evaluation, self._invitation.composition.words
+        result, evaluation, words = done.result, done.evaluation, self.invitation.composition.words
         if result.sample_count > words.sample_count_max:
             log.info(
                 "%s: at most %d of this client's %d samples count, because the run's sample_count_max is %d",
@@ -192,7 +176,7 @@ class SecureRound:
                 words.sample_count_max,
             )
         metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
-        if not self._site.policy.share_metrics:
+        if not self.site.policy.share_metrics:
             metrics, measured = {}, {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
@@ -202,7 +186,7 @@ class SecureRound:
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
             )
-        count = self._site.policy.samples_that_count
+        count = self.site.policy.samples_that_count
         return LocalWork(
             sample_count=count(result.sample_count),
             steps_done=result.steps_done,
@@ -210,14 +194,13 @@ class SecureRound:
             metrics=metrics,
             evaluation=measured,
             evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
-            draws=self._invitation.offer.draws,
+            draws=self.invitation.offer.draws,
         )
 
     def report(self, update_sha256: str) -> ReportAnswer:
-        """Report the masked update, signed."""
-        signature = self._admitted.client.sign_input(bytes.fromhex(update_sha256))
+        signature = self.admitted.client.sign_input(bytes.fromhex(update_sha256))
         masked = MaskedInput(update_sha256, base64.b64encode(signature).decode())
-        return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
+        return patiently(lambda: self.coordinator.report(self._id, masked), self.patience)
 
     def open(self) -> bool:
         """Sign the clients of the sum, and reveal shares once all have signed. True if the coordinator took the shares;
@@ -238,29 +221,29 @@ class SecureRound:
         return True
 
     def _open(self) -> None:
-        client, context = self._admitted.client, self._invitation.context
+        client, context = self.admitted.client, self.invitation.context
         inputs = self._ask(Phase.CONSISTENCY_CHECK)
         clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
-        self._site.check_sum(self._invitation, clients)
+        self.site.check_sum(self.invitation, clients)
         agreed = client.agree(inputs)
-        self._site.signing(self._invitation, clients)
-        patiently(lambda: self._coordinator.send_message(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
+        self.site.earlier_sums.signing(self.invitation, clients)
+        patiently(lambda: self.coordinator.send_message(self._id, Phase.CONSISTENCY_CHECK, agreed), self.patience)
         shares = client.reveal(self._ask(Phase.UNMASKING))
-        self._site.revealing(self._invitation)
+        self.site.earlier_sums.revealing(self.invitation)
         self._until_done(
-            lambda hold_s: self._coordinator.send_message(self._id, Phase.UNMASKING, shares, hold_s) or None
+            lambda hold_s: self.coordinator.send_message(self._id, Phase.UNMASKING, shares, hold_s) or None
         )
 
     def _ask(self, phase: Phase) -> bytes:
-        n_cohort = len(self._invitation.context.cohort)
-        return self._until_done(lambda hold_s: self._coordinator.fetch_message(self._id, phase, n_cohort, hold_s))
+        n_cohort = len(self.invitation.context.cohort)
+        return self._until_done(lambda hold_s: self.coordinator.fetch_message(self._id, phase, n_cohort, hold_s))
 
     def _until_done(self, step: Callable[[float], T | None]) -> T:
         """Repeat a long poll until it has a result.
 
         Only time in which the coordinator answers counts, because it extends its deadlines after an outage.
         """
-        window_s, waited_s = self._invitation.offer.window_s, 0.0
+        window_s, waited_s = self.invitation.offer.window_s, 0.0
         hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
 
         def timed() -> tuple[T | None, float]:
@@ -268,7 +251,7 @@ class SecureRound:
             return step(hold_s), time.monotonic() - started
 
         while waited_s < waits_s:
-            found, took_s = patiently(timed, self._patience)
+            found, took_s = patiently(timed, self.patience)
             if found is not None:
                 return found
             time.sleep(PAUSE_S)

@@ -24,7 +24,7 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
-from umbel.client.wire.bandwidth import Bandwidth
+from umbel.client.wire.timing import Bandwidth
 
 _STEPS_TO_SPARE = 2  # because the next step may be the longest
 log = logging.getLogger("umbel.client")
@@ -74,7 +74,7 @@ def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
     try:
         app.model.load_state_dict(weights)
     except Exception as error:
-        raise TrainingFailed("the client's own model does not take the run's weights; see its log") from error
+        raise TrainingFailed("the run's weights do not fit the client's own model; see its log") from error
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
@@ -213,7 +213,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandw
             probe=probe_of(app, result, done.step_s, offer, bandwidth) if offer.task.tries_clients else None,
         )
     except ValueError as error:
-        raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error
+        raise WorkRefused(f"the site's code returned an inconsistent result: {error}") from error
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -244,7 +244,7 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
     try:
         return EvaluationDone(n_samples, finite(evaluation.metrics), took_s)
     except ValueError as error:
-        raise WorkRefused(f"the site's code returned an evaluation that makes no sense: {error}") from error
+        raise WorkRefused(f"the site's code returned an inconsistent evaluation: {error}") from error
 
 
 def name_of(offer: Assignment) -> str:

@@ -1,9 +1,10 @@
 """Do one assignment, from fetching the model to reporting: train, train for a masked sum, or only measure."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from umbel.aggregation.codec.update_codec import codec_for
@@ -16,125 +17,112 @@ from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.errors import AssignmentClosed, ClientError, TooLittleDone, TrainingFailed, UnfitWork
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
-from umbel.client.rounds.fetch import Wanted, fetch_model
-from umbel.client.rounds.key_exchange import KeyExchange
+from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
-from umbel.client.rounds.watch import Watch
+from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import Trained, asked_of_site, measure, name_of, save_work, train, warn_if_too_slow
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.download import Links
 from umbel.client.wire.offers import check_able, check_layout, check_window, read_offer
-from umbel.client.wire.redirect import Links
 from umbel.client.wire.timing import Timing, within
 from umbel.client.wire.transport import Patience, patiently
 
 log = logging.getLogger("umbel.client")
 
 
+@dataclass
 class RoundWorker:
-    """Does assignments, one after another, for one client."""
+    app: Client
+    coordinator: CoordinatorClient
+    store: Store
+    client: ClientId
+    site: Site
+    shutdown: Shutdown
 
-    def __init__(
-        self,
-        app: Client,
-        coordinator: CoordinatorClient,
-        store: Store,
-        client: ClientId,
-        site: Site,
-        shutdown: Shutdown,
-        layout: Layout,
-        delivery: Delivery,
-    ) -> None:
-        self._app = app
-        self._coordinator = coordinator
-        self._store = store
-        self._client = client
-        self._site = site
-        self._shutdown = shutdown
-        self._layout = layout
-        self._delivery = delivery
-        self._links = Links(site.policy.link_rules)
+    def __post_init__(self) -> None:
+        self.layout = Layout.of_state(self.app.model.state_dict())
+        self.delivery = Delivery(self.coordinator, self.store)
+        links = Links(self.site.policy.link_rules)
+        self._fetcher = ModelFetcher(self.coordinator, self.store, self.layout, links)
 
     def do(self, offer: Assignment, window_end: float) -> None:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
         if offer.is_secure:
             self._train_securely(offer, window_end)
-        elif offer.task.sends_updates:
+            return
+        self.site.check_plain(self.layout)
+        check_able(offer, self.app.sample_count, self.layout)
+        if offer.task.sends_updates:
             self._train(offer, window_end)
         else:
             self._measure(offer, window_end)
 
-    def patience(self, timing: Timing, until: float | None = None) -> Patience:
+    def patience(self, timing: Timing, until: float = math.inf) -> Patience:
         """Patience for sending: a request under way is finished, but a client that should leave waits for no retry."""
         return Patience(timing, until, self.pause_for)
 
     def pause_for(self, seconds: float) -> None:
         """Wait. Raises `Interrupted` when the client is asked to leave."""
-        with self._shutdown.interruptible():
-            self._shutdown.wait(seconds)
+        with self.shutdown.interruptible():
+            self.shutdown.wait(seconds)
 
     def _train(self, offer: Assignment, window_end: float) -> None:
-        self._site.check_plain(self._layout)
-        check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
-        with Watch(self._coordinator, offer.id, offer.window_s) as watch:
-            done = train(self._app, self._layout, start, self._plain_plan(offer, window_end, watch))
+        with Watch(self.coordinator, offer.id, offer.window_s) as watch:
+            done = train(self.app, self.layout, start, self._plain_plan(offer, window_end, watch))
         self._warn_if_too_slow(offer, done, window_end)
-        if watch.closed is not None:
-            raise AssignmentClosed("assignment-closed", watch.closed, 200)
-        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._delivery.bandwidth)
-        self._delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
+        watch.check()
+        pending = save_work(self.app, self.layout, start, offer, done, self.store, self.delivery.bandwidth)
+        self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Evaluate the model and report. Nothing is kept on disk: after a kill the client measures it again."""
-        self._site.check_plain(self._layout)
-        check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
-        with Watch(self._coordinator, offer.id, offer.window_s) as watch:
-            done = measure(self._app, self._layout, start, offer)
-        if watch.closed is not None:
-            raise AssignmentClosed("assignment-closed", watch.closed, 200)
+        with Watch(self.coordinator, offer.id, offer.window_s) as watch:
+            done = measure(self.app, self.layout, start, offer)
+        watch.check()
         if done is None:
-            decline(self._coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
+            decline(self.coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
         else:
-            answer = patiently(lambda: self._coordinator.report_evaluation(offer.id, done), patience)
-            self._delivery.count(answer)
+            answer = patiently(lambda: self.coordinator.report_evaluation(offer.id, done), patience)
+            self.delivery.count(answer)
             log.info("%s: measured, %s: %s", offer.id, answer.outcome.value, answer.reason)
 
     def _train_securely(self, offer: Assignment, window_end: float) -> None:
         """Train in a round whose coordinator learns only the sum. Nothing of it outlives this process."""
-        check_layout(offer, self._layout)
-        invitation = read_offer(offer, self._client, self._layout)
+        check_layout(offer, self.layout)
+        invitation = read_offer(offer, self.client, self.layout)
         check_window(invitation, offer.window_s, ASKED_SHARE, "the assignment arrived")
-        admitted, timing = self._site.admit(invitation, self._layout), within(offer.window_s)
+        admitted, timing = self.site.admit(invitation, self.layout), within(offer.window_s)
         patience = self.patience(timing)
-        part = SecureRound(self._coordinator, self._store, self._site, self._layout, invitation, admitted, patience)
+        part = SecureRound(self.coordinator, self.store, self.site, self.layout, invitation, admitted, patience)
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
             part.check_time(window_end - time.monotonic())
             log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
             done = self._train_unseen(part, exchange, start, replace(plan, seed=admitted.seed), window_end)
-            if self._shutdown.reason is not None:
-                log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
+            if self.shutdown.reason is not None:
+                log.info("%s: leaving once the sum is unmasked; a second signal leaves at once", name_of(offer))
             exchange.wait(window_end - time.monotonic())
         try:
-            sha256, n_bytes = part.mask(self._app, start, done)
-            self._delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
+            sha256, n_bytes = part.mask(self.app, start, done)
+            self.delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
             steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
-            self._delivery.note(offer.id, answer, *steps)
-            self._delivery.masked += 1
+            self.delivery.note(offer.id, answer, *steps)
+            self.delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
-                self._delivery.opened += part.open()
+                self.delivery.opened += part.open()
         finally:
             admitted.client.abort()
-            self._store.forget_work()
+            self.store.forget_work()
 
     def _train_unseen(
         self, part: SecureRound, exchange: KeyExchange, start: Path, plan: LocalPlan, window_end: float
@@ -145,7 +133,7 @@ class RoundWorker:
         noise; else raises `UnfitWork` or `TooLittleDone`.
         """
         try:
-            done = train(self._app, self._layout, start, plan)
+            done = train(self.app, self.layout, start, plan)
             self._warn_if_too_slow(part.offer, done, window_end)
             exchange.check()
             part.check_work(plan, done)
@@ -172,37 +160,36 @@ class RoundWorker:
         try:
             exchange.check()
         except AssignmentClosed:
-            self._store.failures.count(self._site.run, unfit)
+            self.store.failures.count(self.site.run, unfit)
             raise
 
     def _warn_if_too_slow(self, offer: Assignment, done: Trained, window_end: float) -> None:
-        if self._delivery.reports == 0:
+        if self.delivery.reports == 0:
             warn_if_too_slow(offer, done, time.monotonic() - window_end)
 
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
-        patience = Patience(timing, window_end, self._shutdown.wait)
-        wanted = Wanted(offer.model, self._layout, offer.changes)
+        patience = Patience(timing, window_end, self.shutdown.wait)
         try:
-            with self._shutdown.interruptible():
-                path, self._delivery.bandwidth = fetch_model(
-                    self._coordinator, self._store, wanted, self._delivery.bandwidth, patience, self._links
+            with self.shutdown.interruptible():
+                path, self.delivery.bandwidth = self._fetcher.fetch(
+                    offer.model, offer.changes, self.delivery.bandwidth, patience
                 )
                 return path
         except Interrupted as interruption:
-            decline(self._coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
+            decline(self.coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
-        codec = codec_for(offer.codec, offer.grid, self._layout)
-        checkpoint = Checkpoint() if offer.task.tries_clients else self._store.checkpoint(offer)
+        codec = codec_for(offer.codec, offer.grid, self.layout)
+        checkpoint = Checkpoint() if offer.task.tries_clients else self.store.checkpoint(offer)
         plan = self._plan(offer, window_end, watch, codec.update_bytes[-1])
         return replace(plan, within=codec.within(), checkpoint=checkpoint)
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
         return replace(
             asked_of_site(offer.training, offer.seed, offer.share),
-            deadline=window_end - self._delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
-            told_to_stop=_first_reason(lambda: watch.ended, lambda: self._shutdown.reason),
+            deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
+            told_to_stop=_first_reason(lambda: watch.ended, lambda: self.shutdown.reason),
         )
 
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.app import Checkpoint
-from umbel.client.files import make_private, sync_directory, sync_file
+from umbel.client.files import make_private, sync
+from umbel.client.state.model_files import read_tensors
 
 _SHARE = 1 / 40
 # The estimate for the first save: the weights and Adam's two moments, on a spinning disk.
@@ -67,13 +68,7 @@ class DiskCheckpoint(Checkpoint):
         started = self._clock()
         try:
             self._write(state)
-        except (
-            OSError,
-            SafetensorError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # the last three: unusual state
+        except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:  # RuntimeError: unusual state
             self._give_up(error)
         ended = self._clock()
         self._cost_s, self._since = max(ended - started, _LEAST_S, 2 * self._cost_s * self._has_failed), ended
@@ -86,9 +81,8 @@ class DiskCheckpoint(Checkpoint):
         if not self._path.exists():
             return None
         try:
-            with safe_open(self._path, framework="pt") as file:
-                kept: dict[str, Any] = json.loads(file.metadata()[_KEY])
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(self._path)
+            kept: dict[str, Any] = json.loads(metadata[_KEY])
             if kept["belongs"] == self._belongs:
                 state: dict[str, Any] = unpack(kept["state"], tensors)
                 return state
@@ -107,9 +101,9 @@ class DiskCheckpoint(Checkpoint):
         tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
         make_private(self._path.parent)
         save_file(tensors, self._aside, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
-        sync_file(self._aside)
+        sync(self._aside)
         self._aside.replace(self._path)
-        sync_directory(self._path.parent)
+        sync(self._path.parent)
 
     def _give_up(self, error: Exception) -> None:
         """Continue without a checkpoint. Each failure delays the next try; only the first is logged."""
@@ -167,7 +161,7 @@ def unpack(packed: object, tensors: Mapping[str, Tensor]) -> Any:
         case {"dict": [*pairs]}:
             return dict(_pair(pair, tensors) for pair in pairs)
         case _:
-            raise ValueError("the nested state is not in the form it is written in")
+            raise ValueError("the checkpoint's state is malformed")
 
 
 def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
@@ -175,4 +169,4 @@ def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
         case [key, value]:
             return unpack(key, tensors), unpack(value, tensors)
         case _:
-            raise ValueError("the nested state is not in the form it is written in")
+            raise ValueError("the checkpoint's state is malformed")

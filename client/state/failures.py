@@ -15,11 +15,11 @@ the policy refuses otherwise does not count: it says nothing of the data, and th
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from umbel.aggregation.types import RunId
-from umbel.client.errors import BudgetSpent, ClientError, StateError, TooManyFailures, UnfitWork, WorkRefused
-from umbel.client.files import make_private, write_atomically
+from umbel.client.errors import BudgetSpent, ClientError, TooManyFailures, UnfitWork, WorkRefused
+from umbel.client.files import JsonFile
 
 FAILURES_MAX = 3  # in a row, without failures of the network
 UNFIT_MAX = 3  # in a run: each tells the coordinator something about the training
@@ -28,8 +28,6 @@ _LAST_CHARS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The failures of one run."""
-
     in_a_row: int = 0  # since the last successful round
     unfit: int = 0  # all failures of the run that may reveal something of the site's data or budgets
     last: str = ""  # the last failure, in words
@@ -43,7 +41,7 @@ class Failures:
         if self.unfit >= UNFIT_MAX:
             return (
                 f"in {self.unfit} rounds of this run its training failed or gave a result that must not be sent, or "
-                "its budget of privacy had no room"
+                "its privacy budget did not allow the round"
             )
         if self.in_a_row >= FAILURES_MAX:
             return f"it failed {self.in_a_row} times in a row in secure rounds of this run"
@@ -60,19 +58,12 @@ class FailureStore:
         self._root = root
 
     def of(self, run: RunId) -> Failures:
-        """The run's failures. Raises `StateError` for a damaged file."""
-        path = self._path(run)
-        try:
-            return _FAILURES.validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return Failures()
-        except (ValidationError, OSError) as error:
-            raise StateError(f"{path} is damaged; remove it and start again") from error
+        return self._file(run).read() or Failures()
 
     def advice(self, run: RunId) -> str:
         """What a person must do before this client continues in the run; empty while it may continue."""
         why = self.of(run).words
-        return why and f"{why}. Look at its log for the cause, then remove {self._path(run)} and start it again"
+        return why and f"{why}. Look at its log for the cause, then remove {self._file(run).path} and start it again"
 
     def check(self, run: RunId) -> None:
         """Raise `TooManyFailures` if a person must look first."""
@@ -85,17 +76,16 @@ class FailureStore:
     def count(self, run: RunId, error: ClientError) -> None:
         """Count a failure, durably, before the coordinator is told."""
         if outlives_a_restart(error):
-            make_private(self._root)
-            write_atomically(self._path(run), _FAILURES.dump_json(self.of(run).after(error)))
+            self._file(run).write(self.of(run).after(error))
 
     def succeeded(self, run: RunId) -> None:
         """End the row of failures after a successful round. Unfit rounds still count."""
         before = self.of(run)
         if before.in_a_row:
-            write_atomically(self._path(run), _FAILURES.dump_json(replace(before, in_a_row=0)))
+            self._file(run).write(replace(before, in_a_row=0))
 
-    def _path(self, run: RunId) -> Path:
-        return self._root / f"{run}.json"
+    def _file(self, run: RunId) -> JsonFile[Failures]:
+        return JsonFile(self._root / f"{run}.json", _FAILURES)
 
 
 def outlives_a_restart(error: ClientError) -> bool:

@@ -7,12 +7,13 @@ version before stays too, because an abandoned attempt is repeated and must begi
 import logging
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.types import RunId
-from umbel.client.files import make_private, sync_directory, sync_file
+from umbel.client.files import make_private, sync
+from umbel.client.state.model_files import read_tensors
 
 log = logging.getLogger("umbel.client")
 
@@ -43,7 +44,7 @@ class FeedbackStore:
         aside = self.waiting.with_suffix(".tmp")
         save_file(left.to_tensors(), aside, _belongs(run, round_number))
         aside.chmod(0o600)
-        sync_file(aside)
+        sync(aside)
         aside.replace(self.waiting)
 
     def keep(self) -> None:
@@ -51,9 +52,8 @@ class FeedbackStore:
         if not self.waiting.exists():
             return
         try:
-            with safe_open(self.waiting, framework="pt") as file:
-                version = int(file.get_tensor("version"))
-        except (SafetensorError, OSError, ValueError) as error:
+            version = int(read_tensors(self.waiting)[1]["version"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             _drop(self.waiting, error)
             return
         make_private(self._folder)
@@ -61,7 +61,7 @@ class FeedbackStore:
         for path in self._folder.iterdir():
             if path not in (self._path(version), self._path(version - 1)):
                 path.unlink()
-        sync_directory(self._folder)
+        sync(self._folder)
 
     def _path(self, version: int) -> Path:
         return self._folder / f"{version}.safetensors"
@@ -79,7 +79,5 @@ def _belongs(run: RunId, round_number: int) -> dict[str, str]:
 
 def _read(path: Path, belongs: dict[str, str]) -> Residual | None:
     """The residual in a file; None if it belongs to another run or round."""
-    with safe_open(path, framework="pt") as file:
-        if file.metadata() != belongs:
-            return None
-        return Residual.from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
+    metadata, tensors = read_tensors(path)
+    return Residual.from_tensors(tensors) if metadata == belongs else None

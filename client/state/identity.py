@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.context import Context
@@ -17,20 +16,11 @@ from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.trust.signatures import Target, sign
 from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError
-from umbel.client.files import require_own, write_atomically
-from umbel.client.state.private_keys import KeyAdvice, pem_of, read_private_key
-from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of, locked
-
-_ADVICE = KeyAdvice(
-    if_leaked="enrol anew if it may have leaked",
-    if_unreadable="is damaged; remove its directory and enrol with a new token",
-    if_other_kind="remove its directory and enrol with a new token",
-)
+from umbel.client.private_keys import load_or_make_key
+from umbel.client.state.state_dir import KEY_FILE, enrolment_in, home_of, locked
 
 
 class Identity:
-    """A client's name and its private key."""
-
     def __init__(self, name: str, key: Ed25519PrivateKey) -> None:
         self.name = name
         self._key = key
@@ -54,26 +44,8 @@ class Identity:
         return SecureClient(context, context.index_of(ClientId(self.name)), self._key, os.urandom, floor)
 
 
-def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key at `path`, made on first use with mode 0600.
-
-    Raises `StateError` for a file that others can read, or that belongs to another user.
-    """
-    if not path.exists():
-        made = Ed25519PrivateKey.generate()
-        write_atomically(path, pem_of(made))
-        return made
-    require_own(path, path.stat())
-    return read_private_key(path, _ADVICE)
-
-
-_ENROLMENT = TypeAdapter(EnrolledAs)
-
-
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """A client's public key for one coordinator."""
-
     client: str  # empty before the client has enrolled, as is the server
     server: str
     public_key: str
@@ -100,11 +72,7 @@ def make_own_key(state_dir: Path, server: str) -> None:
 
 
 def _own_key(path: Path) -> OwnKey:
-    enrolment = path.with_name(ENROLMENT_FILE)
-    try:
-        known = _ENROLMENT.validate_json(enrolment.read_bytes()) if enrolment.exists() else None
-    except ValidationError as error:
-        raise StateError(f"{enrolment} is damaged; remove it and start again") from error
+    known = enrolment_in(path.parent).read()
     client, server = (known.client, known.server) if known is not None else ("", "")
     key = Identity(client, load_or_make_key(path)).public_key
     return OwnKey(client, server, key, fingerprint(public_key_bytes(key)), str(path.parent))

@@ -27,14 +27,21 @@ def write_model(path: Path, state: State) -> Layout:
     return layout
 
 
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata of a safetensors file, and its tensors, mapped from disk. Raises `SafetensorError`, `OSError`, or
+    `KeyError` for a dtype that safetensors knows and torch does not.
+    """
+    with safe_open(path, framework="pt") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
 def layout_in(path: Path) -> Layout:
     """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model, and `OSError`."""
     with path.open("rb"):
         pass  # raises OSError for a missing file
     try:
-        with safe_open(path, framework="pt") as file:
-            return layout_of(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
+        return layout_of(*read_tensors(path))
+    except (SafetensorError, KeyError) as error:
         raise LayoutError(
             f"{path} is not a safetensors model, or is incomplete ({error}): make a model with "
             "`umbel model init --app APP --out FILE`, or copy the file again"
@@ -46,13 +53,12 @@ def layout_in(path: Path) -> Layout:
 def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
     """The state dict in a model file, mapped from disk. Raises `CoordinatorMisbehaved` unless it has this layout."""
     try:
-        with safe_open(path, framework="pt") as file:
-            owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            found = layout_of(file.metadata(), owned)
-    except (SafetensorError, LayoutError, KeyError) as error:  # the last: a dtype that torch does not know
-        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
+        metadata, owned = read_tensors(path)
+        found = layout_of(metadata, owned)
+    except (SafetensorError, LayoutError, KeyError) as error:
+        raise CoordinatorMisbehaved(f"the downloaded model cannot be read: {error}") from error
     if difference := layout.difference(found):
-        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
+        raise CoordinatorMisbehaved(f"the downloaded model is not the announced one: {difference}")
     return layout.full_state(owned)
 
 

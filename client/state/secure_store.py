@@ -3,34 +3,42 @@
 ```
 <coordinator>/secure/begun.json      the last attempt that keys were made for; the keys are only in memory
 <coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`earlier_sums.py`)
-<coordinator>/secure/revealed/RUN.jsonl   the older ones of which it has revealed shares (`revealed_sums.py`)
+<coordinator>/secure/revealed/RUN.jsonl   the older ones that it has revealed shares of
 <coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
 ```
 """
 
+import json
+import os
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError, WorkRefused
-from umbel.client.files import make_private, write_atomically
-from umbel.client.state.revealed_sums import RevealedSum, RevealedSums
+from umbel.client.files import JsonFile, make_private, sync, write_all
 
-T = TypeVar("T")
-_SPENT_DIR = "spent"
 SUMS_BYTES_MAX = 1 << 28  # of all runs, so that a coordinator that invents names and sums cannot fill the disk
 SUMS_MAX = 100  # of one run: some 2 MB with cohorts of a thousand clients
-_ADVICE = {
-    "begun": "could begin an attempt twice: remove it once the round that is open now is over, then start again",
-    "sums": "could help to show by two sums what one of them hides: remove it once this run has a newer model, then "
-    "start again",
-    "spent": "could spend its privacy twice: remove it once this run is over, then start again",
-}
+_IF_BEGUN_DAMAGED = (
+    "remove it once the round that is open now is over, then start again: without it this client could begin an "
+    "attempt twice"
+)
+_IF_SUMS_DAMAGED = (
+    "remove it once this run has a newer model, then start again: without it this client could take part in two sums "
+    "that together reveal one update"
+)
+_IF_REVEALED_DAMAGED = (
+    "remove it once this run is over, and no other continues from one of its models, then start again: without it this "
+    "client could take part in two sums that together reveal one update"
+)
+_IF_SPENT_DAMAGED = (
+    "remove it once this run is over, then start again: without it this client could spend its privacy budget twice"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,18 @@ class Begun:
 
     assignment: AssignmentId
     attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedSum:
+    """A sum that this client has revealed shares of."""
+
+    attempt_id: str
+    round: int
+    model_sha256: str
+    n_invited: int  # the clients that the attempt asked
+    clients: tuple[str, ...]  # the clients of the sum
+    terms_sha256: str  # see `earlier_sums.terms_sha256`; empty for sums that older versions of umbel stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +87,97 @@ _SUMS = TypeAdapter(tuple[RememberedSum, ...])
 _SPENT = TypeAdapter(Ledger)
 
 
+class RevealedSums:
+    """Every sum of a run that this client has revealed shares of: a file from which nothing is ever removed.
+
+    A forgotten sum could be requested again without one client, and subtracted. A line is added to the file, durably,
+    when a sum leaves the newest hundred:
+
+    ```
+    ["anna","bert","cora"]                                     a set of clients; the first one has number 0
+    {"attempt":"5f…","round":61,"model":"2b…","invited":5,"terms":"9a…","clients":0}
+    ```
+
+    If the same sites take part each time, a sum takes some 220 bytes. A last line without its line feed was cut off by
+    a crash; its sum is still among the newest hundred, so the line is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[RevealedSum]:
+        """All sums, the oldest first. Raises `StateError` for a damaged file."""
+        return self._parsed()[1]
+
+    def add(self, one: RevealedSum) -> None:
+        """Add a sum, durably."""
+        cohorts, _, n_whole = self._parsed()
+        entry = {
+            "attempt": one.attempt_id,
+            "round": one.round,
+            "model": one.model_sha256,
+            "invited": one.n_invited,
+            "terms": one.terms_sha256,
+        }
+        lines = [] if one.clients in cohorts else [json.dumps(one.clients, separators=(",", ":"))]
+        place = cohorts.index(one.clients) if one.clients in cohorts else len(cohorts)
+        lines.append(json.dumps(entry | {"clients": place}, separators=(",", ":")))
+        make_private(self._path.parent)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(fd, n_whole)
+            os.lseek(fd, n_whole, os.SEEK_SET)
+            write_all(fd, [b"".join(line.encode() + b"\n" for line in lines)])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync(self._path.parent)
+
+    def _parsed(self) -> tuple[list[tuple[str, ...]], list[RevealedSum], int]:
+        """The sets of clients, the sums, and the number of bytes in whole lines."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        cohorts, sums = list[tuple[str, ...]](), list[RevealedSum]()
+        n_whole = data.rfind(b"\n") + 1
+        try:
+            for line in data[:n_whole].splitlines():
+                _parse_line(json.loads(line), cohorts, sums)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StateError(f"{self._path} is damaged; {_IF_REVEALED_DAMAGED}") from error
+        return cohorts, sums, n_whole
+
+
+def _parse_line(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSum]) -> None:
+    """Parse a line into either list. Raises `ValueError`, `LookupError` or `TypeError` for a damaged one."""
+    if isinstance(said, list):
+        cohorts.append(tuple(map(str, said)))
+    else:
+        place, n_invited, round_ = (int(said[key]) for key in ("clients", "invited", "round"))
+        if place < 0:
+            raise ValueError("a set of clients cannot have a number below 0")
+        attempt_id, model_sha256, terms_sha256 = str(said["attempt"]), str(said["model"]), str(said.get("terms", ""))
+        sums.append(RevealedSum(attempt_id, round_, model_sha256, n_invited, cohorts[place], terms_sha256))
+
+
 class SecureStore:
     """Only for the holder of the state directory's lock."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._begun = JsonFile(root / "begun.json", _BEGUN, _IF_BEGUN_DAMAGED)
 
     def begun(self) -> Begun | None:
-        """The last attempt that was begun; None before the first."""
-        return _read(self._root / "begun.json", _BEGUN, _ADVICE["begun"])
+        return self._begun.read()
 
     def begin(self, attempt: Begun) -> None:
         """Store the attempt, durably, before its first message."""
-        make_private(self._root)
-        write_atomically(self._root / "begun.json", _BEGUN.dump_json(attempt))
+        self._begun.write(attempt)
 
     def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
         """The newest sums of this run, the oldest first."""
-        return _read(self._sums_path(run), _SUMS, _ADVICE["sums"]) or ()
+        return self._sums_file(run).read() or ()
 
     def sums_of_all_runs(self) -> dict[RunId, tuple[RememberedSum, ...]]:
         """The newest sums of every run with this coordinator."""
@@ -104,8 +197,8 @@ class SecureStore:
         files = [*(self._root / "sums").glob("*.json"), *(self._root / "revealed").glob("*.jsonl")]
         if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
             raise WorkRefused(
-                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than the "
-                f"{SUMS_BYTES_MAX >> 20} that are meant for them. Pin a member list in the policy if there is none; "
+                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than "
+                f"their limit of {SUMS_BYTES_MAX >> 20} MiB. Pin a member list in the policy if there is none; "
                 "then remove the files of runs that are over, if no other run continues from one of their models",
                 public_reason="this site has no room to remember another sum",
             )
@@ -125,47 +218,34 @@ class SecureStore:
                 if old.is_revealed and old not in newest:
                     self._archive(run).add(old.revealed)
             after = [*newest, one]
-        make_private(self._sums_path(run).parent)
-        write_atomically(self._sums_path(run), _SUMS.dump_json(tuple(after)))
+        self._sums_file(run).write(tuple(after))
 
     def spent(self, run: RunId, delta: float) -> Ledger:
-        """The cost of this run's private rounds so far."""
-        return replace(_read(self._spent_path(run), _SPENT, _ADVICE["spent"]) or Ledger(delta), delta=delta)
+        return replace(_spent_file(self._root, run).read() or Ledger(delta), delta=delta)
 
     def spent_beside(self, run: RunId, state_dir: Path, delta: float) -> Ledger:
         """The cost of the private rounds of all other runs, with all coordinators of this state directory."""
-        paths = sorted(
-            path for path in state_dir.glob(f"*/secure/{_SPENT_DIR}/*.json") if path != self._spent_path(run)
-        )
-        ledgers = (_read(path, _SPENT, _ADVICE["spent"]) for path in paths)
+        own = _spent_file(self._root, run).path
+        paths = sorted(path for path in state_dir.glob("*/secure/spent/*.json") if path != own)
+        ledgers = (_spent_file(path.parents[1], RunId(path.stem)).read() for path in paths)
         return reduce(Ledger.plus, (one for one in ledgers if one is not None), Ledger(delta))
 
     def spend(self, run: RunId, ledger: Ledger) -> None:
         """Store the cost, durably, before anything of a private round depends on this site's data."""
-        make_private(self._spent_path(run).parent)
-        write_atomically(self._spent_path(run), _SPENT.dump_json(ledger))
+        _spent_file(self._root, run).write(ledger)
 
     def _archive(self, run: RunId) -> RevealedSums:
         return RevealedSums(self._root / "revealed" / f"{run}.jsonl")
 
-    def _spent_path(self, run: RunId) -> Path:
-        return self._root / _SPENT_DIR / f"{run}.json"
+    def _sums_file(self, run: RunId) -> JsonFile[tuple[RememberedSum, ...]]:
+        return JsonFile(self._root / "sums" / f"{run}.json", _SUMS, _IF_SUMS_DAMAGED)
 
-    def _sums_path(self, run: RunId) -> Path:
-        return self._root / "sums" / f"{run}.json"
+
+def _spent_file(root: Path, run: RunId) -> JsonFile[Ledger]:
+    return JsonFile(root / "spent" / f"{run}.json", _SPENT, _IF_SPENT_DAMAGED)
 
 
 def _newest(sums: tuple[RememberedSum, ...], n_most: int) -> list[RememberedSum]:
     """The newest `n_most` sums in their order; revealed ones take precedence over all others."""
     ranked = sorted(range(len(sums)), key=lambda place: (sums[place].is_revealed, place))
     return [sums[place] for place in sorted(ranked[-n_most:])]
-
-
-def _read(path: Path, adapter: TypeAdapter[T], advice: str) -> T | None:
-    """Read a file; None if there is none. `advice`: the risk without it, and what to do. Raises `StateError`."""
-    try:
-        return adapter.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValidationError, OSError) as error:
-        raise StateError(f"{path} is damaged, and without it this client {advice}") from error

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import TypeAdapter
+
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import StateError
-from umbel.client.files import make_private
+from umbel.client.files import JsonFile, make_private
 from umbel.client.wire.addresses import addresses_in
 
 KEY_FILE = "key.pem"
@@ -31,6 +33,14 @@ class EnrolledAs:
 
     def __post_init__(self) -> None:
         require_slug(self.client, "client")
+
+
+_ENROLMENT = TypeAdapter(EnrolledAs)
+
+
+def enrolment_in(home: Path) -> JsonFile[EnrolledAs]:
+    """The enrolment in a coordinator's directory."""
+    return JsonFile(home / ENROLMENT_FILE, _ENROLMENT)
 
 
 @contextmanager

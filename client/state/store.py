@@ -24,23 +24,22 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.types import AssignmentId
-from umbel.client.errors import StateError
-from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
+from umbel.client.files import JsonFile, file_sha256, make_private, sync, write_all
+from umbel.client.private_keys import load_or_make_key
 from umbel.client.state.checkpoint import DiskCheckpoint
 from umbel.client.state.failures import FailureStore
 from umbel.client.state.feedback_store import FeedbackStore
-from umbel.client.state.identity import Identity, load_or_make_key
+from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import SecureStore
-from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of
+from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, enrolment_in, home_of
 
-T = TypeVar("T")
 log = logging.getLogger("umbel.client")
 
 
@@ -53,7 +52,6 @@ class PendingReport:
     update_bytes: int
 
 
-_ENROLMENT = TypeAdapter(EnrolledAs)
 _PENDING = TypeAdapter(PendingReport)
 
 
@@ -66,24 +64,24 @@ class Store:
         self._root, self.server_url = home_of(state_dir, server)
         self._models = make_private(self._root / "models")
         self._pending = make_private(self._root / "pending")
-        self._report = self._pending / "report.json"
+        self._report = JsonFile(self._pending / "report.json", _PENDING)
         self._update = self._pending / "update.bin"
         self.secure = SecureStore(self._root / "secure")
         self.failures = FailureStore(self._root / "failures")
         self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
 
     def enrolled_name(self) -> str | None:
-        """The name that this client enrolled under; None before that."""
-        path = self._root / ENROLMENT_FILE
-        return _read_json(path, _ENROLMENT).client if path.exists() else None
+        known = enrolment_in(self._root).read()
+        return None if known is None else known.client
 
     def remember_enrolment(self, name: str) -> None:
-        write_atomically(self._root / ENROLMENT_FILE, _ENROLMENT.dump_json(EnrolledAs(name, self.server_url)))
+        enrolment_in(self._root).write(EnrolledAs(name, self.server_url))
 
     def enrolled_elsewhere(self) -> list[EnrolledAs]:
         """The enrolments in this state directory with coordinators at other addresses."""
-        paths = sorted(self._state_dir.glob(f"*/{ENROLMENT_FILE}"))
-        return [_read_json(path, _ENROLMENT) for path in paths if path.parent != self._root]
+        homes = sorted(path.parent for path in self._state_dir.glob(f"*/{ENROLMENT_FILE}"))
+        found = (enrolment_in(home).read() for home in homes if home != self._root)
+        return [one for one in found if one is not None]
 
     def identity(self, name: str) -> Identity:
         return Identity(name, load_or_make_key(self._root / KEY_FILE))
@@ -137,14 +135,13 @@ class Store:
 
     def save_report(self, pending: PendingReport) -> None:
         """Write the report. From then on the work survives a kill."""
-        write_atomically(self._report, _PENDING.dump_json(pending))
+        self._report.write(pending)
 
     def pending(self) -> PendingReport | None:
         """The unanswered work of an earlier process; None if there is none. Damaged or partial work is dropped."""
-        if not self._report.exists():
+        if (pending := self._report.read()) is None:
             self.forget_pending()
             return None
-        pending = _read_json(self._report, _PENDING)
         is_whole = self._update.exists() and self._update.stat().st_size == pending.update_bytes
         if is_whole and file_sha256(self._update) == pending.work.update_sha256:
             return pending
@@ -162,13 +159,6 @@ class Store:
             path.unlink()
 
     def forget_pending(self) -> None:
-        for path in (self._report, self._update, self.feedback.waiting):
+        for path in (self._report.path, self._update, self.feedback.waiting):
             path.unlink(missing_ok=True)
-        sync_directory(self._pending)
-
-
-def _read_json(path: Path, adapter: TypeAdapter[T]) -> T:
-    try:
-        return adapter.validate_json(path.read_bytes())
-    except (ValidationError, OSError) as error:
-        raise StateError(f"{path} is damaged; remove it and start again") from error
+        sync(self._pending)

@@ -1,9 +1,12 @@
-"""Choose the device and the precision of training."""
+"""The device and the precision of training, and the process-wide generators that it draws from."""
 
+import random
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -46,3 +49,43 @@ class Pace:
         self._events.append(event)
         if len(self._events) > 2:
             self._events.popleft().synchronize()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Generator[None]:
+    """Seed all generators in this block, and restore them after it: torch's for the CPU and for the device in use,
+    Python's and numpy's. Dropout and augmentation draw from them.
+    """
+    before = generators(device)
+    try:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        yield
+    finally:
+        set_generators(before, device)
+
+
+def generators(device: torch.device) -> dict[str, Any]:
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}},
+    }
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["device"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_generators(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["device"], device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state["device"])

@@ -38,7 +38,6 @@ class Means:
         return {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
 
     def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Resume from what `state` returned."""
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
         self._counts = dict(state["counts"])
         self._first = dict(state["first"])

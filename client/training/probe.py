@@ -11,7 +11,7 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import Probe
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client, TrainResult
-from umbel.client.wire.bandwidth import Bandwidth
+from umbel.client.wire.timing import Bandwidth
 
 _STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from umbel.client.app import Checkpoint
 from umbel.client.training.batches import EndlessBatches
+from umbel.client.training.devices import generators, set_generators
 from umbel.client.training.metrics import Means
-from umbel.client.training.randomness import generators, set_generators
 
 log = logging.getLogger("umbel.client")
 
@@ -69,7 +69,7 @@ class TrainingProgress:
     def _misfit(self, kept: Mapping[str, Any]) -> str:
         """Why the checkpoint does not fit; empty if it does. Nothing is changed yet."""
         if kept.get("terms") != self.terms:
-            return "it was made under other terms"
+            return "its settings differ"
         if _shapes(kept["model"]) != _shapes(dict(_values_of(self.model))):
             return "it is of another model"
         if _groups(kept["optimizer"]) != _groups(self.optimizer.state_dict()):

@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
-from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision
+from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
 from umbel.client.training.metrics import Means, Metric, default_metrics
 from umbel.client.training.progress import TrainingProgress
-from umbel.client.training.randomness import seeded
 
 EVALUATION_BATCH_SIZE = 256
 Data = Dataset[Any] | DataLoader[Any]
@@ -119,17 +118,17 @@ class TorchClient(Client):
 
     def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
         """What must be the same to resume from a checkpoint of another process."""
-        device, precision = self.device.type, str(self.precision)
-        batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
-        numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
-        order = "sample order 1"  # the version of `aggregation/sample_order.py`
         return {
             "torch": torch.__version__,
-            "order": order,
-            "device": device,
-            "precision": precision,
-            **batches,
-            **numbers,
+            "order": "sample order 1",  # the version of `aggregation/sample_order.py`
+            "device": self.device.type,
+            "precision": str(self.precision),
+            "batch_size": plan.batch_size,
+            "sample_count": self.sample_count,
+            "steps": planned,
+            "learning_rate": plan.learning_rate,
+            "proximal_mu": plan.proximal_mu,
+            "seed": plan.seed,
         }
 
     def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
@@ -161,7 +160,8 @@ class _Step:
     ) -> None:
         self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
         self._proximal = ProximalTerm(model, plan.proximal_mu)
-        self._within = [(p, plan.within[n]) for n, p in _named(model) if n in plan.within and p.requires_grad]
+        named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
+        self._within = [(p, plan.within[n]) for n, p in named if n in plan.within and p.requires_grad]
         # Gradients of a model that is itself float16 cannot be unscaled.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
         scales = precision == torch.float16 and device.type != "cpu" and not is_half
@@ -177,11 +177,6 @@ class _Step:
                 parameter.grad = project(parameter.grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-
-
-def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """The parameters; a shared one appears under each of its names."""
-    return model.named_parameters(remove_duplicate=False)
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -56,7 +56,6 @@ class CoordinatorAddresses:
 
     @property
     def current(self) -> httpx.Client:
-        """The client for the address to ask now."""
         return self._clients[self._current]
 
     def note_answer(self) -> None:

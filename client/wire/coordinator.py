@@ -4,7 +4,7 @@ Each call is a single try. Every method may be repeated; the caller decides how 
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +26,7 @@ from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.signatures import content_digest
 from umbel.aggregation.types import AssignmentId
-from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
-from umbel.client.printable import printable
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, printable
 from umbel.client.wire.timing import check_s
 from umbel.client.wire.transport import Body, HttpAnswer, Transport
 
@@ -50,8 +49,6 @@ class UploadState:
 
 
 class CoordinatorClient:
-    """A coordinator as one client sees it."""
-
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
@@ -85,25 +82,22 @@ class CoordinatorClient:
 
     def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: Body) -> UploadState:
         """Begin an upload with its first bytes."""
-        headers = {
-            "Upload-Length": str(total),
-            "Upload-Complete": _flag(len(chunk) == total),
-            "Repr-Digest": content_digest(bytes.fromhex(sha256)),
-            "Content-Type": "application/octet-stream",
-        }
-        hold_s = _hold_s(0, chunk, total)
-        answer = self._transport.ask("POST", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
-        return _upload_state(answer, total)
+        digest = content_digest(bytes.fromhex(sha256))
+        headers = {"Upload-Length": str(total), "Repr-Digest": digest, **_BINARY}
+        return self._send_chunk("POST", assignment, total, 0, chunk, headers)
 
     def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: Body) -> UploadState:
         """Continue an upload at `offset`."""
-        headers = {
-            "Upload-Offset": str(offset),
-            "Upload-Complete": _flag(offset + len(chunk) == total),
-            "Content-Type": "application/partial-upload",
-        }
-        hold_s = _hold_s(offset, chunk, total)
-        answer = self._transport.ask("PATCH", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
+        headers = {"Upload-Offset": str(offset), "Content-Type": "application/partial-upload"}
+        return self._send_chunk("PATCH", assignment, total, offset, chunk, headers)
+
+    def _send_chunk(
+        self, method: str, assignment: AssignmentId, total: int, offset: int, chunk: Body, headers: Mapping[str, str]
+    ) -> UploadState:
+        is_last = offset + len(chunk) == total
+        fields = {**headers, "Upload-Complete": "?1" if is_last else "?0"}
+        hold_s = check_s(total) if is_last else 0.0  # the coordinator checks the update after the last chunk
+        answer = self._transport.ask(method, _upload_path(assignment), body=chunk, headers=fields, hold_s=hold_s)
         return _upload_state(answer, total)
 
     def upload_state(self, assignment: AssignmentId, total: int) -> UploadState | None:
@@ -163,16 +157,6 @@ def _wait(wait_s: float) -> str:
 
 def _upload_path(assignment: AssignmentId) -> str:
     return f"/v1/assignments/{assignment}/update"
-
-
-def _hold_s(offset: int, chunk: Body, total: int) -> float:
-    """How much longer a chunk's answer may take: the coordinator checks the update after the last one."""
-    return check_s(total) if offset + len(chunk) == total else 0.0
-
-
-def _flag(value: bool) -> str:
-    """A boolean as a structured field (RFC 9651)."""
-    return "?1" if value else "?0"
 
 
 def _upload_state(answer: HttpAnswer, total: int) -> UploadState:

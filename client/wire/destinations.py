@@ -139,9 +139,7 @@ class LinkRules:
 
 def guarded(http: httpx.Client, refusal: Callable[[str], str | None]) -> httpx.Client:
     """Make this client connect to no refused address, because the owner of a name chooses its addresses."""
-    transport = cast(
-        Any, http
-    )._transport  # the seam of `deadline.bound`; other than there, proxies are left as they are
+    transport = cast(Any, http)._transport  # as in `http_deadline.bound`, but proxies stay as they are
     if isinstance(transport, httpx.HTTPTransport):
         pool = cast(Any, transport)._pool
         pool._network_backend = _Guard(pool._network_backend, refusal)

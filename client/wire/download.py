@@ -1,12 +1,15 @@
 """Download a model, or a change of one: streamed to disk, resumed after a cut, and checked by its SHA-256.
 
-The coordinator may answer with a link (`redirect.py`). If the link brings nothing, or another file, the client asks the
-coordinator for the file itself, and for some time for all other files too. After a cut it asks for a new link, because
-the old one may have expired. The time of these requests does not reveal what went wrong.
+The coordinator may answer with a link to another address. If the link brings nothing, or another file, the client asks
+the coordinator for the file itself, and for some time for all other files too. After a cut it asks for a new link,
+because the old one may have expired. The time of these requests does not reveal what went wrong.
 """
 
 import logging
 import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,10 +19,122 @@ import httpx
 from umbel.client.errors import CoordinatorMisbehaved, LinkFailed, Redirected
 from umbel.client.files import file_sha256, write_all
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.redirect import Links
+from umbel.client.wire.destinations import LinkRules, guarded
+from umbel.client.wire.http_deadline import bound, exchange_until, timing
+from umbel.client.wire.timing import Timing
 from umbel.client.wire.transport import Patience, patiently
 
+_LINK_CHARS_MAX = 8192
+REST_S = 600.0
+"""How long no link is followed after one that brought nothing; the coordinator must send files itself."""
+_PAUSE_OVER_ANSWER = 1.5  # a busy machine may notice a deadline late, but must not miss the pause
 log = logging.getLogger("umbel.client")
+
+
+class Links:
+    """Follows links for one client, by its site's rules. A link's address is not trusted.
+
+    That address gets no signature, no cookie and no name, only the range of bytes. Its answer counts only if the hash
+    is right. The client follows one link, never from TLS to plain HTTP, and never to places that the site's policy
+    excludes (`destinations.py`).
+
+    A coordinator may send a link just to learn what is at an address. So all links that bring nothing look the same to
+    it, in words and in time: the next request comes a whole number of `pause_s` after the link was followed, and
+    everything up to the head of the answer takes less than one pause. Then no link is followed for `REST_S`. Only this
+    machine's log says what went wrong.
+
+    A coordinator can still learn that a link brought the right file, and that a host announced a body of the right
+    length, if that body then took longer than a pause, or broke off.
+    """
+
+    def __init__(self, rules: LinkRules | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: replaced in tests."""
+        self._rules = rules or LinkRules()
+        self.clock = clock
+        self._rests_until = -math.inf
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a link may be followed now. If not, the client asks the coordinator for the file itself."""
+        return not self._rules.allow_none and self.clock() >= self._rests_until
+
+    @staticmethod
+    def pause_s(timing: Timing) -> float:
+        """The unit of the time after which the coordinator learns that a link failed."""
+        return _PAUSE_OVER_ANSWER * timing.stall_s
+
+    def rest(self) -> None:
+        """Follow no link for a while, after one that failed."""
+        self._rests_until = self.clock() + REST_S
+
+    def wait_out(self, since: float, timing: Timing, wait: Callable[[float], None]) -> None:
+        """Wait until a whole number of pauses has passed since a link was followed."""
+        gone_s, pause_s = self.clock() - since, self.pause_s(timing)
+        wait(max(1, math.ceil(gone_s / pause_s)) * pause_s - gone_s)
+
+    @contextmanager
+    def open(self, redirected: Redirected, first_byte: int, size_bytes: int, until: float) -> Generator[httpx.Response]:
+        """The file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
+
+        `size_bytes`: of the whole file; `until`: when it must be complete, on `time.monotonic`'s clock. Raises
+        `LinkFailed` for any failure.
+        """
+        url = self._link_in(redirected)
+        try:
+            with ExitStack() as stack, exchange_until(until):
+                response = self._asked(url, first_byte, stack)
+                _require_file(response, first_byte, size_bytes)
+                yield response
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+            raise _failed(f"no model came from {url.host}, where the coordinator's link leads: {reason}") from error
+
+    def _asked(self, url: httpx.URL, first_byte: int, stack: ExitStack) -> httpx.Response:
+        """The head of the answer. Look-up, connection, TLS and request together have one time limit."""
+        headers = {"Accept-Encoding": "identity"}
+        if first_byte:
+            headers["Range"] = f"bytes={first_byte}-"
+        timeout = httpx.Timeout(timing().answer_s, connect=timing().stall_s)
+        client = guarded(
+            httpx.Client(follow_redirects=False, timeout=timeout), lambda address: self._rules.refusal(url, address)
+        )
+        http = stack.enter_context(bound(client))
+        with exchange_until(time.monotonic() + timing().stall_s):
+            return stack.enter_context(http.stream("GET", url, headers=headers))
+
+    def _link_in(self, redirected: Redirected) -> httpx.URL:
+        """The checked address. Messages name only its host, because anyone with the whole link can read the model."""
+        text = redirected.location
+        try:
+            url = httpx.URL(text[: _LINK_CHARS_MAX + 1])
+            _ = url.raw_host  # raises for some names that cannot be written in ASCII
+        except (httpx.InvalidURL, ValueError) as error:
+            raise _failed("the coordinator sent a malformed link") from error
+        if len(text) > _LINK_CHARS_MAX or url.scheme not in ("http", "https") or not url.host or url.userinfo:
+            raise _failed("the coordinator sent a malformed link")
+        if redirected.is_secure and url.scheme != "https":
+            raise _failed(
+                f"the coordinator's link leads to {url.host} over http://, which others can read; the link is refused"
+            )
+        if (why := self._rules.refusal(url, url.host)) is not None:
+            raise _failed(f"the coordinator's link leads to {url.host}, {why}; the link is refused")
+        return url
+
+
+def _require_file(response: httpx.Response, first_byte: int, size_bytes: int) -> None:
+    """Raise `LinkFailed` unless the announced length is right. httpx then reads exactly that many bytes."""
+    status, host = response.status_code, response.request.url.host
+    if status not in (200, 206):
+        raise _failed(f"{host}, where the coordinator's link leads, answered {status}")
+    wanted = size_bytes - (first_byte if status == 206 else 0)
+    if response.headers.get("content-length") != str(wanted) or "transfer-encoding" in response.headers:
+        raise _failed(f"{host}, where the coordinator's link leads, did not announce a file of {wanted} bytes")
+
+
+def _failed(what: str) -> LinkFailed:
+    """Log what happened. The error itself does not say it."""
+    log.warning("%s", what)
+    return LinkFailed()
 
 
 class WantedFile(Protocol):
@@ -53,8 +168,8 @@ def download(
         if file_sha256(part) == model.sha256:
             return Downloaded(model.size_bytes - have, links.clock() - started - source.waited_s)
         part.unlink()
-        if not source.was_elsewhere:
-            raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
+        if source.taken_at is None:
+            raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {model.sha256[:12]}…")
         log.warning("a link of the coordinator led to another file; asking the coordinator itself")
         source.give_up()
 
@@ -68,17 +183,6 @@ class _DownloadSource:
     is_direct: bool
     taken_at: float | None = None
     waited_s: float = 0.0
-
-    @property
-    def until(self) -> float:
-        return math.inf if self.patience.until is None else self.patience.until
-
-    @property
-    def was_elsewhere(self) -> bool:
-        return self.taken_at is not None
-
-    def take_link(self) -> None:
-        self.taken_at = self.links.clock()
 
     def give_up(self) -> None:
         """Wait, then ask the coordinator itself from now on."""
@@ -103,7 +207,7 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, s
     if have == model.size_bytes:
         return
     try:
-        with coordinator.model(model.sha256, have, source.until, source.is_direct) as response:
+        with coordinator.model(model.sha256, have, source.patience.until, source.is_direct) as response:
             _take(response, part, have, model.size_bytes)
     except Redirected as redirected:
         if source.is_direct:
@@ -113,9 +217,9 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, s
 
 def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, source: _DownloadSource) -> None:
     """Download the rest from a link. Raises `LinkFailed` at a time that reveals nothing to the coordinator."""
-    source.take_link()
+    source.taken_at = source.links.clock()
     try:
-        with source.links.open(redirected, have, size_bytes, source.until) as response:
+        with source.links.open(redirected, have, size_bytes, source.patience.until) as response:
             _take(response, part, have, size_bytes)
     except (LinkFailed, CoordinatorMisbehaved) as error:
         if _size(part) == have:
@@ -132,7 +236,7 @@ def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> N
         file.seek(start)
         _copy(response, file.fileno(), size_bytes - start)
     if _size(part) < size_bytes:
-        raise CoordinatorMisbehaved(f"the model that came is shorter than its {size_bytes} bytes")
+        raise CoordinatorMisbehaved(f"the downloaded model is shorter than {size_bytes} bytes")
 
 
 def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
@@ -141,7 +245,7 @@ def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
     for piece in response.iter_raw():
         n_copied += len(piece)
         if n_copied > bytes_max:
-            raise CoordinatorMisbehaved("the model that came is longer than announced")
+            raise CoordinatorMisbehaved("the downloaded model is longer than announced")
         write_all(fd, (piece,))
 
 

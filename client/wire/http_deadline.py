@@ -13,15 +13,16 @@ import socket
 import ssl
 import time
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpcore
 import httpx
 
 from umbel.client.wire.timing import IDLE, Timing
 
+T = TypeVar("T")
 _PIECE_BYTES = 1 << 16
 _PROBES = 3  # two may be lost
 _until: ContextVar[float] = ContextVar("umbel_exchange_until", default=math.inf)
@@ -29,23 +30,22 @@ _timing: ContextVar[Timing] = ContextVar("umbel_exchange_timing", default=IDLE)
 
 
 @contextmanager
-def exchange_until(until: float) -> Generator[None]:
+def _set(variable: ContextVar[T], value: T) -> Generator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def exchange_until(until: float) -> AbstractContextManager[None]:
     """End this thread's reads and writes at `until`, on `time.monotonic`'s clock, with httpx's timeouts."""
-    token = _until.set(min(until, _until.get()))
-    try:
-        yield
-    finally:
-        _until.reset(token)
+    return _set(_until, min(until, _until.get()))
 
 
-@contextmanager
-def timed_by(timing: Timing) -> Generator[None]:
+def timed_by(timing: Timing) -> AbstractContextManager[None]:
     """Use these times for this thread's exchanges."""
-    token = _timing.set(timing)
-    try:
-        yield
-    finally:
-        _timing.reset(token)
+    return _set(_timing, timing)
 
 
 def timing() -> Timing:

@@ -33,9 +33,8 @@ def model_bytes_max(layout: Layout) -> int:
 
 def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
     """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
-    if not (
-        1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX
-    ):  # before they are used in a name or a log
+    # First, because they are used in names and logs.
+    if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):
         raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
     if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
@@ -59,13 +58,13 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
     try:
         require_codec(offer.codec)
     except ValueError as error:
-        raise CoordinatorMisbehaved(f"the assignment's codec cannot be: {error}") from error
+        raise CoordinatorMisbehaved(f"the assignment's codec is invalid: {error}") from error
     _check_changes(offer)
 
 
 def _check_changes(offer: Assignment) -> None:
     if len(offer.changes) > CHANGES_MAX:
-        raise CoordinatorMisbehaved(f"the assignment names {len(offer.changes)} changes, at most {CHANGES_MAX} are")
+        raise CoordinatorMisbehaved(f"the assignment names {len(offer.changes)} changes; the limit is {CHANGES_MAX}")
     for change in offer.changes:
         if not (SHA256.fullmatch(change.sha256) and SHA256.fullmatch(change.from_sha256)):
             raise CoordinatorMisbehaved("the assignment names a change without a SHA-256 of 64 lower-case hex digits")
@@ -124,20 +123,20 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError("its window is out of range")
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
-            "it weighs clients by how often they were drawn, which is the coordinator's word for each of them: one "
-            "could be given all the weight, and its update read from the sum"
+            "it weights clients by how often they were drawn, which only the coordinator knows: it could give one "
+            "client all the weight, and read its update from the sum"
         )
     grid = assignment.grid
     if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
         raise ValueError(
-            "its grid has not the finest step that its max_abs and total_weight_max leave, so it would only add noise"
+            "its grid's step is larger than its max_abs and total_weight_max need, so it would only add rounding noise"
         )
     if assignment.share != 1:
-        raise ValueError("it asks for a share of the work, which only a canary does")
+        raise ValueError("it asks for a share of the work, which only a canary round may ask")
     for name, key in offer.cohort:
         require_slug(name, "a name in the cohort")
         if public_key_text(public_key_bytes(key, "a key in the cohort")) != key:
-            raise ValueError("a key in the cohort is not the base64 that its bytes have")
+            raise ValueError("a key in the cohort is not in canonical base64")
 
 
 def check_window(invitation: SecureInvitation, left_s: float, least: float, what: str) -> None:
@@ -162,9 +161,9 @@ def _check_noise(composition: Composition) -> None:
     if noise.n_values != composition.n_levels:
         raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
     if noise.least > composition.secure.minimum:
-        raise ValueError("its noise counts on more clients than must be in the sum")
+        raise ValueError("its noise relies on more clients than the sum must have")
     if (clip := composition.codec.clip_norm) is None:
         raise ValueError("its updates have no clip_norm, so its noise covers none of them")
     # By the plan alone: a bound between the lengths of updates would turn the longer ones into zeros.
     if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
-        raise ValueError("its noise is for shorter updates than its clip_norm leaves")
+        raise ValueError("its noise covers shorter updates than its clip_norm allows")

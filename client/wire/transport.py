@@ -41,9 +41,9 @@ from umbel.client.errors import (
     Redirected,
     TryAgain,
     first_finding,
+    printable,
     refusal_of,
 )
-from umbel.client.printable import printable
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
 from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
 from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing
@@ -117,10 +117,10 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to keep trying. `until`: on `time.monotonic`'s clock, None for ever; `wait`: sleeps between tries."""
+    """How long to keep trying. `until`: on `time.monotonic`'s clock; `wait`: sleeps between tries."""
 
     timing: Timing = IDLE
-    until: float | None = None
+    until: float = math.inf
     wait: Callable[[float], None] = time.sleep
 
 
@@ -204,7 +204,7 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
 
     It waits between tries, unless another address has not failed.
     """
-    failures, n_others, until = 0, 0, math.inf if patience.until is None else patience.until
+    failures = n_others = 0
     while True:
         try:
             with timed_by(patience.timing):
@@ -217,7 +217,7 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
                 continue
             failures, n_others = failures + 1, 0
             wait_s = patience.timing.backoff.wait_s(failures, _jitter(), error.retry_after_s)
-            if time.monotonic() + wait_s > until:
+            if time.monotonic() + wait_s > patience.until:
                 raise OutOfTime(f"gave up at the end of the window: {error}") from error
             if failures == 1 or failures % 10 == 0:
                 log.warning("%s; trying again (try %d)", error, failures + 1)

@@ -5,39 +5,32 @@ something on the way may not accept longer ones.
 """
 
 import time
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
 from umbel.client.wire.coordinator import CoordinatorClient, UploadState
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, Bandwidth, chunk_bytes
 from umbel.client.wire.transport import FileBody, Patience, patiently
 
 _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
 
 
+@dataclass
 class Upload:
-    """The upload of one update. `total`, `sha256`: of `file`, in bytes and in hex; `bandwidth`: as measured so far."""
+    coordinator: CoordinatorClient
+    assignment: AssignmentId
+    file: BinaryIO
+    total: int  # the length of the file in bytes
+    sha256: str  # of the file
+    bandwidth: Bandwidth  # as measured so far
+    window_s: float
 
-    def __init__(
-        self,
-        coordinator: CoordinatorClient,
-        assignment: AssignmentId,
-        file: BinaryIO,
-        total: int,
-        sha256: str,
-        bandwidth: Bandwidth,
-        window_s: float,
-    ) -> None:
-        self._coordinator = coordinator
-        self._assignment = assignment
-        self._file = file
-        self._total = total
-        self._sha256 = sha256
-        self._window_s = window_s
+    def __post_init__(self) -> None:
         self._longest = CHUNK_BYTES_MAX
-        self._chunk_bytes = self._within(bandwidth.chunk_bytes(window_s))
+        self._chunk_bytes = self._within(chunk_bytes(self.bandwidth.expected_up or 0.0, self.window_s))
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0
@@ -73,18 +66,18 @@ class Upload:
         offset = self._known.offset if self._known else 0
         started = time.perf_counter()
         try:
-            state = self._begin() if self._known is None else self._append(offset)
+            if self._known is None:
+                state = self._begin()
+            else:
+                state = self.coordinator.append_upload(self.assignment, self.total, offset, self._chunk(offset))
         except CoordinatorRefused as error:
             return self._corrected(error)
         speed = (state.offset - offset) / max(time.perf_counter() - started, 1e-6)
-        self._chunk_bytes = self._within(chunk_bytes(speed, self._window_s))
+        self._chunk_bytes = self._within(chunk_bytes(speed, self.window_s))
         return state
 
     def _begin(self) -> UploadState:
-        return self._coordinator.create_upload(self._assignment, self._total, self._sha256, self._chunk(0))
-
-    def _append(self, offset: int) -> UploadState:
-        return self._coordinator.append_upload(self._assignment, self._total, offset, self._chunk(offset))
+        return self.coordinator.create_upload(self.assignment, self.total, self.sha256, self._chunk(0))
 
     def _corrected(self, error: CoordinatorRefused) -> UploadState:
         """Resolve a disagreement about what has arrived. Raises any other `error`."""
@@ -95,11 +88,10 @@ class Upload:
             case "unknown-upload":
                 return self._begin()
             case "upload-complete":  # of other bytes: an update that this client lost in a crash
-                self._coordinator.forget_upload(self._assignment)
+                self.coordinator.forget_upload(self.assignment)
                 return self._begin()
-            case "body-too-large" | "http-413" if (
-                self._chunk_bytes > CHUNK_BYTES_MIN
-            ):  # a limit of its operator, or of a proxy
+            # A limit of the coordinator's operator, or of a proxy.
+            case "body-too-large" | "http-413" if self._chunk_bytes > CHUNK_BYTES_MIN:
                 self._chunk_bytes = self._longest = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
                 return self._known or UploadState(0, complete=False)
             case _:
@@ -107,15 +99,15 @@ class Upload:
 
     def _within(self, n_bytes: int) -> int:
         """The length of a chunk within the limits of the protocol and the operator."""
-        return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self._total)), self._longest)
+        return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self.total)), self._longest)
 
     def _count_correction(self) -> None:
         self._corrections += 1
         if self._corrections > _CORRECTIONS_MAX:
-            raise CoordinatorMisbehaved("the coordinator keeps changing its mind about what it has received")
+            raise CoordinatorMisbehaved("the coordinator contradicts itself about how much it has received")
 
     def _ask(self) -> UploadState | None:
-        return self._coordinator.upload_state(self._assignment, self._total)
+        return self.coordinator.upload_state(self.assignment, self.total)
 
     def _chunk(self, offset: int) -> FileBody:
-        return FileBody(self._file, offset, min(self._chunk_bytes, self._total - offset))
+        return FileBody(self.file, offset, min(self._chunk_bytes, self.total - offset))

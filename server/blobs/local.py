@@ -89,7 +89,7 @@ class LocalBlobs:
     def _path(self, key: str) -> Path:
         require_key(key)
         if key.split("/")[0] == _MAKING:
-            raise ValueError(f"not a blob's key: {key!r}; files in the making stand there")
+            raise ValueError(f"not a blob's key: {key!r}; temporary files are kept there")
         return self._directory / key
 
     def _make_parents(self, target: Path) -> None:

@@ -1,4 +1,7 @@
-"""Whether a client may wait for work in a run; if not, why, in words that its operator can act on."""
+"""Whether a client may wait for work in a run; if not, why, in words that its operator can act on.
+
+Sites judge a member list for themselves. Here it keeps out clients whose cohort every site would decline.
+"""
 
 import asyncio
 from collections.abc import Collection
@@ -7,12 +10,18 @@ from dataclasses import dataclass
 from umbel.aggregation.errors import LayoutError, WrongLayout
 from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.trust.members import MemberList
+from umbel.aggregation.run.bound_list import named_list
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.trust.members import MemberList, SignedMembers
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, RunId
+from umbel.server.clock import Clock
+from umbel.server.devices.clients import Registry
 from umbel.server.problems import Refused
-from umbel.server.services import Services
+from umbel.server.store.member_lists import MemberListStore
+from umbel.server.store.versions import ModelStore
 
+LOOK_AGAIN_S = 5.0  # until a list that another replica was given counts here, at the latest
 _WORDS_MAX = 300  # the names of tensors are the client's word
 
 
@@ -25,7 +34,8 @@ class Unfit:
 
 
 async def unfit(
-    services: Services,
+    registry: Registry,
+    models: ModelStore,
     layout: Layout,
     sites: Collection[ClientId],
     members: MemberList | None,
@@ -37,29 +47,29 @@ async def unfit(
 
     That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
     """
-    if (found := await stranger(services, members, client)) is not None:
+    if (found := await stranger(registry, members, client)) is not None:
         return found
-    if client in sites and not await _is_name_bound(services, client):
+    if client in sites and not await _is_name_bound(registry, client):
         detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
         return Unfit(Refused("unbound-name", detail))
     if message.layout_digest != layout.digest:  # last: what differs tells of the run's model
-        return await _wrong_layout(services, layout, message)
+        return await _wrong_layout(models, layout, message)
     return None
 
 
-async def _is_name_bound(services: Services, client: ClientId) -> bool:
-    known = await services.registry.client(client)
+async def _is_name_bound(registry: Registry, client: ClientId) -> bool:
+    known = await registry.client(client)
     return known is not None and known.is_name_bound
 
 
-async def stranger(services: Services, members: MemberList | None, client: ClientId) -> Unfit | None:
+async def stranger(registry: Registry, members: MemberList | None, client: ClientId) -> Unfit | None:
     """Why this client may not wait in a run that is for `members` (None: for all); None if it may.
 
     Held against the list is the key that it has enrolled with, for every site asks the same of the cohort.
     """
     if members is None:
         return None
-    known = await services.registry.client(client)
+    known = await registry.client(client)
     listed, which = members.members.get(client), f"epoch {members.epoch} of the member list {members.name!r}"
     if known is not None and listed == public_key_text(known.public_key):
         return None
@@ -77,9 +87,9 @@ async def stranger(services: Services, members: MemberList | None, client: Clien
     return Unfit(Refused("not-a-member", detail))
 
 
-async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:
+async def _wrong_layout(models: ModelStore, layout: Layout, message: CheckIn) -> Unfit:
     digests = f"its layout digest is {message.layout_digest[:12]}…, not {layout.digest[:12]}…"
-    theirs = await services.models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
+    theirs = await models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
     if theirs is None:
         return Unfit(WrongLayout(_sentence(digests)))
     words = layout.difference(theirs)
@@ -98,3 +108,32 @@ def _layout_in(message: CheckIn) -> Layout | None:
         return Layout.from_json(message.layout) if message.layout else None
     except LayoutError:
         return None
+
+
+class RunMembers:
+    """Who may wait in one run, as this replica knows it."""
+
+    def __init__(self, store: MemberListStore, file: RunFile, clock: Clock) -> None:
+        self._store = store
+        self._run = RunId(file.name)
+        self._is_bound = bool(named_list(file))
+        self._clock = clock
+        self._known: MemberList | None = None
+        self._looked_at = float("-inf")
+
+    async def list(self) -> MemberList | None:
+        """The run's member list; None if all may wait, for the run is bound to none, or nobody has given it."""
+        now = self._clock.now()
+        if self._known is None and self._is_bound and not 0 <= now - self._looked_at < LOOK_AGAIN_S:
+            found, self._looked_at = await self._store.of(self._run), now
+            self._known = self._known or found  # it may have been given meanwhile
+        return self._known
+
+    async def give(self, signed: SignedMembers) -> bool:
+        """From now on only these may wait; whether that is news. The list must be the one that the run file names."""
+        self._looked_at = float("-inf")
+        if await self.list() is not None:
+            return False
+        await self._store.add(self._run, signed)
+        self._known = signed.list
+        return True

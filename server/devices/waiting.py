@@ -4,10 +4,9 @@ Nothing here polls: a request listens for its bell, and whoever changes somethin
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from starlette.types import Receive
 
@@ -18,8 +17,6 @@ from umbel.server.store.waiters import WaiterStore, Waiting
 
 HELD_MAX = 4
 HEARD_S = 600.0
-Store: TypeAlias = Callable[[Waiting], Awaitable[None]]
-"""Stores a check-in together with the nonce of its request."""
 
 
 class Bells:
@@ -77,19 +74,17 @@ class WaitingRoom:
         self._clock = clock
         self._here: dict[ClientId, Waiter] = {}
 
-    async def enter(self, candidate: Candidate, stays_s: float, store: Store) -> Waiter:
-        """A check-in of this client is held open from now on; it counts as waiting for `stays_s`. Stored on return."""
+    def entry(self, candidate: Candidate, stays_s: float) -> Waiting:
+        """The row of a client that waits for `stays_s` from now on; 0: it was here, and should come back later."""
         now = self._clock.now()
-        await store(self._row(candidate, now, now + stays_s))  # a replay goes no further, and changes nothing here
-        waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
-        waiter.seen_at = now
+        return Waiting(self._run, candidate.client, candidate.sample_count, candidate.tier, now, now + stays_s)
+
+    def enter(self, entry: Waiting) -> Waiter:
+        """A check-in of this client is held open from now on; its entry is stored."""
+        waiter = self._here.setdefault(entry.client, Waiter(entry.client, entry.seen_at))
+        waiter.seen_at = entry.seen_at
         waiter.held += 1
         return waiter
-
-    async def pass_by(self, candidate: Candidate, store: Store) -> None:
-        """This client was here, and was told to come back later."""
-        now = self._clock.now()
-        await store(self._row(candidate, now, now))
 
     def leave(self, waiter: Waiter, still_waits: bool) -> None:
         """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
@@ -109,9 +104,6 @@ class WaitingRoom:
 
     async def candidates(self) -> tuple[Candidate, ...]:
         return await self._store.candidates(self._run, self._clock.now())
-
-    def _row(self, candidate: Candidate, now: float, until: float) -> Waiting:
-        return Waiting(self._run, candidate.client, candidate.sample_count, candidate.tier, now, until)
 
 
 class Heard:

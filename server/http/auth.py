@@ -6,11 +6,8 @@ the body is hashed as it comes.
 
 import hashlib
 import hmac
-import secrets
-import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
@@ -19,20 +16,13 @@ from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.trust.signatures import Check, Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
-from umbel.server import journal
-from umbel.server.blobs.files import write_private_once
 from umbel.server.devices.admission import Signed
 from umbel.server.devices.enrolments import Enrolling
 from umbel.server.http.door import vouch_for
+from umbel.server.keys import AdminKey
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.waiters import Waiting
-
-_KEY_BYTES_MIN = 32
-
-
-class UnfitAdminKey(Exception):
-    """The key file would let others in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +53,11 @@ class Caller:
         vouch_for(self._scope)
 
 
-class AdminKey:
-    """The operator's key, of which only the hash is kept in memory."""
-
-    def __init__(self, sha256: bytes) -> None:
-        self._sha256 = sha256
-
-    @classmethod
-    def load(cls, path: Path) -> "AdminKey":
-        """Read the key, or make one on the first start, readable by its owner only.
-
-        Raises `UnfitAdminKey` for a key that can be guessed, or read by other users of this machine.
-        """
-        if not path.exists():
-            write_private_once(path, secrets.token_urlsafe(32) + "\n")
-            journal.admin_key_made(path)
-        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
-            raise UnfitAdminKey(
-                f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"
-            )
-        key = path.read_bytes().strip()
-        if len(key) < _KEY_BYTES_MIN:
-            raise UnfitAdminKey(
-                f"the key in {path} has {len(key)} characters, not {_KEY_BYTES_MIN} or more; remove it for a new key"
-            )
-        return cls(hashlib.sha256(key).digest())
-
-    def fingerprint(self, salt: str) -> str:
-        """Eight hex digits by which two keys can be told apart, and from which none can be guessed."""
-        return hashlib.sha256(salt.encode() + self._sha256).hexdigest()[:8]
-
-    def check(self, authorization: str | None) -> None:
-        """Raise `Refused` unless `authorization` is `Bearer` and the key."""
-        scheme, _, key = (authorization or "").partition(" ")
-        given = hashlib.sha256(key.strip().encode()).digest()
-        if not key.strip() or not hmac.compare_digest(given, self._sha256) or scheme.lower() != "bearer":
-            detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
-            raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
+def require_admin(key: AdminKey, authorization: str | None) -> None:
+    """Raise `Refused` unless the request bears the admin key."""
+    if not key.is_borne_by(authorization):
+        detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
+        raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
 
 
 def claims_of(request: Request) -> Claims:
@@ -108,7 +66,7 @@ def claims_of(request: Request) -> Claims:
     for name, value in request.scope["headers"]:
         if name in found:
             if found[name]:  # of two, a proxy might check one and this coordinator the other
-                raise MalformedSignature(f"{name.decode()} came 2 times; send it once")
+                raise MalformedSignature(f"{name.decode()} was sent twice; send it once")
             found[name] = value.decode("latin-1")
     return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
 

@@ -11,9 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
 from umbel.server.devices.waiting import HeldRequests
-from umbel.server.http.auth import AdminKey, VerifiedDevice, read_body, verify_device
+from umbel.server.http.auth import VerifiedDevice, read_body, require_admin, verify_device
 from umbel.server.http.copies import Copies
 from umbel.server.http.door import vouch_for
+from umbel.server.keys import AdminKey
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.reception import Reception
@@ -56,7 +57,7 @@ async def device_of(request: Request, state: Annotated[State, Depends(state_of)]
 
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
-    state.admin_key.check(request.headers.get("authorization"))
+    require_admin(state.admin_key, request.headers.get("authorization"))
     request.state.is_operator = True  # for the log, if what follows is refused
     vouch_for(request.scope)
 

@@ -58,7 +58,10 @@ async def model_response(
     drivers = [one for one in state.coordinator.drivers.values() if _offered(one.run, sha256) is not None]
     found = _offered(drivers[0].run, sha256) if drivers else await _stored(state, sha256)
     if found is None or (client is not None and not await may_fetch(state, drivers, client, sha256)):
-        raise Refused("unknown-model", "no such model here for you; take the hash from your assignment")
+        raise Refused(
+            "unknown-model",
+            "there is no such model, or this client may not download it; take the hash from your assignment",
+        )
     size_bytes, media_type = found
     wanted, key = download(request, sha256, size_bytes, media_type), model_key(sha256)
     if (answer := without_body(request, wanted)) is not None:
@@ -118,7 +121,7 @@ async def may_fetch(state: State, offering: Collection[RunDriver], client: Clien
 
 async def _is_for(state: State, driver: RunDriver, client: ClientId) -> bool:
     """Whether a client may take part in a run, by the run's member list, if it has one."""
-    return await stranger(state.services, await driver.members.list(), client) is None
+    return await stranger(state.services.registry, await driver.members.list(), client) is None
 
 
 async def _link(state: State, key: str) -> str | None:

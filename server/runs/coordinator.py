@@ -121,7 +121,7 @@ class Coordinator:
         """Who waits already and is no member is not drawn any more, and told why."""
         journal.members_given(driver.name, members.words)
         for candidate in await driver.waiting.candidates():
-            if await stranger(self.services, members, candidate.client) is not None:
+            if await stranger(self.services.registry, members, candidate.client) is not None:
                 await driver.waiting.expel(candidate.client)
                 driver.bells.ring((candidate.client,))
 
@@ -198,7 +198,7 @@ class Coordinator:
             except DatabaseAway:
                 pass  # told once, for all that asks
             except Exception:
-                _log.exception("cannot see what other replicas do; trying again")
+                _log.exception("cannot read what the other replicas store; trying again")
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
@@ -216,7 +216,7 @@ class Coordinator:
             except DatabaseAway:
                 raise
             except Exception:  # one run's trouble is not the others'
-                _log.exception("run %s: cannot see what other replicas do; trying again", name)
+                _log.exception("run %s: cannot read what the other replicas store; trying again", name)
 
     async def heed_outage(self) -> None:
         """Where nobody could take reports for a while, no round's window counts that."""
@@ -232,7 +232,7 @@ class Coordinator:
                 try:
                     await driver.was_away(outage)
                 except Exception:  # its next step begins with it
-                    _log.exception("run %s: cannot see to its window", driver.name)
+                    _log.exception("run %s: cannot check its window", driver.name)
             await self.services.uptime.sign()
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:

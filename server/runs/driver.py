@@ -44,7 +44,7 @@ from umbel.aggregation.run.endings import model_after
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server import journal
-from umbel.server.devices.member_lists import RunMembers
+from umbel.server.devices.fitness import RunMembers
 from umbel.server.devices.pacing import Pacing
 from umbel.server.devices.waiting import Bells, WaitingRoom
 from umbel.server.runs.assignments import Assignments
@@ -90,7 +90,7 @@ class RunDriver:
         self.now = RunNow(services, self.memory, self.waiting, self.bells, lambda: self.live)
         self._round_codec = RoundCodec(layout)
         self.assignments = Assignments(services)
-        self.secure = SecureRounds(services, self.assignments)
+        self.secure = SecureRounds(services, self.assignments.of)
         self._closer = Closer(services, layout, self._round_codec, self.secure)
         self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
@@ -244,7 +244,7 @@ class RunDriver:
                 self._show_trouble("the database does not answer")
                 await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
             except Exception as error:
-                _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
+                _log.exception("run %s cannot continue; trying again in %.0f s", self.name, retry_s)
                 self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)

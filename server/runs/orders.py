@@ -131,14 +131,17 @@ def _target(to: int | Literal["best"], run: Situation) -> KeptVersion:
         raise Refused("unknown-version", f"there is no version {number}; the run has versions 0 to {newest}")
     if found.record.deleted_at is not None:
         raise Refused(
-            "version-deleted", f"version {number} was deleted, for the run file keeps only some ([retention] versions)"
+            "version-deleted",
+            f"version {number} was deleted, because the run file keeps only some versions ([retention] versions)",
         )
     return found
 
 
 def _best(run: Situation) -> int:
     if run.file.stop is None:
-        raise Refused("unknown-version", "no version is the best, for the run file has no [stop] that names a metric")
+        raise Refused(
+            "unknown-version", "no version is the best, because the run file has no [stop] that names a metric"
+        )
     best = judge(run.file.stop, [one.record for one in run.history]).best
     if best is None:
         raise Refused("unknown-version", f"no version is the best yet: {run.file.stop.metric} was not measured so far")

@@ -4,6 +4,7 @@ and verified."""
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.messages import (
@@ -45,12 +46,24 @@ _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come b
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A check-in. `admit` must be awaited once, before it changes anything; `line` holds its request open."""
+    """A check-in.
+
+    `admit` stores the nonce of the request, with the entry of a client that waits; a replay is refused. `line` holds
+    the request open.
+    """
 
     client: ClientId
     message: CheckIn
     admit: Callable[[Waiting | None], Awaitable[None]]
     line: Callable[[], AbstractContextManager[HeldRequest]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What to do with a check-in once it is no replay. `entry`: what to store of a client that waits."""
+
+    answer: Callable[[], Awaitable[CheckedIn]]
+    entry: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +107,47 @@ class Reception:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         await self._coordinator.heed_outage()
         driver = await self._coordinator.driver(visit.message.run)
-        if is_misfit := visit.message.layout_digest != driver.layout.digest:
-            await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
-        sites, members = driver.run.file.coverage.sites, await driver.members.list()
-        found = await unfit(self._services, driver.layout, sites, members, visit.client, visit.message)
-        if found is not None:
-            if not is_misfit:
-                await visit.admit(None)
-            await self._turn_away(driver, visit.client, found)
-            raise found.refusal
-        if visit.message.sample_count == 0 and driver.plan.needs_counts:
-            await visit.admit(None)
-            raise Refused("sample-count-needed", "this run draws or weighs clients by how much data they have; say it")
-        retry_after_s = RETRY_AFTER_S
-        if driver.open_round(visit.client) is None and not driver.is_over:
-            retry_after_s = await self._wait_for_work(driver, visit)
-        else:
-            await visit.admit(None)
-        return await self._checked_in(driver, visit.client, retry_after_s)
+        verdict = await self._verdict(driver, visit)
+        await visit.admit(verdict.entry)  # before anything changes, or costs more than a replay is worth
+        return await verdict.answer()
 
-    async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> None:
-        """Note for the operator who is refused, and why."""
+    async def _verdict(self, driver: RunDriver, visit: Visit) -> _Verdict:
+        """Decide what to do with a check-in. Nothing changes."""
+        client, message = visit.client, visit.message
+        if message.layout_digest != driver.layout.digest:
+            return _Verdict(lambda: self._refuse_layout(driver, visit))  # reading a layout takes milliseconds
+        if (found := await self._unfit(driver, visit)) is not None:
+            return _Verdict(lambda: self._turn_away(driver, client, found))
+        if message.sample_count == 0 and driver.plan.needs_counts:
+            return _Verdict(_refuse_uncounted)
+        if driver.open_round(client) is not None or driver.is_over:
+            return _Verdict(lambda: self._checked_in(driver, client, RETRY_AFTER_S))
+        known = await self._services.registry.client(client)
+        candidate = Candidate(client, message.sample_count, known.tier if known else "")
+        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, message.wait_s)
+        if away_s is not None:
+            return _Verdict(lambda: self._checked_in(driver, client, away_s), driver.waiting.entry(candidate, 0.0))
+        ends_at = self._services.clock.now() + message.wait_s
+        entry = driver.waiting.entry(candidate, message.wait_s + RETRY_AFTER_S + _GRACE_S)
+        return _Verdict(lambda: self._wait_for_work(driver, visit, entry, ends_at), entry)
+
+    async def _unfit(self, driver: RunDriver, visit: Visit) -> Unfit | None:
+        services, sites, members = self._services, driver.run.file.coverage.sites, await driver.members.list()
+        return await unfit(
+            services.registry, services.models, driver.layout, sites, members, visit.client, visit.message
+        )
+
+    async def _refuse_layout(self, driver: RunDriver, visit: Visit) -> NoReturn:
+        found = await self._unfit(driver, visit)
+        assert found is not None, "another layout does not fit"
+        await self._turn_away(driver, visit.client, found)
+
+    async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> NoReturn:
+        """Note for the operator who is refused and why, and refuse."""
         now, reason = self._services.clock.now(), str(found.refusal)
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.now.changed()
+        raise found.refusal
 
     async def status(
         self, client: ClientId, assignment: AssignmentId, wait_s: float, line: HeldRequest
@@ -180,17 +210,9 @@ class Reception:
             return AssignmentPlace(driver, client, assignment)
         return AssignmentPlace(driver, client, assignment, found)
 
-    async def _wait_for_work(self, driver: RunDriver, visit: Visit) -> float:
-        """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
-        client, wait_s = visit.client, visit.message.wait_s
-        ends_at = self._services.clock.now() + wait_s
-        known = await self._services.registry.client(client)
-        candidate = Candidate(client, visit.message.sample_count, known.tier if known else "")
-        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, wait_s)
-        if away_s is not None:
-            await driver.waiting.pass_by(candidate, visit.admit)
-            return away_s
-        waiter = await driver.waiting.enter(candidate, wait_s + RETRY_AFTER_S + _GRACE_S, visit.admit)
+    async def _wait_for_work(self, driver: RunDriver, visit: Visit, entry: Waiting, ends_at: float) -> CheckedIn:
+        """Hold the request open while there is no work."""
+        client, waiter = visit.client, driver.waiting.enter(entry)
         driver.wake()
         with visit.line() as line:
             try:
@@ -200,7 +222,7 @@ class Reception:
                 is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
                 driver.waiting.leave(waiter, still_waits=is_back_soon)
                 self._note_heard(client, line)
-        return away_s
+        return await self._checked_in(driver, client, away_s)
 
     async def _hold(self, driver: RunDriver, client: ClientId, line: HeldRequest, ends_at: float) -> None:
         """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
@@ -212,9 +234,8 @@ class Reception:
             with driver.bells.listen(client) as bell:
                 await line.hold(clock, bell, left_s)
             self._services.registry.refuse_revoked(client)
-            if (found := await stranger(self._services, await driver.members.list(), client)) is not None:
+            if (found := await stranger(self._services.registry, await driver.members.list(), client)) is not None:
                 await self._turn_away(driver, client, found)
-                raise found.refusal
 
     async def _wait_for_close(self, place: AssignmentPlace, wait_s: float, line: HeldRequest) -> None:
         clock, ends_at = self._services.clock, self._services.clock.now() + wait_s
@@ -262,3 +283,7 @@ class Reception:
                 return state.reason
             case Committed():
                 return state.closing.reason
+
+
+async def _refuse_uncounted() -> NoReturn:
+    raise Refused("sample-count-needed", "this run draws or weights clients by sample counts; send sample_count")

@@ -19,9 +19,9 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
     is_secure = state.secure is not None
     if isinstance(report.work, MaskedInput) is not is_secure:
         raise ReportRefused(
-            "this round is a secure one: report a masked update, and no counts or metrics beside it"
+            "this is a secure round: report a masked update, without counts or metrics"
             if is_secure
-            else "this round is not a secure one: report what was done, in the clear"
+            else "this is not a secure round: report counts and metrics in clear"
         )
     work, count_max = report.work, state.plan.sample_count_max
     for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
@@ -65,7 +65,7 @@ def require_repeated(state: RoundState, message: Spoke) -> None:
     if not said:
         raise Refused(
             "assignment-closed",
-            f"the round does not wait for this client's {message.turn.value} now; see what it is at",
+            f"the round does not wait for this client's {message.turn.value} now; ask for the assignment's status",
         )
     if said != message.word:
         raise Refused(

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.server.blobs.blobs import BlobStore, model_key
-from umbel.server.http.auth import AdminKey
+from umbel.server.keys import AdminKey
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
@@ -145,7 +145,7 @@ class Deployment:
         for run, *files in rows:
             if None in [await asyncio.to_thread(self.blobs.size, model_key(sha256)) for sha256 in files]:
                 _log.error(
-                    "run %s cannot go on: its newest model is not in %s; restore blobs that are not older than the "
+                    "run %s cannot continue: its newest model is not in %s; restore blobs that are not older than the "
                     "database",
                     run,
                     self.named.blobs,

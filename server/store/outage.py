@@ -53,7 +53,9 @@ class DatabaseOutage:
         if now - self._told_at < (_APART_S if is_new else REPEAT_S):
             return
         _log.error(
-            "the database does not answer (%s): clients are asked to come again (%d failed so far)", why, self._n_failed
+            "the database does not answer (%s): clients are asked to retry (%d requests failed so far)",
+            why,
+            self._n_failed,
         )
         self._told_at, self._is_told = now, True
 

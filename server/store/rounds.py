@@ -19,11 +19,11 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.trust.members import SignedMembers
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
-from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.store import tables
 from umbel.server.store.audit_rows import add_bundle, evidence_of
 from umbel.server.store.database import Database
 from umbel.server.store.locked_run import LockedRun
+from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.round_rows import state_of
 from umbel.server.store.run_rows import (
     WITH_HEARD,

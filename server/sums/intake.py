@@ -35,7 +35,7 @@ class Arrival:
                 yield
         except TimeoutError as error:
             # The rest of the body stays unread, and nobody waits for this answer any more.
-            raise _too_many("a newer chunk took this one's place", {"Connection": "close"}) from error
+            raise _too_many("a newer chunk replaced this one", {"Connection": "close"}) from error
         finally:
             self._timeout = None
 

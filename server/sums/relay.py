@@ -3,7 +3,7 @@
 A revealed share must not be stored where it can be read, and a client may reach any replica. So the one that closes the
 round makes a key pair in memory and publishes the public half; the others seal to it what they have heard and checked
 (`umbel.aggregation.secagg.crypto.relayed`), and it takes that out of the database. It signs the key with the audit key,
-which all replicas have (`audit_key.py`); to one that is not signed nothing is handed over. A key dies with its replica:
+which all replicas have (`keys.py`); to one that is not signed nothing is handed over. A key dies with its replica:
 the next one publishes another, and what was heard is sealed again, to that. What only a dead replica had heard its
 client sends again, as it got no answer. Whoever reads the database, or a copy of it, learns no share. Whoever writes to
 it can put in another key, and hold up the round by that, but learns none either without the file of the audit key.
@@ -17,7 +17,7 @@ from umbel.aggregation.secagg.crypto.curve import KEY_BYTES, KeyPair
 from umbel.aggregation.secagg.crypto.relayed import open_relayed, seal_relayed
 from umbel.aggregation.secagg.errors import BadShare
 from umbel.aggregation.secagg.session import Session
-from umbel.server.store.audit_key import AuditKey, ForgedRelayKey
+from umbel.server.keys import AuditKey, ForgedRelayKey
 from umbel.server.store.relayed import PublishedKey, RelayStore
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Relay:
             try:
                 opened[index] = open_relayed(self._own, self._session.digest, index, sealed)
             except BadShare as error:
-                _log.warning("what %s has revealed at another replica cannot be read: %s", client, error)
+                _log.warning("the shares of %s that another replica received cannot be read: %s", client, error)
         return opened
 
     def _is_of_a_replica(self, published: PublishedKey) -> bool:
@@ -83,6 +83,6 @@ class Relay:
             if not self._has_warned:
                 self._has_warned = True
                 run, number = self._session.context.run, self._session.context.round
-                _log.error("run %s, round %d: what clients have revealed is not handed over: %s", run, number, error)
+                _log.error("run %s, round %d: the clients' shares could not be handed over: %s", run, number, error)
             return False
         return True

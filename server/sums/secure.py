@@ -8,10 +8,12 @@ a restart the clients are asked again, and say the same.
 import base64
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from umbel.aggregation.phrases import some
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.round.states import Closing, Committed, Revealed, RoundState, Training
 from umbel.aggregation.secagg.agreement import context_of
@@ -23,12 +25,15 @@ from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.secagg.unmasking import Opened
 from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
-from umbel.server.runs.assignments import Assignments
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
 from umbel.server.sums.relay import Relay
 
 _log = logging.getLogger(__name__)
+
+
+AssignmentOf: TypeAlias = Callable[[LiveRun, ClientId, Training | Closing], Awaitable[Assignment]]
+"""The assignment of a client of the cohort, as it is sent to it."""
 
 
 @dataclass(slots=True)
@@ -43,9 +48,9 @@ class _Attempt:
 class SecureRounds:
     """The secure round of a run's newest attempt. Ask with the run as it is at that moment."""
 
-    def __init__(self, services: Services, assignments: Assignments) -> None:
+    def __init__(self, services: Services, assignment_of: AssignmentOf) -> None:
         self._services = services
-        self._assignments = assignments
+        self._assignment_of = assignment_of
         self._attempt: _Attempt | None = None
 
     def forget(self) -> None:
@@ -98,7 +103,7 @@ class SecureRounds:
         signed the same sum. Raises `Refused`, which names the liar if that can be told.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
-            raise Refused("assignment-closed", "no shares are to be revealed yet; see what the round is at")
+            raise Refused("assignment-closed", "shares are not requested yet; ask for the assignment's status")
         attempt = await self._of(live)
         index = attempt.party.context.index_of(client)
         try:
@@ -194,7 +199,7 @@ class SecureRounds:
         exchange, attempt = _exchange_in(live.state), self._attempt
         if attempt is None or attempt.round_id != live.round_id:
             state = _open(live.state)
-            assignment = await self._assignments.of(live, min(state.cohort), state)
+            assignment = await self._assignment_of(live, min(state.cohort), state)
             attempt = self._attempt  # another request may have made it meanwhile, and there must be only one
             if attempt is None or attempt.round_id != live.round_id:
                 party = SecureCoordinator(context_of(assignment), bytes.fromhex(exchange.opening))
@@ -249,10 +254,10 @@ def _open(state: RoundState) -> Training | Closing:
 
 def _exchange_in(state: RoundState) -> Exchange:
     if (exchange := _open(state).exchange) is None:
-        raise Refused("assignment-closed", "this round is not a secure one")
+        raise Refused("assignment-closed", "this is not a secure round")
     return exchange
 
 
 def _require_closed(state: RoundState) -> None:
     if not isinstance(_open(state), Closing):
-        raise Refused("assignment-closed", "it is not said yet who is in the sum")
+        raise Refused("assignment-closed", "the clients of the sum are not fixed yet")

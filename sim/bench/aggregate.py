@@ -34,8 +34,8 @@ from umbel.aggregation.update.wire import float32_header
 from umbel.client import Operator
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
 from umbel.sim.bench.measuring import MB, RssPeak

@@ -18,7 +18,7 @@ from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import MemberList, SignedMembers
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.client.operator.members_editing import new_file, sign_file, write_members_file
-from umbel.client.operator.officer_key import make_officer_key
+from umbel.client.private_keys import make_officer_key
 from umbel.sim.demo.client import POLICY_FILE, SHARD_FILE, DemoSite, SiteEvent
 from umbel.sim.demo.digits import DemoData
 from umbel.sim.demo.plan import MINIMUM, RUN, ClientPlan, DemoPlan

@@ -26,7 +26,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
-from umbel.client.training.randomness import generators, seeded, set_generators
+from umbel.client.training.devices import generators, seeded, set_generators
 from umbel.client.training.trainer import ProximalTerm
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices

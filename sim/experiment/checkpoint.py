@@ -28,7 +28,6 @@ from torch import Tensor
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.phrases import agreeing
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
@@ -142,9 +141,8 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
             raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
-            are = agreeing(len(unlike), "is", "are")
             raise CheckpointError(
-                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so the run cannot be resumed "
+                f"{' and '.join(unlike)} changed since {folder} was begun (by SHA-256), so the run cannot be resumed "
                 "with the same result; restore it, or choose another folder (--out)"
             )
         return _resumed(kept, tensors, file, first)

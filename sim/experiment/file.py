@@ -310,6 +310,6 @@ def _put(table: dict[str, Any], dotted: str, value: object) -> None:
     for part in outer:
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise ValueError(f"{dotted}: {part} is no section")
+            raise ValueError(f"{dotted}: {part} is not a section")
         table = cast(dict[str, Any], inner)
     table[key] = value

@@ -2,7 +2,7 @@
 
 A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
 (`client/training/trainer.py`): at least one step, until all are done or the next would leave less of the window than
-`client/wire/bandwidth.py` reserves for the upload. Arrays have one entry a device.
+`client/wire/timing.py` reserves for the upload. Arrays have one entry a device.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from umbel.aggregation.run.binomial import Floats
-from umbel.client.wire.bandwidth import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.dropouts import NEVER, DeviceStage, Losses, RoundTimes, Stages
 from umbel.sim.fleet.faults import Kinds

@@ -316,13 +316,13 @@ class FleetSection:
             require_within(zone, "a time zone", -24.0, 24.0)
         named = [name for name in ("hours", "charging", "presence") if getattr(self, name) is not None]
         if len(named) > 1:
-            raise ValueError(f"devices are present by one rule: keep one of {' and '.join(named)}")
+            raise ValueError(f"only one rule can say when devices are present: keep one of {' and '.join(named)}")
         if self.recorded is not None:
             named += [name for name in ("speed", "network", "dropouts") if getattr(self, name) is not None]
             if named:
                 raise ValueError(f"recorded replaces them; leave out {' and '.join(named)}")
         if self.corrupt.share + self.malicious.share > 1:
-            raise ValueError("corrupt.share and malicious.share add up to more than 1; lower one")
+            raise ValueError("the shares of corrupt and malicious devices add up to more than 1; lower one")
 
 
 def _require_within(section: object, **bounds: tuple[float, float]) -> None:

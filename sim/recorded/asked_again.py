@@ -85,7 +85,7 @@ def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
         )
         records += _attempt(question, fleet, steps)
     if not records:
-        raise NobodyComes("too few devices of this trace's fleet are ever present for its rounds to begin")
+        raise NobodyComes("this trace's fleet never has enough devices present for its rounds to begin")
     return trace_of(records)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
-from umbel.client.state.identity import load_or_make_key
+from umbel.client.private_keys import load_or_make_key
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 
@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_closed_is_refused(tmp_path: Path, monkeypatc
 
     (tmp_path / "state").mkdir(mode=0o755)
     monkeypatch.setattr(Path, "chmod", chmod)
-    with pytest.raises(StateError, match=r"cannot be closed to them \(Operation not permitted\): run `chmod 700"):
+    with pytest.raises(StateError, match=r"its mode cannot be changed \(Operation not permitted\): run `chmod 700"):
         make_private(tmp_path / "state")
 
 

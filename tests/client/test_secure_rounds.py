@@ -350,7 +350,7 @@ def test_a_cohort_that_is_not_of_the_list_is_declined_until_it_is(
 
     double.change_offer = with_stranger
     assert take_part(tmp_path, double, policy=policy).accepted == 1
-    assert list(double.declined.values()) == ["the cohort is not of the member list"] * n_times
+    assert list(double.declined.values()) == ["the cohort has clients that are not on the member list"] * n_times
     assert {assignment for assignment, _ in double.said} == {f"demo.1.{n_times + 1}.ward-7"}, "nothing before it"
     logged = [one.getMessage() for one in caplog.records if "not on member list 'pilot', epoch 1" in one.getMessage()]
     assert len(logged) == n_times
@@ -485,7 +485,7 @@ def test_a_private_round_whose_noise_is_not_for_its_updates_is_refused(
 def test_a_private_round_that_weighs_its_updates_is_refused() -> None:
     """Divided by a great unit, a norm is far below the clip that the noise is for."""
     plan = private_double().plan
-    with pytest.raises(ValueError, match="nothing travels without noise"):
+    with pytest.raises(ValueError, match="sends nothing without noise"):
         replace(plan, weight_unit=2)
 
 

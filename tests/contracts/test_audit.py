@@ -71,9 +71,9 @@ def failing() -> Generator[None]:
 def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def act(it: House) -> None:
         await play(it, "all")
-        await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+        await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
         out = tmp_path / "audit.jsonl"
-        await operating(it, lambda operator: audit_run(operator, "demo", out, (), (), as_json=False))
+        await operating(it, lambda operator: audit_run(operator, "demo", out))
         key = (await it.http.get("/v1/audit-key")).json()["public_key"]
         head = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()["audit_head"]
         assert head == (await bundles(it))[-1]["sha256"]
@@ -82,7 +82,7 @@ def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.Capture
     in_house(tmp_path / "data", act)
     told = capsys.readouterr().out
     assert told.count("the same hash") == 2
-    assert "3 bundles fit, 2 committed rounds, 6 reports with their clients' signatures" in told
+    assert "3 bundles are verified, 2 committed rounds, 6 reports with their clients' signatures" in told
     assert "pin it with --key" in told
     assert stat.S_IMODE((tmp_path / "data" / "audit.key").stat().st_mode) == 0o600
 
@@ -92,13 +92,13 @@ def test_before_its_first_round_an_audit_and_a_replay_say_what_to_type_next(
 ) -> None:
     async def act(it: House) -> None:
         await it.begin(run_file(), small_state())
-        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+        await operating(it, lambda operator: audit_run(operator, "demo"))
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
 
     in_house(tmp_path, act)
     told = capsys.readouterr()
-    assert "demo: 1 bundle fits, 0 committed rounds, 0 reports with their clients' signatures\n" in told.out
+    assert "demo: 1 bundle is verified, 0 committed rounds, 0 reports with their clients' signatures\n" in told.out
     assert "privacy" not in told.out
     assert "member list" not in told.out
     assert "umbel run watch demo" in told.out
@@ -111,7 +111,7 @@ def test_a_file_without_bundles_is_told_from_one_that_was_tampered_with(tmp_path
     if content is not None:
         file.write_text(content)
     with pytest.raises(ValueError, match=re.escape(f"umbel run audit NAME --out {file}")):
-        verify_file(file, [public_key_text(bytes(32))], (), as_json=False)
+        verify_file(file, [public_key_text(bytes(32))])
 
 
 def test_a_part_of_a_head_is_told_from_a_head_that_is_not_there(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_a_part_of_a_head_is_told_from_a_head_that_is_not_there(tmp_path: Path) 
 
         def audit(operator: Operator) -> None:
             with pytest.raises(ValueError, match="must be 64 lower-case hex digits"):
-                audit_run(operator, "demo", None, (), [head[:16]], as_json=False)
-            audit_run(operator, "demo", None, (), [head], as_json=False)
+                audit_run(operator, "demo", head=[head[:16]], as_json=False)
+            audit_run(operator, "demo", head=[head], as_json=False)
 
         await operating(it, audit)
 
@@ -135,14 +135,14 @@ def test_updates_that_are_not_kept_leave_a_chain_that_says_so(
     async def act(it: House) -> None:
         await play(it, "none")
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", 1))
         await until("a store without updates", lambda: not stored_updates(it.settings))
         gone = await it.http.get("/v1/admin/runs/demo/audit/1/updates/d0", headers=it.admin)
         assert problem(gone) == "unknown-upload"
 
     in_house(tmp_path, act)
     told = capsys.readouterr()
-    assert "3 bundles fit" in told.out
+    assert "3 bundles are verified" in told.out
     assert (
         "round 1 cannot be computed again: its updates were deleted when the round had ended: the run file says "
         'retention.updates = "none"' in told.err
@@ -159,7 +159,7 @@ def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
         assert [one["bundle"]["facts"].get("updates", {}).get("deleted") for one in lines] == [None, [], [], [1]]
         assert [one["updates_deleted_at"] is None for one in lines] == [True, False, True, True]
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
 
     in_house(tmp_path, act)
     told = capsys.readouterr()
@@ -168,7 +168,7 @@ def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
     assert "by the run's policy, retention.updates = '2 rounds'\n" in told.err
 
     async def again(it: House) -> None:
-        await operating(it, lambda operator: replay_run(operator, "demo", 3, (), ()))
+        await operating(it, lambda operator: replay_run(operator, "demo", 3))
 
     in_house(tmp_path, again)  # the sweep at the start keeps what is kept
 
@@ -181,10 +181,10 @@ def test_an_update_that_was_changed_is_named(tmp_path: Path, capsys: pytest.Capt
         data[70] ^= 1
         path.write_bytes(data)
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", 1))
         path.unlink()
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", 1))
 
     in_house(tmp_path, act)
     assert "round 1: the update of d1 was changed" in capsys.readouterr().err
@@ -200,10 +200,10 @@ def test_a_model_that_was_changed_is_named(tmp_path: Path, capsys: pytest.Captur
         path.chmod(0o600)
         path.write_bytes(data)
         with failing():
-            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", 1))
 
     in_house(tmp_path, act)
-    assert "the model that came does not have the SHA-256" in capsys.readouterr().err
+    assert "the downloaded model does not have the SHA-256" in capsys.readouterr().err
 
 
 def _execute(data: Path, *statements: str) -> None:
@@ -235,7 +235,7 @@ def test_what_is_changed_in_the_database_is_noticed(
 
     async def act(it: House) -> None:
         with failing():
-            await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+            await operating(it, lambda operator: audit_run(operator, "demo"))
 
     in_house(tmp_path, prepare)
     _execute(tmp_path, statement)
@@ -254,9 +254,9 @@ def test_a_chain_cut_off_together_with_its_head_is_noticed_by_who_noted_it(
         noted = (await bundles(it))[-1]["sha256"]
 
     async def act(it: House) -> None:
-        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=True))
+        await operating(it, lambda operator: audit_run(operator, "demo", as_json=True))
         with failing():
-            await operating(it, lambda operator: audit_run(operator, "demo", None, (), [noted], as_json=True))
+            await operating(it, lambda operator: audit_run(operator, "demo", head=[noted], as_json=True))
 
     in_house(tmp_path, prepare)
     cut = "UPDATE runs SET audit_number = 1, audit_sha256 = (SELECT sha256 FROM audits WHERE number = 1)"
@@ -270,7 +270,7 @@ def test_another_key_than_the_pinned_one_is_refused(tmp_path: Path, capsys: pyte
         await play(it, "none", rounds=1)
         pinned = [public_key_text(Ed25519PrivateKey.generate().public_key().public_bytes_raw())]
         with failing():
-            await operating(it, lambda operator: audit_run(operator, "demo", None, pinned, (), as_json=False))
+            await operating(it, lambda operator: audit_run(operator, "demo", key=pinned))
 
     in_house(tmp_path, act)
     assert "which is not trusted" in capsys.readouterr().err
@@ -288,10 +288,10 @@ def test_a_key_that_was_replaced_in_mid_run_is_seen_and_may_be_trusted_beside_th
         await device.take_part(layout, values_of(layout, 1))
         await it.ended(1)
         with failing():
-            await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+            await operating(it, lambda operator: audit_run(operator, "demo"))
         keys = [one["bundle"]["key"] for one in await bundles(it)]
         assert len(set(keys)) == 2
-        await operating(it, lambda operator: audit_run(operator, "demo", None, keys, (), as_json=False))
+        await operating(it, lambda operator: audit_run(operator, "demo", key=keys))
 
     in_house(tmp_path, first)
     (tmp_path / "audit.key").unlink()
@@ -321,7 +321,7 @@ def test_every_attempt_has_its_bundle_and_a_restart_goes_on_with_the_chain(tmp_p
         assert next(one["reason"] for one in facts[1]["clients"]) == "no data"
         assert not facts[1]["committed"]
         assert facts[2]["run_status"] == "stopped"
-        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+        await operating(it, lambda operator: audit_run(operator, "demo"))
 
     in_house(tmp_path, begin)
     in_house(tmp_path, go_on)

@@ -41,8 +41,8 @@ def test_evaluations_and_rollbacks_at_two_replicas_make_one_chain(tmp_path: Path
             tasks_of = [line["bundle"]["facts"].get("plan", {}).get("task") for line in lines[:6]]
             assert tasks_of == [None, "training", "evaluation", "training", "evaluation", "training"]
             assert lines[5]["bundle"]["facts"]["rolled_back_to"] == 1
-            await operating(one, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
-            await operating(other, lambda operator: replay_run(operator, "demo", None, (), ()))
+            await operating(one, lambda operator: audit_run(operator, "demo"))
+            await operating(other, lambda operator: replay_run(operator, "demo", all_=True))
 
     with houses_over(lambda _: url):
         asyncio.run(scenario())

@@ -115,5 +115,5 @@ def test_clients_that_come_and_go_download_what_they_lack(
         came = [early.down, late.down[:1], late.down[1:], killed.down + again.down[:2], again.down[2:]]
         measured = [record.bytes_down for record in operator.progress("changes").ended]
         assert measured == [sum(n_bytes for n_bytes, _ in one) for one in came]
-        replay_run(operator, "changes", None, (), ())
+        replay_run(operator, "changes", all_=True)
     assert capsys.readouterr().out.count("the same hash") == 5

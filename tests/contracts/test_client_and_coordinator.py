@@ -24,7 +24,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.records import Fate
 from umbel.client import Client, LocalPlan, Operator, TrainResult, run_client
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX
+from umbel.client.wire.timing import CHUNK_BYTES_MAX
 
 pytestmark = pytest.mark.slow
 

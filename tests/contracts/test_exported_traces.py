@@ -85,7 +85,7 @@ def test_a_run_of_which_nothing_has_ended_and_one_that_there_is_not_are_told_apa
         await it.begin(run_file(), small_state())
 
         def export(operator: Operator) -> None:
-            with pytest.raises(ValueError, match="demo: no attempt at training has ended yet"):
+            with pytest.raises(ValueError, match="demo: no training attempt with invited clients has ended yet"):
                 export_trace(operator, ["demo"], out, force=False, as_json=False)
             with pytest.raises(ClientError, match="nowhere"):
                 export_trace(operator, ["nowhere"], out, force=False, as_json=False)

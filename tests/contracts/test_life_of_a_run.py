@@ -160,7 +160,7 @@ def test_a_run_lives_through_pause_kill_rollback_and_ends_at_its_target(house: H
     wards.go_on()
     back = house.told("rollback", "life", "--to", "0", "--reason", "to see it")
     assert (back["status"], back["model"]["version"]) == ("paused", paused["model"]["version"] + 1)
-    assert "stands on this model already" in house.umbel("rollback", "life", "--to", "0").stderr
+    assert "has this model already" in house.umbel("rollback", "life", "--to", "0").stderr
     house.restart()
     assert house.told("resume", "life")["status"] == "running"
     reports = [end.accepted for end in wards.join()]

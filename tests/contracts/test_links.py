@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tests.contracts.two_hosts import COORDINATOR_IP, PORT, Incident, Meter, TwoHosts, two_hosts, why_not
 from tests.servers.waits import LIMIT_S, wait_for_file
-from umbel.client.wire.bandwidth import chunk_bytes
+from umbel.client.wire.timing import chunk_bytes
 
 _WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)

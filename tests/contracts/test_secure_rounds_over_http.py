@@ -219,7 +219,7 @@ def test_sites_stay_while_a_stranger_is_drawn_and_go_on_once_the_coordinator_has
     ended = house.told("show", "masked")["ended"]
     assert not any(one["committed"] for one in ended)
     declined = {(one["client"], one["reason"]) for record in ended for one in record["clients"] if one["reason"]}
-    assert declined >= {(name, "the cohort is not of the member list") for name in NAMES[1:]}
+    assert declined >= {(name, "the cohort has clients that are not on the member list") for name in NAMES[1:]}
 
     given = house.umbel(*sites.create, *sites.with_list)
     assert "--members" not in given.stderr

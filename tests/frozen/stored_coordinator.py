@@ -160,8 +160,8 @@ async def look_back(folder: Path) -> Json:
         hashes, whole = await run.facts()
         for one in whole["versions"]:
             await it.model(one["sha256"])  # asks for the file of each version, and reads it
-        await operating(it, lambda operator: audit_run(operator, "over", folder / "audit.jsonl", (), (), as_json=False))
-        await operating(it, lambda operator: replay_run(operator, "over", None, (), ()))
+        await operating(it, lambda operator: audit_run(operator, "over", folder / "audit.jsonl"))
+        await operating(it, lambda operator: replay_run(operator, "over", all_=True))
         answer = await it.http.get("/v1/admin/runs", headers=it.admin)
         told: list[dict[str, Any]] = sorted(answer.json(), key=lambda one: one["name"])
         n_lines = (folder / "audit.jsonl").read_text().count("\n")

@@ -145,7 +145,7 @@ class LevelsCoder:
         if Knowledge.ENERGY in coding.knowledge:
             energies = entropy.read_block(payload, range(n_bytes, n_bytes + 1))
         if Knowledge.DITHER in coding.knowledge and dither is None:
-            raise MalformedUpdate("the integers are coded by a dither, and there is none")
+            raise MalformedUpdate("decoding these integers needs their dither, and none was given")
         classes = self._classes(coding.knowledge, energies, dither)
         for first in range(0, self._n_values, entropy.SEGMENT):
             here = classes.of(first, min(entropy.SEGMENT, self._n_values - first))

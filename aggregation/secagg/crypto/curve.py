@@ -76,7 +76,7 @@ def require_key(public: bytes) -> None:
     if u >= _FIELD_PRIME:  # bit 255 is set, or u can be written smaller
         raise BadKey("a key is not in its one spelling, below 2^255 - 19; make it with an X25519 library")
     if u in _SMALL_ORDER_U:
-        raise BadKey("a key is a point of small order, which no private key has; make it with an X25519 library")
+        raise BadKey("a key is a point of small order, which belongs to no private key; make it with an X25519 library")
 
 
 def require_keys(publics: Iterable[bytes]) -> None:

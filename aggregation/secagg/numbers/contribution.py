@@ -248,7 +248,7 @@ def _counts(
 def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
     """Raise `TooLittleWork` if so many steps are less than this share of those planned (`work_floor.py`)."""
     if steps_done < steps_needed(floor, steps_planned):
-        raise TooLittleWork("less of the work was done than must be for an update to hide among the others")
+        raise TooLittleWork("too little of the work was done for the update to hide among the others")
 
 
 def _samples(composition: Composition, work: LocalWork) -> int:
@@ -265,7 +265,7 @@ def _weight(composition: Composition, work: LocalWork) -> int:
     if not composition.secure.is_proportional:
         return _samples(composition, work)
     if not 1 <= work.draws <= composition.secure.clients_max:
-        raise ContributionRefused("a round draws no client so often; the assignment is wrong")
+        raise ContributionRefused("a round never draws a client so often; the assignment is wrong")
     return work.draws
 
 

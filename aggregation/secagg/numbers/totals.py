@@ -151,8 +151,8 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int, tota
     """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for counts that no such cohort has."""
     if counts.clients != n_clients:
         raise CanaryWrong(
-            "the words do not count the clients in the sum: a mask did not come off, or a client did not count itself "
-            "once; nothing is made of it"
+            "the words do not count the clients in the sum: a mask was not removed, or a client did not count itself "
+            "once; the sum is discarded"
         )
     weight = total_draws if composition.secure.is_proportional else counts.sample_count
     if not (
@@ -165,8 +165,7 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int, tota
         and 0 <= counts.n_cut <= n_clients * (len(composition.secure.metrics) + len(composition.secure.evaluation))
     ):
         raise ImplausibleTotals(
-            "the masked counts add up to what no such clients have: one of them does not keep to the protocol; nothing "
-            "is made of it"
+            "the masked counts add up to an impossible total: a client breaks the protocol; the sum is discarded"
         )
 
 
@@ -177,8 +176,7 @@ def _check_measured(composition: Composition, one: MetricSum, counts: Counts) ->
     )
     if not (is_plausible and abs(one.value) <= most):
         raise ImplausibleTotals(
-            "a masked metric adds up to what no such clients measure: one of them does not keep to the protocol; "
-            "nothing is made of it"
+            "a masked metric adds up to an impossible total: a client breaks the protocol; the sum is discarded"
         )
 
 
@@ -188,8 +186,8 @@ def _check_exact(composition: Composition, exact: Tensor, total_weight: int) -> 
     low, high = (int(bound.item()) for bound in exact.aminmax())
     if max(-low, high) > math.ceil(composition.grid.max_abs / composition.grid.step) * total_weight:
         raise ImplausibleTotals(
-            "the masked values of a tensor that is not rounded add up to more than the run's max_abs: one of the "
-            "clients does not keep to the protocol; nothing is made of it"
+            "the masked values of a tensor that is not rounded add up to more than the run's max_abs: a client "
+            "breaks the protocol; the sum is discarded"
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from umbel.client.training.randomness import generators, set_generators
+from umbel.client.training.devices import generators, set_generators
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import chunks, devices_of, one_thread, rows_of_block, whole_float32

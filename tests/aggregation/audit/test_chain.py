@@ -227,7 +227,7 @@ def test_a_noted_head_must_be_there() -> None:
 
 def test_a_bundle_of_a_kind_that_is_not_known_is_named() -> None:
     raw: Json = {"kind": "rumour", "facts": {}}
-    with pytest.raises(AuditFailed, match="of a kind that this umbel does not know: 'rumour'"):
+    with pytest.raises(AuditFailed, match="this version of umbel does not know its kind: 'rumour'"):
         parse_bundle(raw)
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_work_is_refused_with_what_to_do() -> None:
         Lanes(at, 2, bits=32)
     with pytest.raises(ValueError, match="reduce in groups"):
         Lanes(at, 65_537, bits=31)
-    with pytest.raises(ValueError, match="ranks go from 0 to 1; 2 is none of them"):
+    with pytest.raises(ValueError, match="rank must lie between 0 and 1, not 2"):
         ByteLanes(at, 2).encode(torch.zeros(1000), 2)
     with pytest.raises(ValueError, match=r"a sum is 1024 torch\.int8, not"):
         ByteLanes(at, 2).mean(torch.zeros(1000, dtype=torch.int8))

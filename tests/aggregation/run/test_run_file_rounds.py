@@ -57,7 +57,7 @@ def test_a_false_in_an_override_is_a_value() -> None:
     ("override", "message"),
     [
         ({"first_round": 0, "target": 4}, "rounds from 1 on"),
-        ({"first_round": 4, "last_round": 3, "target": 4}, "not for 4 to 3"),
+        ({"first_round": 4, "last_round": 3, "target": 4}, "not 4 to 3"),
         ({"first_round": 1}, "changes nothing"),
         ({"first_round": 1, "local_epochs": 1, "local_steps": 1}, "not both"),
         ({"first_round": 11, "target": 4}, "beyond the last round, 10"),

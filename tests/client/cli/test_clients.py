@@ -21,7 +21,7 @@ def test_the_list_tells_what_each_clients_token_says_from_what_it_says_itself(
 ) -> None:
     list_clients(operator_that_hears({"GET /clients": CLIENTS}), as_json=False)
     header, north, south = capsys.readouterr().out.splitlines()
-    columns = [header.index(word) for word in ("client", "by its token", "by its own word", "enrolled", "last heard")]
+    columns = [header.index(word) for word in ("client", "labels by token", "own labels", "enrolled", "last seen")]
     assert columns == sorted(columns)
     _, token, own, *_ = columns
     assert north.split()[:4] == ["north", "name", "tier=ward", "side=n"]

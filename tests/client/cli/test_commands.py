@@ -238,7 +238,7 @@ def test_no_switch_of_a_command_is_on_unless_it_is_typed() -> None:
 )
 def test_a_command_that_lacks_something_says_what_to_type(words: tuple[str, ...], hint: str) -> None:
     command_line.mount()
-    wide = {"UMBEL_SERVER": None, "COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    wide = {"UMBEL_SERVER": None, "UMBEL_ADMIN_KEY": "key", "COLUMNS": "400", "TERMINAL_WIDTH": "400"}
     outcome = CliRunner(env=wide).invoke(command_line.app, list(words))
     assert outcome.exit_code == 2
     assert hint in outcome.stderr

@@ -152,7 +152,7 @@ def test_the_quorum_is_changed_with_the_officers(signed_desk: Path) -> None:
 
 def test_what_people_see_is_a_table_with_fingerprints(signed_desk: Path) -> None:
     shown, key = members("show", "1.json"), own_key("north")
-    assert "pilot, epoch 1: signed by 2 of the 2 that must (anna, bert)" in shown.stdout
+    assert "pilot, epoch 1: signed by 2 of 2 required officers (anna, bert)" in shown.stdout
     assert f"north  {key['fingerprint']}" in shown.stdout
     assert shown.stderr == ""
     assert key["fingerprint"] in fingerprint("--state", "north").stdout
@@ -179,7 +179,7 @@ def test_a_person_is_asked_before_the_first_list_is_trusted(signed_desk: Path) -
 def test_an_officers_key_is_private_and_never_overwritten(desk: Path) -> None:
     before = Path("anna.pem").read_bytes()
     assert Path("anna.pem").stat().st_mode & 0o777 == 0o600
-    require_refused(members("officer-key", "--out", "anna.pem"), "anna.pem is there already")
+    require_refused(members("officer-key", "--out", "anna.pem"), "anna.pem exists already")
     assert Path("anna.pem").read_bytes() == before
     Path("anna.pem").chmod(0o640)
     require_refused(members("sign", "1.json", "--key", "anna.pem"), "can be read by others; run `chmod 600 anna.pem`")
@@ -212,7 +212,7 @@ def _x25519() -> bytes:
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(lambda: b"", "does not open"), (lambda: b"\xff" * 99, "does not open"), (_x25519, "is not an Ed25519 key")],
+    [(lambda: b"", "cannot be opened"), (lambda: b"\xff" * 99, "cannot be opened"), (_x25519, "is not an Ed25519 key")],
     ids=["empty", "no PEM", "another kind"],
 )
 def test_what_is_no_officers_key_is_named(desk: Path, content: Callable[[], bytes], sentence: str) -> None:
@@ -229,22 +229,22 @@ def test_a_strangers_key_signs_nothing(desk: Path) -> None:
 
 
 REFUSED = {
-    "a list that is there": (("new", "--name", "x", "--quorum", "1", "--out", "1.json"), "1.json is there already"),
+    "a list that is there": (("new", "--name", "x", "--quorum", "1", "--out", "1.json"), "1.json exists already"),
     "a name that is none": (("new", "--name", "No Slug", "--quorum", "1", "--out", "x.json"), "must be 1 to 63"),
     "a file that is not there": (("show", "absent.json"), "absent.json: No such file"),
     "a key that is none": (("add", "1.json", "east", "north's key"), "the key of 'east' must be base64"),
-    "a name that is taken": (("add", "1.json", "north", public_key("x")), "'north' is there already"),
+    "a name that is taken": (("add", "1.json", "north", public_key("x")), "'north' is on the list already"),
     "a name that is not there": (("remove", "1.json", "east"), "'east' is not among the members"),
     "an officer that is none": (("remove-officer", "1.json", "north"), "'north' is not among the officers"),
     "a signed list in place": (("remove", "1.json", "north"), "name a file for the next epoch with --out"),
-    "a next epoch over a file": (("remove", "1.json", "north", "--out", "anna.pem"), "anna.pem is there already"),
+    "a next epoch over a file": (("remove", "1.json", "north", "--out", "anna.pem"), "anna.pem exists already"),
     "four groups of a hash": (
         ("trust", "1.json", "--state", "s", "--sha256", "7F3A 91C2 07F5 BE6F"),
-        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and 16 characters came: copy",
+        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not 16 characters: copy",
     ),
     "a hash with a letter that is no hex digit": (
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
-        "and 64 characters came, of which these are no hex digits: 'O'",
+        "not 64 characters, of which these are no hex digits: 'O'",
     ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
     "a signature under a list that follows another": (

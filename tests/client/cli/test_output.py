@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from rich.text import Text
 
 from umbel.client.cli.output import Column, table_lines
 
@@ -35,7 +34,7 @@ def test_what_is_printed_to_a_pipe_is_not_wrapped() -> None:
 
 
 def column(head: str, cell: str, worth: int, least: int | None = None) -> Column:
-    return Column(head, [Text(cell)], worth, least)
+    return Column(head, worth, [cell], least)
 
 
 COLUMNS = (column("name", "north", 3, 4), column("bytes", "123456", 1), column("why", "it has said so", 2, 6))

@@ -231,21 +231,19 @@ def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_know
     record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
     header, row, note = told([record])[1:]
     assert row.index("67%") == header.index("of all known")
-    assert note == "round 2: absent: east (114 samples, last heard of 22:13Z); 67% of all known data is in"
+    assert note == "round 2: absent: east (114 samples, last seen 22:13Z); 67% of all known data is in"
     line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]
-    assert "east (114 samples, last heard of 22:13Z) and 8 more, 500 samples in all;" in line
+    assert "east (114 samples, last seen 22:13Z) and 8 more, 500 samples in all;" in line
 
 
 def test_of_absent_clients_whose_samples_nobody_knows_none_are_told() -> None:
     absent = Absent(2, 0, (AbsentClient("east", 0, 1.7e9), AbsentClient("west", 0, 1.7e9)))
     assert told([replace(ROUND, absent=absent)])[-1] == (
-        "round 2: absent: east (last heard of 22:13Z), west (last heard of 22:13Z)"
+        "round 2: absent: east (last seen 22:13Z), west (last seen 22:13Z)"
     )
-    assert told([replace(ROUND, absent=replace(absent, clients=9))])[-1].endswith(
-        "west (last heard of 22:13Z) and 7 more"
-    )
+    assert told([replace(ROUND, absent=replace(absent, clients=9))])[-1].endswith("west (last seen 22:13Z) and 7 more")
     one = Absent(3, 1, (AbsentClient("east", 1, 1.7e9),))
-    assert "east (1 sample, last heard of 22:13Z) and 2 more, 1 sample in all" in told([replace(ROUND, absent=one)])[-1]
+    assert "east (1 sample, last seen 22:13Z) and 2 more, 1 sample in all" in told([replace(ROUND, absent=one)])[-1]
     some_told = Absent(3, 1, (AbsentClient("east", 1, 1.7e9), AbsentClient("west", 0, 1.7e9)))
     assert told([replace(ROUND, absent=some_told)])[-1].endswith("and 1 more"), "of whom nobody knows"
 

@@ -68,7 +68,7 @@ def test_without_patience_following_is_one_try() -> None:
 def test_a_run_that_is_over_is_not_stopped_again(capsys: pytest.CaptureFixture[str]) -> None:
     stop_run(operator_that_hears({"GET /runs/ward": OVER}), "ward", "enough", yes=False, as_json=False)
     told = capsys.readouterr()
-    assert told.err == "ward is over already, nothing was stopped\n"
+    assert told.err == "ward is over already; nothing was stopped\n"
     assert "finished" in told.out
 
 

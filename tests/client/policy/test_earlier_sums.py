@@ -495,7 +495,7 @@ def test_a_release_of_umbel_changes_no_terms_of_a_run_under_way() -> None:
 
 def test_a_grid_that_rounds_more_than_it_must_is_refused() -> None:
     step = asked(1).assignment.grid.step
-    with pytest.raises(CoordinatorMisbehaved, match="its grid has not the finest step"):
+    with pytest.raises(CoordinatorMisbehaved, match="its grid's step is larger"):
         under(asked(1), grid={"step": 2 * step})
     assert under(asked(1), grid={"step": step}).assignment.grid == asked(1).assignment.grid
 

@@ -123,7 +123,7 @@ def test_the_policys_hash_leads_over_epochs_that_were_missed_but_never_back(
     store: MembersStore, tmp_path: Path
 ) -> None:
     at(store, FIRST)
-    with pytest.raises(NotTheSuccessor, match="take them one by one"):
+    with pytest.raises(NotTheSuccessor, match="trust them one by one"):
         store.take(THIRD)
     store.take(THIRD, THIRD.list.sha256)
     for older in (FIRST, SECOND):
@@ -135,7 +135,7 @@ def test_the_policys_hash_leads_over_epochs_that_were_missed_but_never_back(
 def test_another_list_of_the_pinned_epoch_is_refused_even_if_the_policy_names_it(store: MembersStore) -> None:
     at(store, FIRST)
     other = signed(first_list(sites=("north", "west")), *OFFICERS)
-    with pytest.raises(NotTheSuccessor, match="knows another epoch 1"):
+    with pytest.raises(NotTheSuccessor, match="trusts a different epoch 1"):
         store.take(other, other.list.sha256)
 
 

@@ -155,7 +155,9 @@ def test_the_coordinator_hears_of_no_budget_how_much_is_spent(key: str) -> None:
     with pytest.raises(WorkRefused) as refusal:
         policy.check_secure_round(replace(ROUND, **{key: 3.125}))  # type: ignore[arg-type]  # and its cost
     assert "3.125" in str(refusal.value)
-    assert refusal.value.public_reason.startswith("this site's budget of privacy has no room"), "of one run, or of all"
+    assert refusal.value.public_reason.startswith("this site's privacy budget does not allow this round"), (
+        "of one run, or of all"
+    )
     assert not any(character.isdigit() for character in refusal.value.public_reason)
 
 

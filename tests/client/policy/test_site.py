@@ -57,10 +57,10 @@ class House:
         """To the last word: shares of a sum of these clients are revealed."""
         site = self.site(run, has_policy=has_policy)
         site.admit(offer, LAYOUT)
-        site.sending(offer)
+        site.earlier_sums.sending(offer)
         site.check_sum(offer, clients)
-        site.signing(offer, clients)
-        site.revealing(offer)
+        site.earlier_sums.signing(offer, clients)
+        site.earlier_sums.revealing(offer)
 
 
 def bound(offer: SecureInvitation, members: MemberList) -> SecureInvitation:

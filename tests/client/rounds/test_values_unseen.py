@@ -313,7 +313,7 @@ def test_a_budget_that_is_spent_is_said_three_times_and_no_more_until_a_person_h
     assert ends == [BudgetSpent, TooManyFailures, TooManyFailures, TooManyFailures]
     assert len(double.declined) == FAILURES_MAX
     assert set(double.declined.values()) == {
-        "this site's budget of privacy has no room for this round; its own log has the numbers"
+        "this site's privacy budget does not allow this round; its own log has the numbers"
     }
 
 
@@ -360,7 +360,6 @@ def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
     told = list[tuple[str, float]]()
 
     def noted(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
-        assert patience.until is not None
         told.append((type(app).__name__, patience.until))
         decline(coordinator, assignment, reason, patience)
 
@@ -443,7 +442,7 @@ def test_good_rounds_in_between_make_no_room_for_more_comparisons_with_a_budget(
         failures.check(RunId("demo"))
     failures.count(RunId("demo"), BudgetSpent("no room", public_reason="no room"))
     failures.succeeded(RunId("demo"))
-    with pytest.raises(TooManyFailures, match="its budget of privacy had no room"):
+    with pytest.raises(TooManyFailures, match="its privacy budget did not allow the round"):
         failures.check(RunId("demo"))
 
 

@@ -32,7 +32,7 @@ def test_a_training_that_has_ended_is_watched_no_longer() -> None:
         with Eager(coordinator, AssignmentId("demo.1.1.watched"), 3600.0) as watch:
             assert asked.wait(LONG_S)
             [thread] = [one for one in threading.enumerate() if one.name == "watch demo.1.1.watched"]
-            assert watch.closed is None
+            assert watch.ended is None
         thread.join(LONG_S)
         assert not thread.is_alive()
 
@@ -44,7 +44,7 @@ def test_a_round_that_no_longer_wants_the_work_is_known_with_its_reason() -> Non
             threads = [one for one in threading.enumerate() if one.name == "watch demo.1.1.closed"]
             for thread in threads:
                 thread.join(LONG_S)
-            assert (watch.closed, watch.ended) == ("enough reports", "enough reports")
+            assert watch.ended == "enough reports"
 
 
 def _closed(_: httpx.Request) -> httpx.Response:

@@ -86,5 +86,5 @@ def test_code_that_fails_or_answers_something_else_is_named_by_the_type_of_its_e
 def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path) -> None:
     app = Measuring()
     app.model = nn.Linear(4, 1)
-    with pytest.raises(TrainingFailed, match="does not take the run's weights"):
+    with pytest.raises(TrainingFailed, match="run's weights do not fit the client's own model"):
         measured(tmp_path, app)

@@ -134,7 +134,7 @@ def test_a_damaged_archive_stops_the_client(tmp_path: Path, store: SecureStore, 
         store.remember(RUN, revealed(number))
     path = tmp_path / "revealed" / "demo.jsonl"
     path.write_bytes(line.encode() + b"\n" + path.read_bytes())
-    with pytest.raises(StateError, match=r"revealed/demo\.jsonl is damaged, and without it this client could help"):
+    with pytest.raises(StateError, match=r"revealed/demo\.jsonl is damaged; remove it once this run is over"):
         store.revealed(RUN)
 
 
@@ -146,19 +146,19 @@ def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_p
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(
         StateError,
-        match=r"sums/demo\.json is damaged, and without it this client could help to show by two sums what one of them "
-        "hides: remove it once this run has a newer model, then start again$",
+        match=r"sums/demo\.json is damaged; remove it once this run has a newer model, then start again: "
+        "without it this client could take part in two sums that together reveal one update$",
     ):
         store.sums(RUN)
     with pytest.raises(
         StateError,
-        match=r"begun\.json is damaged, and without it this client could begin an attempt twice: remove it once the "
-        "round that is open now is over, then start again$",
+        match=r"begun\.json is damaged; remove it once the round that is open now is over, then start again: "
+        "without it this client could begin an attempt twice$",
     ):
         store.begun()
     with pytest.raises(
         StateError,
-        match=r"spent/demo\.json is damaged, and without it this client could spend its privacy twice: remove it once "
-        "this run is over, then start again$",
+        match=r"spent/demo\.json is damaged; remove it once this run is over, then start again: without it this client "
+        "could spend its privacy budget twice$",
     ):
         store.spent(RUN, 1e-6)

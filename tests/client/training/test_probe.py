@@ -21,8 +21,8 @@ from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.rounds.work import train
 from umbel.client.training.probe import memory_free_bytes, probe_of
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.offers import check_offer
+from umbel.client.wire.timing import Bandwidth
 
 
 class Ward(Client):

@@ -67,12 +67,12 @@ DRAWN: dict[str, Callable[[SecureOffer], SecureOffer]] = {
 
 @pytest.mark.parametrize("change", DRAWN.values(), ids=DRAWN.keys())
 def test_no_client_is_weighed_by_how_often_it_is_said_to_be_drawn(change: Callable[[SecureOffer], SecureOffer]) -> None:
-    with pytest.raises(CoordinatorMisbehaved, match="weighs clients by how often they were drawn"):
+    with pytest.raises(CoordinatorMisbehaved, match="weights clients by how often they were drawn"):
         read(with_secure(change))
 
 
 def test_no_share_of_the_work_is_asked_for() -> None:
-    with pytest.raises(CoordinatorMisbehaved, match="a share of the work, which only a canary does"):
+    with pytest.raises(CoordinatorMisbehaved, match="a share of the work, which only a canary round may ask"):
         read(replace(OFFERED, share=0.5))
 
 
@@ -88,5 +88,5 @@ def test_a_key_has_one_spelling() -> None:
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     respelled = f"{key[:-2]}{alphabet[alphabet.index(key[-2]) + 1]}="  # of its last digit two bits stand for nothing
     assert public_key_bytes(respelled, "a key") == public_key_bytes(key, "a key")
-    with pytest.raises(CoordinatorMisbehaved, match="is not the base64 that its bytes have"):
+    with pytest.raises(CoordinatorMisbehaved, match="is not in canonical base64"):
         read(with_first(key=respelled))

@@ -25,16 +25,15 @@ from umbel.client import run_client
 from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.errors import LinkFailed, Redirected
 from umbel.client.policy.policy import SitePolicy
-from umbel.client.rounds.fetch import Wanted, fetch_model
+from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
-from umbel.client.wire.bandwidth import Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
+from umbel.client.wire.download import REST_S, Links
 from umbel.client.wire.http_deadline import timed_by
-from umbel.client.wire.redirect import REST_S, Links
-from umbel.client.wire.timing import Backoff, Timing
+from umbel.client.wire.timing import Backoff, Bandwidth, Timing
 from umbel.client.wire.transport import Patience, Transport, connect
 
 Sent = int | None  # how many bytes of what was asked for are sent before the cut; None: all
@@ -132,8 +131,8 @@ def fetched(double: Double, handle: Handler, tmp_path: Path, links: Links, clock
     with served(handle) as url, connect(url) as replicas:
         coordinator = CoordinatorClient(Transport(replicas, Identity("ward-7", key).authorize))
         patience = Patience(TIMING, time.monotonic() + LIMIT_S, wait)
-        wanted = Wanted(ref, double.layout)
-        path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Bandwidth(), patience, links)
+        fetcher = ModelFetcher(coordinator, Store(tmp_path, url), double.layout, links)
+        path, link = fetcher.fetch(ref, (), Bandwidth(), patience)
     assert link.down is not None
     return path.read_bytes()
 
@@ -164,7 +163,7 @@ def test_a_link_that_brings_nothing_has_the_coordinator_serve_the_model_itself(
     with bucket.served() as link:
         assert fetched(double, sending_to(double, link), tmp_path, to(link)) == double.model_bytes
     assert len(bucket.requests) == 1
-    assert f"127.0.0.1, where the coordinator keeps its models, answered {status}" in caplog.text
+    assert f"127.0.0.1, where the coordinator's link leads, answered {status}" in caplog.text
     assert SECRET not in caplog.text
 
 

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN
 from umbel.client.rounds.watch import renewal_s
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, RETRY_AFTER_MAX_S, Backoff, Bandwidth, Timing, chunk_bytes, within
 from umbel.client.wire.timing import IDLE_BACKOFF as IDLE
-from umbel.client.wire.timing import RETRY_AFTER_MAX_S, Backoff, Timing, within
 
 
 def test_the_bound_doubles_up_to_the_longest() -> None:
@@ -71,10 +70,10 @@ def test_a_measured_upload_outranks_a_measured_download() -> None:
 
 
 def test_chunks_follow_the_link() -> None:
-    assert Bandwidth().chunk_bytes(60) == CHUNK_BYTES_MIN
-    assert Bandwidth(up=1e9).chunk_bytes(60) == CHUNK_BYTES_MAX
-    assert Bandwidth(up=1e6).chunk_bytes(60) == 300_000  # 0.3 s
-    assert Bandwidth(up=1e6).chunk_bytes(86400) == 2_000_000  # a cut costs two seconds at most
+    assert chunk_bytes(0.0, 60) == CHUNK_BYTES_MIN
+    assert chunk_bytes(1e9, 60) == CHUNK_BYTES_MAX
+    assert chunk_bytes(1e6, 60) == 300_000  # 0.3 s
+    assert chunk_bytes(1e6, 86400) == 2_000_000  # a cut costs two seconds at most
 
 
 def test_a_client_is_heard_of_often_enough() -> None:

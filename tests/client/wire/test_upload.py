@@ -1,5 +1,6 @@
 """How long the chunks of an upload are, on a line that loses them and behind a proxy, and where the next one begins."""
 
+import math
 import os
 import random
 from collections.abc import Callable, Generator
@@ -14,9 +15,8 @@ from tests.client.doubles.double import Handler, problem, stream
 from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.state.identity import Identity
-from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Bandwidth
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.timing import within
+from umbel.client.wire.timing import CHUNK_BYTES_MAX, Bandwidth, within
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
 
@@ -56,7 +56,7 @@ def lengths_sent(path: Path, answer: Callable[[int], httpx.Response]) -> list[in
     path.touch()
     os.truncate(path, UPDATE_BYTES)
     with upload_of(path, FAST, handle) as upload, pytest.raises(Enough):
-        upload.send(Patience(within(1.0), None, wait), resume=False)
+        upload.send(Patience(within(1.0), math.inf, wait), resume=False)
     return lengths
 
 
@@ -88,7 +88,7 @@ def test_an_upload_goes_on_from_where_the_coordinator_says_that_it_stands(tmp_pa
 
     (tmp_path / "update").write_bytes(update)
     with upload_of(tmp_path / "update", SLOW, handle) as upload:
-        upload.send(Patience(within(1.0), None, lambda _: None), resume=False)
+        upload.send(Patience(within(1.0), math.inf, lambda _: None), resume=False)
     assert received == update
     assert log[:4] == ["POST", "PATCH", "HEAD", "PATCH"]
     assert log.count("POST") == 1

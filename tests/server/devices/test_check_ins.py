@@ -4,21 +4,26 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from tests.federations.server_device import Device, Json, house, problem, run_file, small_state
 from tests.servers.waits import until
 from umbel.aggregation.errors import ReplayedNonce
+from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId
-from umbel.server.devices.waiting import HELD_MAX
+from umbel.server.devices.waiting import HELD_MAX, HeldRequest, Waiter, WaitingRoom
+from umbel.server.runs.reception import Visit
 from umbel.server.store.database import Database
 from umbel.server.store.small_writes import Write
-from umbel.server.store.waiters import Waiting
+from umbel.server.store.waiters import WaiterStore, Waiting
 
 pytestmark = pytest.mark.usefixtures("any_database")
 _URL = "/v1/check-ins"
@@ -27,6 +32,13 @@ _URL = "/v1/check-ins"
 def body_of(device: Device, layout: Layout, wait_s: float) -> bytes:
     message = {"run": device.run, "sample_count": 10, "layout_digest": layout.digest, "wait_s": wait_s}
     return json.dumps(message).encode()
+
+
+async def entered(room: WaitingRoom, waiters: WaiterStore, candidate: Candidate) -> Waiter:
+    """This candidate waits from now on."""
+    entry = room.entry(candidate, 30.0)
+    await waiters.put(entry)
+    return room.enter(entry)
 
 
 def test_a_stranger_who_repeats_a_clients_check_in_does_not_end_those_it_holds_open(tmp_path: Path) -> None:
@@ -69,25 +81,31 @@ def test_a_check_in_with_a_body_other_than_the_signed_one_may_be_sent_again(tmp_
 
 
 def test_a_check_in_that_is_not_admitted_leaves_the_waiting_room_as_it_was(tmp_path: Path) -> None:
-    async def replay(_: Waiting) -> None:
+    async def replay(_: Waiting | None) -> None:
         raise ReplayedNonce("seen before")
 
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(run_file(target=2), small_state())
+            layout = await it.begin(run_file(target=2), small_state())
             [device] = await it.devices(1)
             waiters, room = it.state.services.waiters, (await it.driver()).waiting
             candidate = Candidate(ClientId(device.name), 10)
-            waiter = await room.enter(candidate, 30.0, waiters.put)
-            await asyncio.sleep(0.01)
-            with pytest.raises(ReplayedNonce):
-                await room.enter(candidate, 30.0, replay)
+            waiter = await entered(room, waiters, candidate)
+            message = TypeAdapter(CheckIn).validate_json(body_of(device, layout, 0.0))
+            for again in (message, replace(message, layout_digest="0" * 64), replace(message, sample_count=0)):
+                with pytest.raises(ReplayedNonce):
+                    await it.state.reception.check_in(Visit(candidate.client, again, replay, unheld))
             assert await room.candidates() == (candidate,)
+            assert waiter.held == 1
             room.leave(waiter, still_waits=False)
             await waiters.settle()
             assert await room.candidates() == ()
 
     asyncio.run(scenario())
+
+
+def unheld() -> AbstractContextManager[HeldRequest]:
+    raise AssertionError("a request that is not admitted is not held open")
 
 
 def test_replays_do_not_take_the_others_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +148,7 @@ def test_who_has_left_is_stored_with_the_next_check_ins_even_if_one_of_those_is_
             assert (await it.http.post(_URL, content=body, headers=old)).status_code == 200
             await waiters.settle()
             for other, status in ((devices[1], 200), (devices[2], 401)):
-                waiter = await room.enter(Candidate(ClientId(other.name), 10), 30.0, waiters.put)
+                waiter = await entered(room, waiters, Candidate(ClientId(other.name), 10))
                 assert other.name in {one.client for one in await room.candidates()}
                 room.leave(waiter, still_waits=False)
                 headers = old if status == 401 else devices[0].headers("POST", _URL, body)
@@ -147,7 +165,7 @@ def test_what_was_taken_for_a_transaction_that_fails_is_stored_by_itself(tmp_pat
             await it.begin(run_file(target=4), small_state())
             [device] = await it.devices(1)
             waiters, room = it.state.services.waiters, (await it.driver()).waiting
-            waiter = await room.enter(Candidate(ClientId(device.name), 10), 30.0, waiters.put)
+            waiter = await entered(room, waiters, Candidate(ClientId(device.name), 10))
             room.leave(waiter, still_waits=False)
             taken = waiters.take_noted()
             assert [one.client for one in taken] == [device.name]

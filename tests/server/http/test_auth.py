@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from umbel.server.http.auth import AdminKey, UnfitAdminKey, read_body
+from umbel.server.http.auth import read_body, require_admin
+from umbel.server.keys import AdminKey, UnfitAdminKey
 from umbel.server.problems import Refused
 
 KEY = "k" * 32
@@ -26,8 +27,8 @@ def test_the_first_start_makes_a_key_that_only_its_owner_reads(tmp_path: Path) -
     path = tmp_path / "admin.key"
     made = AdminKey.load(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    made.check(f"Bearer {path.read_text().strip()}")
-    AdminKey.load(path).check(f"Bearer {path.read_text().strip()}")
+    require_admin(made, f"Bearer {path.read_text().strip()}")
+    require_admin(AdminKey.load(path), f"Bearer {path.read_text().strip()}")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o601, 0o620])
@@ -44,7 +45,7 @@ def test_a_key_has_at_least_32_characters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} "])
 def test_the_key_as_a_bearer_token_lets_an_operator_in(tmp_path: Path, given: str) -> None:
-    AdminKey.load(key_file(tmp_path, KEY)).check(given)
+    require_admin(AdminKey.load(key_file(tmp_path, KEY)), given)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def test_the_key_as_a_bearer_token_lets_an_operator_in(tmp_path: Path, given: st
 )
 def test_anything_else_lets_nobody_in(tmp_path: Path, given: str | None) -> None:
     with pytest.raises(Refused) as refusal:
-        AdminKey.load(key_file(tmp_path, KEY)).check(given)
+        require_admin(AdminKey.load(key_file(tmp_path, KEY)), given)
     assert refusal.value.kind == "admin-key-refused"
 
 
 def test_an_empty_key_is_not_the_hash_of_nothing() -> None:
     with pytest.raises(Refused):
-        AdminKey(hashlib.sha256(b"").digest()).check("Bearer ")
+        require_admin(AdminKey(hashlib.sha256(b"").digest()), "Bearer ")
 
 
 def test_two_keys_have_different_fingerprints_and_one_key_another_for_each_deployment(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_round_made_again_has_the_same_hashes(tmp_path: Path, capsys: pytest.C
         async with house(tmp_path) as it:
             await it.begin(a_run(3) + CHANGE + '[codec]\nname = "integer"\n', STATE)
             await rounds(it, await it.devices(N_DEVICES), range(1, 4))
-            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
 
     asyncio.run(scenario())
     assert capsys.readouterr().out.count("the same hash") == 3

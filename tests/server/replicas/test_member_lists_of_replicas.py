@@ -8,7 +8,7 @@ from tests.server.devices.test_member_lists import bound_run, list_of, put_run, 
 from tests.server.replicas.test_replicas_together import at, pair
 from tests.server.secure.test_secure_rounds import LAYOUT, STATE
 from tests.servers.postgres import Cluster
-from umbel.server.devices.member_lists import LOOK_AGAIN_S
+from umbel.server.devices.fitness import LOOK_AGAIN_S
 
 
 def test_a_list_that_another_replica_was_given_counts_before_long(tmp_path: Path, postgresql: Cluster) -> None:

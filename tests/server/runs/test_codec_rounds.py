@@ -81,7 +81,7 @@ def test_a_run_of_each_codec_moves_by_the_mean_and_can_be_made_again(
             if name == "auto":
                 steps = [1 / one["codec"]["inverse_step"] for one in (first, second)]
                 assert steps[1] < 0.01 / 64, "these lines are fast"
-            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+            await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
 
     asyncio.run(scenario())
     assert "the same hash" in capsys.readouterr().out

@@ -80,9 +80,9 @@ def test_no_report_of_another_update_than_was_uploaded() -> None:
 
 
 def test_a_secure_round_takes_masked_updates_and_no_others() -> None:
-    with pytest.raises(ReportRefused, match="this round is a secure one"):
+    with pytest.raises(ReportRefused, match="this is a secure round"):
         check(DONE, exchange=SECRET)
-    with pytest.raises(ReportRefused, match="this round is not a secure one"):
+    with pytest.raises(ReportRefused, match="this is not a secure round"):
         check(MASKED)
 
 

@@ -85,7 +85,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Audit:
         keys.append(public_key_bytes(operator.audit_key()))
         for as_json, output in enumerate(told):
             with redirect_stdout(output):
-                audit_run(operator, "demo", None, (), (), as_json=bool(as_json))
+                audit_run(operator, "demo", as_json=bool(as_json))
 
     records = after_two_rounds(tmp_path_factory.mktemp("run"), act, PRIVATE)
     return Audit(lines, keys[0], records, told[0].getvalue(), json.loads(told[1].getvalue()))
@@ -255,7 +255,7 @@ def test_bundles_and_records_hold_sums_and_nothing_of_one_client(tmp_path: Path)
 def test_a_replay_says_that_single_updates_were_never_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def replayed(operator: Operator) -> None:
         with pytest.raises(typer.Exit):
-            replay_run(operator, "demo", None, (), ())
+            replay_run(operator, "demo", all_=True)
 
     after_two_rounds(tmp_path, replayed)
     told = capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_requests_that_come_at_once_know_one_round_and_not_each_its_own(tmp_path
                 await asyncio.sleep(0)  # as in a coordinator that has just started
                 return await at_hand(*asked)
 
-            driver.assignments.of = from_the_database
+            driver.secure._assignment_of = from_the_database
             first, second = await asyncio.gather(driver.secure._of(driver.live), driver.secure._of(driver.live))
             assert first is second
 

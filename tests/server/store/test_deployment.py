@@ -20,9 +20,8 @@ from tests.servers.postgres import Cluster
 from tests.servers.s3_server import bucket_settings, s3_server
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.server.blobs.blobs import open_blobs
-from umbel.server.http.auth import AdminKey
+from umbel.server.keys import AdminKey, AuditKey
 from umbel.server.settings import Settings
-from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, DeploymentPlaces, UnfitDeployment
 

@@ -50,7 +50,7 @@ async def outdated(it: House) -> LiveRun:
 
 
 def closer_of(services: Services) -> Closer:
-    return Closer(services, LAYOUT, RoundCodec(LAYOUT), SecureRounds(services, Assignments(services)))
+    return Closer(services, LAYOUT, RoundCodec(LAYOUT), SecureRounds(services, Assignments(services).of))
 
 
 def closing(live: LiveRun) -> LiveRun:

@@ -26,9 +26,9 @@ from umbel.aggregation.secagg.crypto.relayed import open_relayed
 from umbel.aggregation.secagg.messages import Unmasking
 from umbel.aggregation.secagg.turns import Phase
 from umbel.server.clock import Clock
+from umbel.server.keys import AuditKey
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.store import tables
-from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import closing_job
 from umbel.server.sums.relay import Relay

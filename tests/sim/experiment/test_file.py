@@ -95,7 +95,7 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"seed": 3}, "list the seeds"),
         ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
         ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
-        ({"sweep": {"name.first": ["a"]}}, "name is no section"),
+        ({"sweep": {"name.first": ["a"]}}, "name is not a section"),
         ({"sweep": {"who": [{"rounds.count": 1}]}}, "unknown key 'who'"),
         ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each of who needs a label"),
         ({"sweep": {"who": [{"label": "a"}, 3]}}, "each of who needs a label"),

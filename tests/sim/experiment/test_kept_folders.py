@@ -115,7 +115,7 @@ def test_a_run_does_not_go_on_from_another_runs_checkpoint(tmp_path: Path) -> No
     first, second = (tmp_path / RUNS_FOLDER / f"seed-{seed}" for seed in (0, 1))
     for name in (ROWS_FILE, CHECKPOINT_FILE):
         shutil.copy(first / name, second / name)
-    with pytest.raises(CheckpointError, match=r"the run \(seed 0\).* and the run \(seed 1\) are not as when"):
+    with pytest.raises(CheckpointError, match=r"the run \(seed 0\).* and the run \(seed 1\) changed since"):
         simulate(described, tmp_path)
 
 
@@ -220,7 +220,7 @@ def test_what_a_run_is_made_of_may_not_change_before_it_is_gone_on_with(
     change(tmp_path / file)
     for name in ("kept_net", "kept_data"):
         sys.modules.pop(name, None)
-    with pytest.raises(CheckpointError, match=what + " is not as when .*seed-0 was begun"):
+    with pytest.raises(CheckpointError, match=what + " changed since .*seed-0 was begun"):
         simulate(described, "out")
     write_presence(tmp_path / "presence.csv", 5000)
     (tmp_path / "kept_net.py").write_text(OWN_MODEL)

@@ -113,7 +113,7 @@ def test_who_has_not_done_all_of_its_work_declines_and_there_is_no_sum() -> None
     assert not first.committed
     assert {client.fate for client in first.clients} == {Fate.DECLINED}
     assert {client.reason for client in first.clients} == {
-        "less of the work was done than must be for an update to hide among the others"
+        "too little of the work was done for the update to hide among the others"
     }
     assert [one.record for one in without] == [one.record for one in with_masks]
 

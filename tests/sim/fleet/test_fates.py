@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn, require_share
 from umbel.aggregation.secagg.turns import Phase
-from umbel.client.wire.bandwidth import Bandwidth
+from umbel.client.wire.timing import Bandwidth
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.dropouts import DeviceStage, Losses, RoundTimes
 from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates, disturbed, reserve_s, undisturbed

@@ -44,8 +44,8 @@ def u32s(*numbers: int) -> bytes:
 @pytest.mark.parametrize(
     ("inputs", "refusal", "sentence"),
     [
-        (encode_indices([1, 2, 3, 4]), Disagreement, "this client's vector is said not to be in the sum"),
-        (encode_indices([0, 1, 2, 3, 5]), Disagreement, "who has not shared its keys"),
+        (encode_indices([1, 2, 3, 4]), Disagreement, "the list of clients in the sum leaves this client out"),
+        (encode_indices([0, 1, 2, 3, 5]), Disagreement, "names one that did not share its keys"),
         (u32s(5, 0, 1, 2, 3, 6), MalformedMessage, "client 6 of a cohort of 6"),
         (u32s(6, 0, 1, 1, 2, 3, 4), MalformedMessage, "each once"),
         (u32s(5, 0, 1, 2, 4, 3), MalformedMessage, "ascending"),
@@ -54,7 +54,7 @@ def u32s(*numbers: int) -> bytes:
         (b"", MalformedMessage, "begins with a count"),
         (encode_indices([0, 1, 2, 3]), TooFew, "4 clients are in the sum, of at least 5"),
         (encode_indices([0]), TooFew, "1 client is in the sum, of at least 5"),
-        (encode_indices([]), Disagreement, "not to be in the sum"),
+        (encode_indices([]), Disagreement, "leaves this client out"),
     ],
     ids=[
         "without me",
@@ -92,7 +92,7 @@ def test_a_sum_of_fewer_than_the_minimum_ends_the_round() -> None:
 @pytest.mark.parametrize(
     ("shared", "refusal"),
     [
-        ([1, 2, 3, 4, 5], "said not to have shared"),
+        ([1, 2, 3, 4, 5], "leaves this client out"),
         ([0, 1, 2, 3, 4, 6], "not in the roster"),
         ([0, 1, 2, 3], "only 4 "),
     ],

@@ -135,7 +135,7 @@ def test_the_vastest_change_has_the_size_of_the_longest_that_is_not_cut() -> Non
         (LocalWork(0, 3, 3), "trained on no samples"),
         (LocalWork(500, 0, 4711), "steps_done"),
         (LocalWork(500, 4711, 3), "steps_done"),
-        (LocalWork(500, 3, 3, draws=6), "draws no client so often"),
+        (LocalWork(500, 3, 3, draws=6), "never draws a client so often"),
     ],
 )
 def test_work_that_must_not_be_sent_is_refused_without_a_number_of_it(work: LocalWork, says: str) -> None:

@@ -1,15 +1,18 @@
-"""The key with which a coordinator signs audit bundles: made at the first start, beside the admin key.
+"""The two secret keys of a coordinator, made at its first start: replicas share the files of both.
 
-All replicas hold it, and nobody else. So they know one another by it, too, where they meet in the database: the key to
-which they seal what clients have revealed (`relay.py`) is signed, as
+With the audit key it signs audit bundles. Replicas also recognise each other by it where they meet in the database: the
+key to which they seal what clients have revealed (`sums/relay.py`) is signed, as
 
     umbel relay key 1\n<session digest, 32 bytes><public key, 32 bytes>
 
-The digest is of one attempt at one round: what was signed for another is no good in it.
+The digest is of one attempt at one round, so the signature is worth nothing in another. With the admin key operators
+prove who they are.
 """
 
 import base64
 import binascii
+import hashlib
+import hmac
 import platform
 import secrets
 import stat
@@ -22,13 +25,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import umbel
 from umbel.aggregation.audit.bundle import Maker, RoundEnded, RunCreated, Sealed, bundle_of, seal
 from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.server import journal
 from umbel.server.blobs.files import write_private_once
 
+_ADMIN_KEY_BYTES_MIN = 32
 _RELAY_PURPOSE = b"umbel relay key 1\n"
 
 
 class UnfitAuditKey(Exception):
     """The key file would let others sign, or holds no key."""
+
+
+class UnfitAdminKey(Exception):
+    """The key file would let others in."""
 
 
 class ForgedRelayKey(Exception):
@@ -80,4 +89,44 @@ class AuditKey:
         try:
             self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
         except InvalidSignature as error:
-            raise ForgedRelayKey("the key to seal it to is of no replica; who else writes to the database?") from error
+            raise ForgedRelayKey(
+                "the key to encrypt it for belongs to no replica; check who else writes to the database"
+            ) from error
+
+
+class AdminKey:
+    """The operator's key, of which only the hash is kept in memory."""
+
+    def __init__(self, sha256: bytes) -> None:
+        self._sha256 = sha256
+
+    @classmethod
+    def load(cls, path: Path) -> "AdminKey":
+        """Read the key, or make one on the first start, readable by its owner only.
+
+        Raises `UnfitAdminKey` for a key that can be guessed, or read by other users of this machine.
+        """
+        if not path.exists():
+            write_private_once(path, secrets.token_urlsafe(32) + "\n")
+            journal.admin_key_made(path)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+            raise UnfitAdminKey(
+                f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"
+            )
+        key = path.read_bytes().strip()
+        if len(key) < _ADMIN_KEY_BYTES_MIN:
+            raise UnfitAdminKey(
+                f"the key in {path} has {len(key)} characters, not {_ADMIN_KEY_BYTES_MIN} or more; "
+                "remove it for a new key"
+            )
+        return cls(hashlib.sha256(key).digest())
+
+    def fingerprint(self, salt: str) -> str:
+        """Eight hex digits by which two keys can be told apart, and from which none can be guessed."""
+        return hashlib.sha256(salt.encode() + self._sha256).hexdigest()[:8]
+
+    def is_borne_by(self, authorization: str | None) -> bool:
+        """Whether this header is `Bearer` and the key."""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        return bool(key.strip()) and hmac.compare_digest(given, self._sha256) and scheme.lower() == "bearer"
