@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from umbel.sim.bench.report import Report
 
 _STDOUT, _STDERR = 1, 2
-bench_app = typer.Typer(help="Measured: ours, a plain baseline, the peer, the limit.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure umbel against plain baselines, peers and physical limits.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a minute or two.")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) of the results here.")]
+PeerOption = Annotated[
+    Path | None, typer.Option("--peer-python", help="A Python with the peers installed: they run too.")
+]
 
 
 def demo(
@@ -29,8 +33,10 @@ def demo(
     calm: Annotated[
         bool, typer.Option(help="No kills and no slow clients. With --plain, the same seed gives the same model.")
     ] = False,
-    plain: Annotated[bool, typer.Option(help="Updates that the coordinator can read, not masked ones.")] = False,
-    keep: Annotated[bool, typer.Option(help="Keep the files of coordinator and clients, in a folder in OUT.")] = False,
+    plain: Annotated[bool, typer.Option(help="Do not mask updates: the coordinator can read them.")] = False,
+    keep: Annotated[
+        bool, typer.Option(help="Keep the files of the coordinator and the clients, in a folder in OUT.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Train one model on real data with a coordinator and twelve clients, in five processes on this machine.
@@ -108,14 +114,12 @@ def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Excep
 
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
-    from umbel.sim.bench.coordinator.flower import FlowerFailed
-    from umbel.sim.bench.coordinator.http_load import LoadFailed
-    from umbel.sim.bench.simulate.peer_run import PeerFailed
+    from umbel.sim.bench.report import BenchFailed
     from umbel.sim.data.sets.mnist import NotIdx
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
-        *(ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, PeerFailed, TimeoutError, UpdateRefused, OSError),
+        *(BenchFailed, ChildDied, ClientError, NotIdx, TimeoutError, UpdateRefused, OSError),
         *expected,
     ):
         report = measure()
@@ -146,7 +150,7 @@ def _ends_with_a_sentence(
     except expected as error:
         typer.echo(f"umbel: {error}", err=True)
         sys.exit(1)
-    except SystemExit as error:  # our own code never exits in here
+    except SystemExit as error:  # umbel's own code never exits here
         typer.echo(f"umbel: the experiment's own code ended the program (status {error.code})", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -158,7 +162,7 @@ def _ends_with_a_sentence(
 
 @contextmanager
 def _standard_output_for_us() -> Generator[None]:
-    """Send what the experiment's own code and child processes print to standard error."""
+    """Send the output of the experiment's own code and of child processes to standard error."""
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
@@ -177,14 +181,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 @bench_app.command("coordinator")
 def bench_coordinator(
     quick: QuickOption = False,
-    peer_python: Annotated[
-        Path | None, typer.Option(help="A Python that has flwr installed; its deployment engine is run for real.")
-    ] = None,
+    peer_python: PeerOption = None,
     devices: Annotated[int, typer.Option(min=1000, help="Simulated devices of the load rows.")] = 10_000,
-    soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end; 0: none.")] = 0.0,
+    soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Rounds without work of ten clients over HTTP, check-ins of ten thousand devices, and a round of 300 of them."""
+    """Rounds without work: ten clients over HTTP; check-ins of ten thousand devices, and a round of 300 of them.
+
+    With --peer-python, an interpreter that has flwr, Flower's deployment engine runs the same rounds.
+    """
     from umbel.sim.bench.coordinator.bench import measure
 
     _bench(lambda: measure(quick=quick, peer_python=peer_python, n_devices=devices, soak_s=soak), json)
@@ -201,11 +206,11 @@ def bench_aggregate(quick: QuickOption = False, json: JsonOption = False) -> Non
 @bench_app.command("window")
 def bench_window(
     quick: QuickOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
-    from umbel.sim.bench.window.bench import measure
+    from umbel.sim.bench.window import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
 
@@ -213,15 +218,15 @@ def bench_window(
 @bench_app.command("codec")
 def bench_codec(
     quick: QuickOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    plot: PlotOption = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with MNIST's four files in mnist/: train with every codec, half an hour."),
+        typer.Option(help="A folder with MNIST's four files in mnist/: also train with every codec, half an hour."),
     ] = None,
-    curves: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of that training here.")] = None,
+    curves: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of the training with --data here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Error, bytes and time of the integer codec, against theory, EDEN and a memory copy; and accuracy in training."""
+    """Error, bytes and time of the integer codec, against theory, EDEN and a memory copy; with --data, its accuracy."""
     from umbel.sim.bench.codec.bench import measure
 
     if curves is not None and data is None:
@@ -232,23 +237,19 @@ def bench_codec(
 @bench_app.command("simulate")
 def bench_simulate(
     quick: QuickOption = False,
-    only: Annotated[str | None, typer.Option(help="One part alone: A, B, C, Cs, M, start or cohorts.")] = None,
-    peer_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Python that has flwr[simulation] or pfl: they train the same rounds, ten minutes or more."
-        ),
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Run only this part: A, B, C, Cs, M, start or cohorts.")] = None,
+    peer_python: PeerOption = None,
     device: Annotated[
-        str | None, typer.Option(help="Where cohorts of all sizes are trained: cpu or cuda; by default a GPU, if any.")
+        str | None,
+        typer.Option(help="Device for cohorts of all sizes: cpu or cuda; by default a GPU, if there is one."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of these cohorts here.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Simulated rounds against a plain loop: small and large models, long tails, a million clients.
 
-    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has. On a GPU, or on --device,
-    cohorts of 1 to 1000 clients are trained both stacked and one client after another.
+    With --peer-python, an interpreter that has flwr[simulation] or pfl, these train the same rounds, for ten minutes or
+    more. On a GPU, or with --device, cohorts of 1 to 1000 clients are trained stacked and one client after another.
     """
     from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
     from umbel.sim.engines.device import NoSuchDevice
@@ -264,10 +265,10 @@ def bench_simulate(
 @bench_app.command("secagg")
 def bench_secagg(
     quick: QuickOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Secure aggregation: masks against their keystream, the rounds of client and coordinator, bytes, and Flower."""
+    """Secure aggregation: the time of masks, client and coordinator, and bytes, against lower limits and Flower."""
     from umbel.sim.bench.secagg.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)

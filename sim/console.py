@@ -1,4 +1,4 @@
-"""`umbel simulate` for people: its progress, and what it showed."""
+"""`umbel simulate` for people: its progress and its results."""
 
 import tomllib
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ EXPECTED: tuple[type[Exception], ...] = (
 
 _HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are faster and present."
 _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
-_PIPED_WIDTH = 120  # in a file, no window makes it narrow
+_PIPED_WIDTH = 120  # for a file
 
 
 def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
-    """Simulate the file's experiment, with bars on standard error, and a table of what it showed on standard output."""
+    """Simulate the file's experiment, with progress on standard error and tables of results on standard output."""
     experiment = read_experiment(file, dict(map(_change, changes)))
     results = simulate(experiment, out, data, progress=not quiet)
     if quiet:
@@ -67,7 +67,7 @@ def _rounds_of(run: TrialResult) -> int:
 
 
 def _change(text: str) -> tuple[str, object]:
-    """`rounds.count=5`: the value as in a TOML file, or as it is. Raises `ValueError`."""
+    """`rounds.count=5`: the value as in a TOML file, or else as text. Raises `ValueError`."""
     key, equals, value = text.partition("=")
     if not (key.strip() and equals):
         raise ValueError(f"--set takes KEY=VALUE, such as rounds.count=5, not {text!r}")
@@ -91,7 +91,7 @@ def _table(results: Results) -> Table:
 
 
 def _group_table(results: Results) -> Table:
-    """The last models' accuracy for each holder of data by nature."""
+    """The last models' accuracy for each natural holder."""
     table = Table(title="accuracy of each", title_justify="left", box=None, pad_edge=False, header_style="bold")
     points = results.points
     names = dict.fromkeys(name for point in points for name in point.groups)

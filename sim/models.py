@@ -6,7 +6,7 @@ name = "mlp"            # "logistic", "2nn", "cnn", "lstm", "heart", or one's ow
 hidden = [64]           # of "mlp": how wide its hidden layers are
 ```
 
-McMahan et al. 2017 is arXiv:1602.05629. Where a layer is told apart from the paper's, its docstring says so.
+McMahan et al. 2017 is arXiv:1602.05629. Docstrings name differences from the papers.
 """
 
 import copy
@@ -50,13 +50,13 @@ class ModelSection:
 
 
 class ModelError(ValueError):
-    """A model cannot be made, or not for these data: one sentence that says what to do."""
+    """A model cannot be made, or does not fit the data: one sentence that says what to do."""
 
 
 def build(section: ModelSection, data: Described, seed: int) -> nn.Module:
-    """The model for these data, its first weights drawn from `seed`; torch's global generator is left as it was.
+    """The model for these data, its first weights drawn from `seed`; torch's global generator does not change.
 
-    Raises `ModelError` for data that the model is not for.
+    Raises `ModelError` if the model does not fit the data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model") % (1 << 63))
@@ -159,4 +159,4 @@ def _own(name: str) -> nn.Module:
         raise ModelError(str(error)) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} gave a {type(made).__name__}; it must give a torch.nn.Module")
-    return copy.deepcopy(made)  # of a module that is named itself, or given every time, each run has one of its own
+    return copy.deepcopy(made)  # each run needs its own, even if the name stands for one module

@@ -1,4 +1,4 @@
-"""Child processes of the demo and the benchmarks, each with its own log. They always end when their starter does.
+"""Child processes of the demo and the benchmarks, each with its own log. They end when their starter ends.
 
 Each child leads its own process group: a Ctrl-C at the terminal reaches only the starter, which then stops the children
 in order. A child writes its standard error to a log file.
@@ -26,7 +26,7 @@ LOG_TAIL_LINES = 15
 
 
 class ChildDied(Exception):
-    """A process ended that should be running; the message holds the tail of its log."""
+    """A process ended unexpectedly; the message holds the tail of its log."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Child:
         return self.process.stdout
 
     def require_alive(self, *, may_finish: bool = False) -> None:
-        """Raise `ChildDied` if it has ended; `may_finish`: unless it says that it ended well."""
+        """Raise `ChildDied` if it has ended; with `may_finish`, unless its exit status is 0."""
         code = self.process.poll()
         if code is not None and not (may_finish and code == 0):
             raise ChildDied(f"{self.name} ended unexpectedly ({_how(code)}). The end of {self.log}:\n{self.log_tail()}")
@@ -140,7 +140,7 @@ def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: 
 
 @contextlib.contextmanager
 def stopping(children: list[Child]) -> Generator[list[Child]]:
-    """Whatever happens inside, every child that was added to the list is stopped at the end, the newest first."""
+    """At the end, stop every child in the list, the newest first."""
     try:
         yield children
     finally:
@@ -167,7 +167,7 @@ GRACE_S = 5.0
 
 
 def when_the_starter_is_gone(act: Callable[[], None]) -> None:
-    """Call `act` on a daemon thread once standard input is at its end; end this process if that did not."""
+    """Call `act` on a daemon thread at the end of standard input; then end this process if it still runs."""
 
     def watch() -> None:
         while os.read(0, 4096):

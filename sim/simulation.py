@@ -1,4 +1,4 @@
-"""Simulate every run of an experiment, so that it can be interrupted and resumed, and say what the runs showed.
+"""Simulate every run of an experiment, with interruptions and resumption, and write the results.
 
 ```
 OUT/experiment.json               the experiment of this folder
@@ -65,8 +65,8 @@ def simulate(
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
             rehearse(one.trials, one.folder, data)
-        with _heard(one, watcher, progress) as ear, _memory_in_words():
-            return _simulated(one, folder, data, ear)
+        with _watched(one, watcher, progress) as heard, _memory_in_words():
+            return _simulated(one, folder, data, heard)
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def _memory_in_words() -> Generator[None]:
         ) from error
 
 
-def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
+def _watched(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
     if watcher is not None or not progress:
         return contextlib.nullcontext(watcher or Watcher())
     from umbel.sim.results.shown import Bars

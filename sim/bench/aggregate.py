@@ -1,8 +1,8 @@
 """`umbel bench aggregate`: the coordinator's memory under forty uploads at once, and how fast updates are folded.
 
-Memory is the resident set of a real coordinator process, sampled every 20 ms while forty clients upload over HTTP. It
-is compared with what it was before the run was created (a small run had warmed the process up), so that everything the
-model costs counts. Beside it, in this process: keeping every update and taking the mean of the stack, as peers do.
+Memory is the resident set of a real coordinator process while forty clients upload over HTTP. Its growth counts from
+before the run was created, after a small run to warm up, so everything that the model costs is included. The baseline
+in this process keeps every update and takes the mean of the stack, as peers do.
 """
 
 import gc
@@ -12,9 +12,8 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
+from umbel.sim.bench.measuring import MB, RssPeak
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
@@ -47,15 +47,13 @@ N_CLIENTS = 40
 N_VALUES = 2_500_000  # 10 MB of float32
 N_VALUES_WARM_UP = 10_000
 GROWTH_MAX = 4.0  # models
-_SAMPLE_S = 0.02
 _LIMIT_S = 240.0
-_MB = 1e6
 
 
 def measure(*, quick: bool) -> Report:
-    """Run it all. `quick`: fewer repetitions of the kernels; the uploads are the same."""
+    """Run the benchmark. `quick`: fewer repetitions of the kernels; the uploads are the same."""
     torch.set_num_threads(1)
-    model_mb = N_VALUES * 4 / _MB
+    model_mb = N_VALUES * 4 / MB
     grown = coordinator_growth_mb()
     naive = naive_growth_mb()
     fold, add, copy = fold_speeds(repetitions=5 if quick else 25)
@@ -72,41 +70,14 @@ def measure(*, quick: bool) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """`peak_mb`: greatest resident set above the baseline; `wall_s`: from the first upload's start to the commit."""
+    """`peak_mb`: growth of the resident set; `wall_s`: from the first upload's start to the commit."""
 
     peak_mb: float
     wall_s: float
 
 
-class RssPeak:
-    """The greatest resident set of a process since the last `restart`, in MB, sampled every 20 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._ended = threading.Event()
-        self.peak_mb = self.now_mb()
-        self._thread = threading.Thread(target=self._sample, name="rss", daemon=True)
-
-    def now_mb(self) -> float:
-        return float(self._process.memory_info().rss) / _MB
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_S):
-            self.peak_mb = max(self.peak_mb, self.now_mb())
-
-    @contextmanager
-    def sampling(self) -> Generator[None]:
-        """Sample inside."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._thread.join()
-
-
 def coordinator_growth_mb() -> Growth:
-    """Forty clients upload at once to a fresh coordinator that has been through a small round."""
+    """Forty clients upload at once to a new coordinator after a small round."""
     with tempfile.TemporaryDirectory(prefix="umbel-bench-") as folder, stopping([]) as children:
         coordinator = start_coordinator(Path(folder) / "coordinator")
         children.append(coordinator.child)
@@ -166,7 +137,7 @@ def _send(site: CoordinatorClient, run: str, layout: Layout, update: bytes, gate
 
 
 def naive_growth_mb() -> float:
-    """What it takes to keep forty updates and average the stack."""
+    """The memory to keep forty updates and average the stack."""
     gc.collect()
     rss = RssPeak(psutil.Process().pid)
     before_mb = rss.now_mb()

@@ -1,7 +1,7 @@
-"""What every `umbel bench` prints: rows of ours against something else, measured in the same run.
+"""What every `umbel bench` prints: rows that compare our figure with another from the same run.
 
-A row's `ratio` is ours / theirs. `hold` is the bound we promise, on the ratio or on our own figure (then with its
-unit); `holds` says whether this run met it, None where nothing is promised.
+A row's `ratio` is ours / theirs. `hold` is the promised bound on the ratio or on our own figure (then with its unit);
+`holds` says whether this run met it; None without a promise.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
+
+
+class BenchFailed(Exception):
+    """A benchmark could not be run, or a peer did other work; the message says what to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One comparison. `ours` and `theirs` in `unit`; `against`: what theirs is, in words."""
+    """One comparison. `ours` and `theirs` are in `unit`; `against` describes theirs."""
 
     what: str
     ours: float
@@ -54,7 +58,7 @@ class BenchRow:
 
     @property
     def sentence(self) -> str:
-        """What was measured against what is promised: the ratio, or our own figure."""
+        """The measured ratio, or our own figure, and the promise."""
         ours, theirs = (f"{_figure(value)} {self.unit}" for value in (self.ours, self.theirs))
         if self.promise is None or self.promise.of == "ours":
             return f"{self.what}: {ours}, promised {self.hold}"
@@ -67,7 +71,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One benchmark's rows. `notes`: how it was measured, a sentence each."""
+    """One benchmark's rows. `notes`: how they were measured, a sentence each."""
 
     bench: str
     rows: tuple[BenchRow, ...]
@@ -75,14 +79,13 @@ class Report:
 
     @property
     def broken(self) -> Sequence[BenchRow]:
-        """The rows whose promise this run did not keep."""
+        """The rows with a broken promise."""
         return [row for row in self.rows if row.holds is False]
 
     def to_json(self) -> dict[str, Any]:
         return {"bench": self.bench, "rows": [row.to_json() for row in self.rows], "notes": list(self.notes)}
 
     def to_table(self) -> Table:
-        """The same for people."""
         table = Table(title=f"umbel bench {self.bench}", title_justify="left", caption_justify="left")
         for name in ("what", "ours", "against", "theirs", "ratio", "promise"):
             table.add_column(name, justify="right" if name in ("ours", "theirs", "ratio") else "left")
@@ -94,7 +97,7 @@ class Report:
 
 
 def _figure(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Three digits, or all digits of the integer part."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""A data set before it is dealt out: samples to train on, samples to measure on, and who naturally holds what."""
+"""A data set before it is partitioned: samples for training and testing, and their natural holders."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -30,7 +30,7 @@ class SampleSet:
 
 @dataclass(frozen=True, slots=True)
 class TrainAndTest:
-    """Samples to train on, and samples that nobody trains on."""
+    """Samples for training, and samples for testing."""
 
     train: SampleSet
     test: SampleSet
@@ -45,7 +45,7 @@ class Score:
 
 
 def score(model: nn.Module, samples: SampleSet) -> Score:
-    """How `model` does on held-out samples."""
+    """The score of `model` on held-out samples."""
     model.eval()
     with torch.no_grad():
         logits = model(samples.inputs)
@@ -54,18 +54,18 @@ def score(model: nn.Module, samples: SampleSet) -> Score:
 
 
 class DataError(ValueError):
-    """Data cannot be had, or are not what they should be: one sentence that says what to do."""
+    """Data are missing or invalid: one sentence that says what to do."""
 
 
 class LearningTask(StrEnum):
-    """What a model should say: of an input, its class; of a text, the character that follows."""
+    """What a model predicts: the class of an input, or the next character of a text."""
 
     CLASSIFICATION = "classification"
     NEXT_CHARACTER = "next-character"
 
 
 class Described(Protocol):
-    """What a model must know of the data it is for. `input_shape`: of one input; `n_classes`: how many answers."""
+    """What a model must know of its data. `input_shape`: of one input."""
 
     @property
     def name(self) -> str: ...
@@ -79,36 +79,28 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Natural:
-    """Who holds what in the world that the data are from. `kind`: what each of them is, such as "hospital".
+    """The natural holders of a data set's samples."""
 
-    `names`: of each; `shards`: the rows of the data set's `samples` that each trains on, at least one; `holdouts`: the
-    rows that each holds back to measure models on, maybe none.
-    """
-
-    kind: str
+    kind: str  # of holder, such as "hospital"
     names: tuple[str, ...]
-    shards: tuple[Indices, ...]
-    holdouts: tuple[Indices, ...]
+    shards: tuple[Indices, ...]  # the rows of `samples` that each trains on, at least one
+    holdouts: tuple[Indices, ...]  # the rows that each holds back to measure models on
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.shards) == len(self.holdouts):
-            raise ValueError("each that holds samples by nature needs a name, a shard and a holdout")
+            raise ValueError("each natural holder needs a name, a shard and a holdout")
         if empty := [name for name, shard in zip(self.names, self.shards, strict=True) if not len(shard)]:
             raise DataError(f"{self.kind} {empty[0]!r} has no sample to train on; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """`samples`: all that clients can hold; `rows`: int64, ascending, which of them are trained on.
-
-    Other rows are held back by a client of `natural`, or are nobody's. `test`: what no client trains on, to measure
-    the model in one place. Targets are classes from 0 to `n_classes` - 1.
-    """
+    """Samples and how they are used. Targets are classes from 0 to `n_classes` - 1."""
 
     name: str
-    samples: SampleSet
-    rows: Indices
-    test: SampleSet
+    samples: SampleSet  # all that clients can hold
+    rows: Indices  # int64, ascending, of the training samples; others are held back in `natural`, or unused
+    test: SampleSet  # to measure the model in one place
     n_classes: int
     natural: Natural | None = None
     task: LearningTask = LearningTask.CLASSIFICATION
@@ -128,7 +120,7 @@ class DataSet:
 
     @property
     def groups(self) -> Indices | None:
-        """Who in `natural` trains on each of `rows`, by number; None where nobody does by nature."""
+        """The number of each row's holder in `natural`; None without natural holders."""
         if self.natural is None:
             return None
         holder = np.full(len(self.samples), -1, dtype=np.int64)
@@ -137,14 +129,13 @@ class DataSet:
         return holder[self.rows]
 
     def whole(self) -> TrainAndTest:
-        """All that is trained on in one piece, and the test set: as if one held everything."""
+        """All training samples together, and the test set."""
         is_all = len(self.rows) == len(self.samples)
         return TrainAndTest(self.samples if is_all else self.samples.take(self.rows), self.test)
 
     def limited(self, train_limit: int | None, test_limit: int | None, seed: int) -> "DataSet":
-        """The same with at most so many samples to train on, and to measure on, drawn from `seed`.
-
-        Who is left with none to train on is left out.
+        """The same with at most so many samples to train and test on, drawn from `seed`. Holders without a training
+        sample are left out.
         """
         limited = self
         if test_limit is not None and test_limit < len(self.test):
@@ -157,9 +148,9 @@ class DataSet:
 
 
 def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices, held: Indices) -> Natural:
-    """Who holds what where `groups` says who holds each sample, in the order of their names or numbers.
+    """The holders that `groups` names for each sample, in the order of their names or numbers.
 
-    They train on their own of `rows`, and hold back their own of `held`; who has none of `rows` is left out.
+    They train on their own of `rows` and hold back their own of `held`. Holders without any of `rows` are left out.
     """
     names, numbers = np.unique(groups, return_inverse=True)
     shards, holdouts = (_of_each(len(names), numbers, some) for some in (rows, held))
@@ -190,7 +181,7 @@ def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices
 
 
 def _of_each(n_holders: int, holders: Indices, rows: Indices) -> list[Indices]:
-    """Those of `rows` that each holder has. `holders`: who has each sample, by number."""
+    """Those of `rows` that each holder has. `holders`: the number of each sample's holder."""
     own = holders[rows]
     ends = np.cumsum(np.bincount(own, minlength=n_holders))
     return np.split(rows[np.argsort(own, kind="stable")], ends[:-1])

@@ -1,7 +1,7 @@
 """A population: the clients of a simulated federation by number, and the data that each of them holds.
 
-Clients are numbered from 0. Data are handed out for a whole cohort at once, in one piece: making ten thousand data set
-objects would take longer than training ten thousand small models.
+Clients are numbered from 0. The data of a cohort come in one piece: making ten thousand data set objects would take
+longer than training ten thousand small models.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _DIGITS = 7
 class CohortData:
     """The data of some clients: the i-th of them holds `rows[starts[i]:starts[i + 1]]` of `samples`.
 
-    `rows`: int64, indices into `samples`, of which some may be nobody's; `starts`: int64, one more than clients.
+    `rows`: int64, indices into `samples`; `starts`: int64, one more than clients.
     """
 
     samples: SampleSet
@@ -36,7 +36,7 @@ class CohortData:
         return np.diff(self.starts)
 
     def part(self, positions: Indices) -> "CohortData":
-        """What these of the clients hold, in this order, of the same samples."""
+        """The data of the clients at these positions, in this order, of the same samples."""
         firsts, sizes = self.starts[positions], self.sizes_of(positions)
         starts = np.zeros(len(positions) + 1, dtype=np.int64)
         np.cumsum(sizes, out=starts[1:])
@@ -44,16 +44,15 @@ class CohortData:
         return CohortData(self.samples, self.rows[where], starts)
 
     def sizes_of(self, positions: Indices) -> Indices:
-        """How many samples each of these clients holds."""
         return self.starts[positions + 1] - self.starts[positions]
 
     def of(self, position: int) -> SampleSet:
-        """What the client at this position holds, copied."""
+        """A copy of the data of the client at this position."""
         return self.samples.take(self.rows[self.starts[position] : self.starts[position + 1]])
 
 
 class Population(Protocol):
-    """`n_clients`: numbered from 0. `test`: what no client holds, for measuring the model in one place."""
+    """Clients, numbered from 0. `test`: held by no client, to measure the model in one place."""
 
     @property
     def n_clients(self) -> int: ...
@@ -65,18 +64,18 @@ class Population(Protocol):
         ...
 
     def data_of(self, clients: Indices) -> CohortData:
-        """What these clients train on, in their order."""
+        """The training data of these clients, in their order."""
         ...
 
     def holdout_of(self, clients: Indices) -> CohortData | None:
-        """What these clients hold back to measure models on; None where no client does."""
+        """What these clients hold back to measure models on; None if no client does."""
         ...
 
 
 class ShardedPopulation:
-    """Clients between whom one set of samples is dealt out. `shards`: indices into `train`, one array per client.
+    """Clients among which one set of samples is divided. `shards`: indices into `train`, one array per client.
 
-    `transform`: of the inputs of each; None: they are as they come.
+    `transform`: of each client's inputs.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ShardedPopulation:
         self._rows, self._starts = _joined(shards)
         self._holdout = None if holdouts is None else _joined(holdouts)
         if empty := int((np.diff(self._starts) < 1).sum()):
-            raise ValueError(f"{empty} of {self.n_clients} clients hold no sample; deal to fewer clients")
+            raise ValueError(f"{empty} of {self.n_clients} clients hold no sample; use fewer clients")
 
     @property
     def n_clients(self) -> int:
@@ -123,7 +122,7 @@ class ShardedPopulation:
 
 
 def client_name(number: int) -> ClientId:
-    """Names in the order of their numbers, up to ten million of them."""
+    """Names that sort like their numbers, up to ten million."""
     return ClientId(f"client-{number:0{_DIGITS}}")
 
 

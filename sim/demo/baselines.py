@@ -1,13 +1,13 @@
-"""What the demo's accuracy is measured against: the same model, trained without any federation.
+"""Baselines of the demo's accuracy: the same model, trained without a federation.
 
-The budget is the same for all: the same start, the same trainer, batch size and learning rate, and as many passes over
-the data as a client makes that takes part in every round (rounds x local epochs).
+All have the same budget: start, trainer, batch size, learning rate, and as many passes over the data as a client makes
+that takes part in every round (rounds x local epochs).
 
-- *pooled*: on the union of all shards, what nobody in a real federation may do: the ceiling;
-- *alone*: each client on its own shard: what it would have without the others: the floor.
+- *pooled*: on the union of all shards, which a real federation may not do: the upper limit;
+- *alone*: each client on its own shard: the lower limit.
 
 `python -m umbel.sim.demo.baselines SEED ROUNDS` measures them in a process of low priority, so that the federation
-beside it keeps the cores: one JSON line once the pooled model is trained, one more with everything.
+keeps the cores. It prints one JSON line with the pooled accuracy, and then one with all.
 """
 
 import json
@@ -22,8 +22,7 @@ from torch.utils.data import TensorDataset
 from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
 from umbel.sim.data.data_set import SampleSet, score
-from umbel.sim.demo.data import DemoData, load_data
-from umbel.sim.demo.model import build_model
+from umbel.sim.demo.digits import DemoData, build_model, load_data
 from umbel.sim.demo.plan import BATCH_SIZE, LEARNING_RATE, SPLIT, DemoPlan, make_plan
 from umbel.sim.processes import when_the_starter_is_gone
 
@@ -32,9 +31,7 @@ _NICENESS = 15
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Accuracies on the held-out test set, 0 to 1; `alone`: one per client, in the order of their names; it
-    is empty while it is not measured yet.
-    """
+    """Accuracies on the held-out test set, 0 to 1. `alone`: one per client, by name; empty until measured."""
 
     pooled: float
     alone: tuple[float, ...]

@@ -1,7 +1,7 @@
-"""What the demo knows at this moment, for all that show it: live view, plain lines, plot.
+"""The current facts of the demo, for the live view, plain lines and the plot.
 
-The facts come from the coordinator's own records. The demo adds the accuracy on its held-out test set, and what it did
-itself (killed and restarted a process).
+The facts come from the coordinator's records. The demo adds the accuracy on its held-out test set, and its own kills
+and restarts.
 """
 
 import time
@@ -12,11 +12,21 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView
 from umbel.sim.data.data_set import Score
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.members import members_line
 from umbel.sim.demo.plan import NAME_PREFIX, DemoPlan
-from umbel.sim.demo.proof import Proof
+from umbel.sim.demo.sites import members_line
 
 NAMED_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`bundles`: of the verified audit chain. `round`: the last one, whose replay gave `model_sha256`; empty for a
+    secure round, which has no stored updates.
+    """
+
+    bundles: int
+    round: int
+    model_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +115,12 @@ class Board:
 
 
 def proof_lines(n_bundles: int, number: int, replayed: str) -> tuple[str, str]:
-    """What was proven. `replayed`: the model hash of the replayed last round; empty for a secure one."""
+    """The proof in words. `replayed`: the model hash of the replayed last round; empty for a secure one."""
     return (
         f"chain of {n_bundles} bundles verified, with the clients' own signatures",
-        f"round {number} made again from what is stored: same hash"
+        f"round {number} replayed from the stored updates: same hash"
         if replayed
-        else "not possible, by design: nobody has a clinic's update, only their sum",
+        else "not possible, by design: only the sum of the updates is known",
     )
 
 

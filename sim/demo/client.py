@@ -1,9 +1,9 @@
 """One client process of the demo: a few clinics, each a thread with its own key, state directory and shard.
 
-`python -m umbel.sim.demo.client`, spoken to in JSON lines. Standard input: the list of sites, then, once everybody is
-ready, the pace as a number, and they go; at its end the process ends, so that no orphan outlives the demo. Standard
-output: each client's public key, where it is to be listed; `ready` and how long a rehearsal took; one line whenever a
-client begins to train, one when a client is done.
+`python -m umbel.sim.demo.client` reads and writes JSON lines. Standard input: the list of sites; then, once all are
+ready, the pace as a number, which starts them. At the end of standard input the process ends, so that it does not
+outlive the demo. Standard output: each client's public key, if it is to be listed; `ready` and the time of a rehearsal;
+a line whenever a client begins to train or is done.
 """
 
 import json
@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from umbel.client import LocalPlan, TorchClient, TrainResult, read_policy, run_client
 from umbel.client.state.identity import make_own_key, own_keys
-from umbel.sim.demo.model import DigitNet
+from umbel.sim.demo.digits import DigitNet
 from umbel.sim.processes import when_the_starter_is_gone
 
 _OUTPUT = threading.Lock()
@@ -36,9 +36,9 @@ REHEARSAL_STEPS = 84  # three clients, four passes over some 110 samples, in bat
 
 @dataclass(frozen=True, slots=True)
 class DemoSite:
-    """What one client is told at the start. `directory` holds its shard and its state; `token`: enrols it, once.
+    """One client's settings. `directory` holds its shard and its state; `token` enrols it, once.
 
-    `has_policy`: its key is to be listed, and once it may go, a policy that pins the list is in `directory`.
+    `has_policy`: its key is to be listed, and when it starts, `directory` holds a policy that pins the list.
     """
 
     name: str
@@ -56,9 +56,9 @@ class DemoSite:
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
-    """One line of standard output. `n_trainings`: how often this client has begun to train since it started.
+    """One line of standard output. `n_trainings`: how often this client has begun to train since its start.
 
-    `public_key`: with `key`, base64. `rehearsal_s`: with `ready`, what `rehearse` took.
+    `public_key`: with `key`, base64. `rehearsal_s`: with `ready`, the time of `rehearse`.
     """
 
     event: str
@@ -69,7 +69,7 @@ class SiteEvent:
 
 
 class SlowDataset(Dataset[tuple[Tensor, Tensor]]):
-    """A shard that waits before it hands out a sample: it stands for a slow machine, and is the only make-believe."""
+    """A shard that waits before each sample. It stands for a slow machine; all else in the demo is real."""
 
     def __init__(self, images: Tensor, labels: Tensor, wait_s: float) -> None:
         self._images, self._labels, self.wait_s = images, labels, wait_s
@@ -83,7 +83,7 @@ class SlowDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Clinic(TorchClient):
-    """The ready trainer, which also says when it begins."""
+    """The SDK's trainer, which also prints when it begins."""
 
     def __init__(self, site: DemoSite) -> None:
         shard = load_file(Path(site.directory) / SHARD_FILE)
@@ -92,7 +92,7 @@ class Clinic(TorchClient):
         self._name, self._n_trainings = site.name, 0
 
     def slow_down(self, pace: float) -> None:
-        """Wait so many times as long for each sample."""
+        """Multiply the wait for each sample."""
         self._data.wait_s *= pace
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
@@ -110,7 +110,7 @@ def main() -> None:
         if site.has_policy:
             _say(SiteEvent("key", site.name, public_key=make_key(site)))
     clinics = [Clinic(site) for site in sites]
-    train_on_nothing(1)  # torch loads much of itself at the first step, a second or two
+    train_on_nothing(1)  # torch's first step takes a second or two
     _say(SiteEvent("ready", rehearsal_s=rehearse()))
     pace = float(_read_line())
     for clinic in clinics:
@@ -121,21 +121,20 @@ def main() -> None:
 
 
 def make_key(site: DemoSite) -> str:
-    """This client's public key, made now unless it is there: what `umbel fingerprint --server` prints."""
+    """This client's public key, made if missing, as `umbel fingerprint --server` prints it."""
     make_own_key(site.state, site.server_url)
     (key,) = own_keys(site.state)
     return key.public_key
 
 
 def rehearse() -> float:
-    """Seconds for about as many steps as a process takes in a round, while the other processes do the same."""
+    """Seconds for about the steps of a process in a round, while the other processes do the same."""
     began = time.monotonic()
     train_on_nothing(REHEARSAL_STEPS)
     return time.monotonic() - began
 
 
 def train_on_nothing(n_steps: int) -> None:
-    """Steps on a throw-away model."""
     samples = TensorDataset(torch.zeros(BATCH_SIZE, 8, 8), torch.zeros(BATCH_SIZE, dtype=torch.int64))
     client = TorchClient(DigitNet(), nn.CrossEntropyLoss(), samples, device="cpu")
     client.train(client.model, LocalPlan(steps=n_steps, batch_size=BATCH_SIZE))

@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +21,18 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.trust.members import SignedMembers, members_bytes
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client import Operator
+from umbel.client.operator import audit
+from umbel.client.operator.replay import ReplaySource, replay
 from umbel.sim.data.data_set import Score, score
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import Board, DemoRound
-from umbel.sim.demo.data import DemoData, load_data
+from umbel.sim.demo.board import Board, DemoRound, Proof
+from umbel.sim.demo.digits import DemoData, build_model, load_data
 from umbel.sim.demo.kills import VictimClient, VictimCoordinator
-from umbel.sim.demo.members import agree, pin
-from umbel.sim.demo.model import build_model
 from umbel.sim.demo.plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo.plot import draw_curves
-from umbel.sim.demo.proof import prove
-from umbel.sim.demo.sites import SiteProcesses, write_shards
+from umbel.sim.demo.sites import SiteProcesses, agree, pin, write_shards
 from umbel.sim.demo.summary import DemoSummary, round_line, summarize
 from umbel.sim.demo.view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
@@ -45,12 +45,12 @@ _BASELINES = TypeAdapter(Baselines)
 
 
 class DemoFailed(Exception):
-    """The demo could not go on; the message says why."""
+    """The demo could not continue; the message says why."""
 
 
 @dataclass(slots=True)
 class DemoRun:
-    """Where the demo stands: its directories, its processes, what it shows."""
+    """The demo's directories, processes and facts."""
 
     plan: DemoPlan
     data: DemoData
@@ -71,7 +71,7 @@ class DemoRun:
 
 
 def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> DemoSummary:
-    """Run it all; `out` gets `rounds.jsonl` and `curves.png`.
+    """Run the demo; `out` gets `rounds.jsonl` and `curves.png`.
 
     Raises `DemoFailed`, `ReportLost`, `AuditFailed`, `ChildDied`, `ClientError`.
     """
@@ -90,7 +90,7 @@ def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> Demo
 
 
 def _play(demo: DemoRun) -> None:
-    """Start everything, train, and wait for what is still to come."""
+    """Start everything, train, and wait for the baselines."""
     board, plan = demo.board, demo.plan
     n_processes = len(plan.processes)
     board.say_stage(f"starting a coordinator and {len(plan.clients)} clients in {n_processes} processes")
@@ -104,7 +104,7 @@ def _play(demo: DemoRun) -> None:
         wait_until(lambda: demo.sites.all_ready, demo.children, START_LIMIT_S, "the client processes to be ready")
         _begin(demo, operator)
         _start_baselines(demo)
-        key = operator.audit_key()  # told before the run, so that what comes later is held against it
+        key = operator.audit_key()  # known before the run, to check the later account
         _follow(demo, operator, coordinator)
         board.say_stage("checking the coordinator's signed account of every round")
         board.note_proof(prove(operator, RUN, key, coordinator.noted_heads))
@@ -115,7 +115,7 @@ def _play(demo: DemoRun) -> None:
 
 
 def _begin(demo: DemoRun, operator: Operator) -> None:
-    """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
+    """Create the run with a window for this machine, and start it once every client has enrolled."""
     pace = pace_of(demo.sites.rehearsals_s)
     plan = demo.plan.at_pace(pace)
     members = None if plan.run_file.secure is None else _pin_members(demo)
@@ -135,7 +135,7 @@ def _begin(demo: DemoRun, operator: Operator) -> None:
 
 
 def _pin_members(demo: DemoRun) -> SignedMembers:
-    """Officers list the keys that the clinics themselves have told, and every clinic pins the list."""
+    """Officers list the keys from the clinics' processes, and every clinic pins the list."""
     secure = demo.plan.run_file.secure
     assert secure is not None, "a plain run has no list"
     signed = agree(demo.work / "officers", demo.sites.public_keys)
@@ -150,7 +150,7 @@ def _is_measured(board: Board) -> bool:
 
 
 def _follow(demo: DemoRun, operator: Operator, coordinator: VictimCoordinator) -> None:
-    """Watch the run until it is over: score each model, and see to the killing and coming back."""
+    """Watch the run until it is over: score each model, kill and restart."""
     judge = _Judge(operator, demo.work / "model.safetensors", demo.data)
     victim = VictimClient(demo.plan, demo.sites, demo.board)
     with (demo.out / "rounds.jsonl").open("w") as file:
@@ -187,7 +187,7 @@ class _Judge:
 
 
 def _start_baselines(demo: DemoRun) -> None:
-    """In a process of low priority, for the rounds leave the machine idle much of the time."""
+    """In a process of low priority, because rounds leave the machine idle much of the time."""
     seed, rounds = demo.plan.seed, demo.plan.run_file.rounds.count
     argv = ["-m", "umbel.sim.demo.baselines", str(seed), str(rounds)]
     demo.judges = start("the process of the baselines", argv, demo.work / "baselines.log")
@@ -200,9 +200,30 @@ def _hear_baselines(demo: DemoRun, child: Child) -> None:
         demo.board.baselines = _BASELINES.validate_json(line)
 
 
+def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof:
+    """Verify the coordinator's signed account of a run, and replay its last round if the updates are stored.
+
+    It is the code of `umbel run audit` and `umbel run replay`.
+
+    `key`: the audit key as it was told before the run; `heads`: noted on the way, the chain must hold them. Raises
+    `AuditFailed` for what does not fit.
+    """
+    newest = operator.run(run).audit_head
+    auditor, lines = audit.verify(audit.download(operator, run), [public_key_bytes(key)])
+    for head in (*heads, newest):
+        auditor.require_head(head)
+    number = max(auditor.rounds)
+    bundle, ended = auditor.rounds[number]
+    assert auditor.created is not None, "the chain begins with the run's creation"
+    if ended.plan.secure is not None:
+        return Proof(len(lines), number, "")
+    made = replay(ReplaySource(operator, run, bundle), ended, auditor.created, lambda _said: None)
+    return Proof(len(lines), number, made.sha256)
+
+
 @contextlib.contextmanager
 def _workspace(out: Path, keep: bool) -> Generator[Path]:
-    """Where coordinator and clients keep their files; with `keep`, a folder in `out` that stays."""
+    """The folder of the coordinator's and the clients' files; with `keep`, one in `out` that stays."""
     if keep:
         yield Path(tempfile.mkdtemp(prefix="work-", dir=out))
         return
@@ -212,7 +233,7 @@ def _workspace(out: Path, keep: bool) -> Generator[Path]:
 
 @contextlib.contextmanager
 def _shown(console: Console) -> Generator[View]:
-    """A live picture on a terminal, one line an event anywhere else."""
+    """A live view on a terminal; elsewhere one line for each event."""
     if not console.is_terminal:
         yield View(console)
         return

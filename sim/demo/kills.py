@@ -1,6 +1,6 @@
-"""Whom the demo kills in the middle of a round, and how they come back: one client, then the coordinator.
+"""The processes that the demo kills in the middle of a round and restarts: one client, then the coordinator.
 
-Both die of SIGKILL, which no process can hear, and both start again over the files they had.
+Both get SIGKILL, which no process can handle, and both restart over the same files.
 """
 
 import time
@@ -30,7 +30,7 @@ class VictimClient:
         self._plan, self._sites, self._board = plan, sites, board
 
     def tend(self) -> None:
-        """Tell of the kill, start the process again some rounds later, and tell of its return."""
+        """Report the kill, restart the process some rounds later, and report its return."""
         victim, sites, board = self._plan.victim, self._sites, self._board
         if victim is None or not sites.was_killed:
             return
@@ -45,22 +45,22 @@ class VictimClient:
 
 @dataclass(frozen=True, slots=True)
 class InterruptedRound:
-    """A round as it stood when the coordinator was killed. `accepted`: whose reports were in."""
+    """A round when the coordinator was killed. `accepted`: the clients with accepted reports."""
 
     round: int
     attempt: int
     accepted: frozenset[str]
 
     def check(self, record: RoundRecord) -> None:
-        """Raise `ReportLost` unless the round, as it ended, counts every one of them."""
+        """Raise `ReportLost` unless the ended round counts all of them."""
         if lost := self.accepted - _accepted(record.clients):
             raise ReportLost(f"round {record.round} lost accepted reports: {', '.join(sorted(lost))} ({record.reason})")
 
 
 def is_the_moment(plan: DemoPlan, board: Board, live: LiveRound) -> bool:
-    """Whether to kill the coordinator now: in a round in which the killed client is missing.
+    """Whether to kill the coordinator now, in a round in which the killed client is missing.
 
-    Such a round is open to its window's end, long after enough reports to close it are in.
+    Such a round stays open to its window's end, long after enough reports are in.
     """
     after = plan.coordinator_killed_after
     if after is None or board.killed_after is None or board.coordinator_killed_in is not None:
@@ -71,7 +71,7 @@ def is_the_moment(plan: DemoPlan, board: Board, live: LiveRound) -> bool:
 
 
 class VictimCoordinator:
-    """The coordinator's process, over the files in `data`, killed once. `children`: the list of all, kept true."""
+    """The coordinator's process, over the files in `data`, killed once. `children`: all running processes."""
 
     def __init__(self, data: Path, plan: DemoPlan, board: Board, children: list[Child], start_limit_s: float) -> None:
         self._data, self._plan, self._board, self._children = data, plan, board, children
@@ -81,7 +81,7 @@ class VictimCoordinator:
         self.now = self._start(0)
 
     def tend(self, progress: RunProgress) -> None:
-        """Kill it if this is the moment, and start it again at the same address."""
+        """Kill it if it is time, and restart it at the same address."""
         self.now.child.require_alive()
         live = progress.live
         if live is None or not is_the_moment(self._plan, self._board, live):
@@ -96,7 +96,7 @@ class VictimCoordinator:
         self._board.note_coordinator_return(time.monotonic() - began)
 
     def check(self, record: RoundRecord) -> None:
-        """Raise `ReportLost` if this is the interrupted round, and a report that was accepted does not count."""
+        """Raise `ReportLost` if this is the interrupted round and an accepted report does not count."""
         was = self._interrupted
         if was is None or (record.round, record.attempt) != (was.round, was.attempt):
             return

@@ -1,11 +1,11 @@
-"""What the demo asks of whom: twelve clients in five processes, and the run file that the coordinator gets.
+"""The demo's plan: twelve clients in five processes, and the run file that the coordinator gets.
 
-Nine ordinary clients share three processes. One more has a process of its own, which the demo kills in the middle of a
-round and starts again some rounds later; while it is missing, the coordinator is killed too. Two hold the smallest
-shards on slow machines: their data set waits before it hands out a sample. While everybody is well the ten fast ones
-reach the target early and the slow ones are told to stop. While the killed one is missing the target is all twelve, so
-that these rounds last to their window's end, with the slow ones' partial work: only then is a client that says nothing
-known to be lost. Masked updates of partial work are sent only where run file and policy both allow it (`MINIMUM_WORK`).
+Nine ordinary clients share three processes. One client has its own process, which the demo kills in the middle of a
+round and restarts some rounds later; meanwhile the coordinator is killed too. Two clients have the smallest shards on
+slow machines: their data set waits before each sample. Normally the ten fast clients reach the target early and the
+slow ones are told to stop. While the killed client is missing, the target is all twelve, so these rounds last to their
+window's end and count the slow clients' partial work; only then is a silent client known to be lost. Masked updates of
+partial work need the consent of run file and policy (`MINIMUM_WORK`).
 """
 
 import json
@@ -43,7 +43,7 @@ SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shar
 
 
 class Role(StrEnum):
-    """What the demo does to a client."""
+    """How the demo treats a client."""
 
     ORDINARY = "ordinary"
     VICTIM = "victim"
@@ -85,21 +85,21 @@ class DemoPlan:
 
     @property
     def epochs(self) -> int:
-        """Passes over its data that a client makes if it takes part in every round: the baselines' budget."""
+        """Passes over the data of a client that takes part in every round: the baselines' budget."""
         return self.run_file.rounds.count * LOCAL_EPOCHS
 
     def reports_to_close(self, n_asked: int) -> int:
-        """How many of so many must report for their round to commit when its window is over."""
+        """How many of `n_asked` clients must report for their round to commit at its window's end."""
         minimum = self.run_file.rounds.minimum
         return minimum if self.run_file.secure is None else max(minimum, survivors_needed(n_asked))
 
     def at_pace(self, pace: float) -> "DemoPlan":
-        """The same with a window so many times as long."""
+        """The same with a window `pace` times as long."""
         rounds = self.run_file.rounds
         return replace(self, run_file=replace(self.run_file, rounds=replace(rounds, window_s=rounds.window_s * pace)))
 
     def bound_to(self, members_sha256: str) -> "DemoPlan":
-        """The same with rounds for clients that have pinned this member list. Only for a run of secure rounds."""
+        """The same, bound to this member list; only for secure rounds."""
         section = self.run_file.secure
         assert section is not None, "a plain run has no list"
         bound = replace(section, members_sha256=members_sha256)
@@ -107,18 +107,18 @@ class DemoPlan:
 
 
 def pace_of(rehearsals_s: Sequence[float]) -> float:
-    """How much longer the window is to be than on a quiet machine, from what each process took for its rehearsal.
+    """The factor of the window on this machine, from the time of each process's rehearsal.
 
-    A window of fixed length would abandon rounds on a laptop that is busy with other things.
+    With a fixed window, rounds would be abandoned on a busy laptop.
     """
     return min(max(round(median(rehearsals_s) / REHEARSAL_S, 1), 1.0), PACE_MAX)
 
 
 def make_plan(seed: int, rounds: int, *, calm: bool, plain: bool = False) -> DemoPlan:
-    """`calm`: no kill and nobody slow, and every round waits for all twelve.
+    """`calm`: no kills and no slow clients; every round waits for all twelve. `plain`: updates are not masked, and
+    those of the last round are kept for its replay.
 
-    Calm and plain, the same seed gives the same final model; in secure rounds clinics train from seeds of their own.
-    `plain`: updates are not masked, and those of the last round are kept, so that it can be made again.
+    Calm and plain, the same seed gives the same final model; in secure rounds clinics draw their own seeds.
     """
     clients = [_client(number, calm) for number in range(1, N_CLIENTS + 1)]
     processes = (clients[0:3], clients[3:6], clients[6:9], clients[9:10], clients[10:12])
@@ -145,7 +145,7 @@ def run_toml(run_file: RunFile) -> str:
 
 
 def _toml_lines(values: Mapping[str, object]) -> list[str]:
-    """Strings, numbers, booleans and lists of them are alike in TOML and JSON; what is None is left out."""
+    """Strings, numbers, booleans and lists of them are the same in TOML and JSON; None is left out."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
 
 
@@ -182,5 +182,5 @@ def _run_file(seed: int, rounds: int, calm: bool, plain: bool) -> RunFile:
 
 
 def _masked(calm: bool) -> SecureAggregationSection:
-    """Where nobody is slow, the default holds: all of the work or nothing."""
+    """Without slow clients, the default applies: all of the work or nothing."""
     return SecureAggregationSection(metrics=("loss",), evaluation=(), minimum_work=None if calm else MINIMUM_WORK)

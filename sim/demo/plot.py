@@ -1,4 +1,4 @@
-"""`curves.png`: the demo in one picture: accuracy, who took part, how the data were split, what it cost in bytes."""
+"""`curves.png`: the demo in one picture: accuracy, participation, the split of the data, and bytes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from umbel.sim.results.plot_style import INK, dress, new_figure
 
 Floats = npt.NDArray[np.float64]
 _TOGETHER, _POOLED, _ALONE = "#0b7a75", "#22313f", "#e0a458"
-# Bottom to top: what helped the round first.
+# From bottom to top.
 _PARTICIPATION = (
     ("counted", Fate.ACCEPTED, "#0b7a75"),
     ("partial work", Fate.PARTIAL, "#f2b134"),
@@ -29,14 +29,14 @@ _PARTICIPATION = (
     ("declined", Fate.DECLINED, "#9b72aa"),
     ("lost", Fate.LOST, "#d1495b"),
 )
-_IN_VAIN = ("reported in vain", "#d3a99f")
+_DISCARDED = ("report discarded", "#d3a99f")
 _SLOT = 0.78  # of a round's place on the axis; its attempts share it
 _DOWN, _UP = "#5b8db8", "#0b7a75"
 
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """Where an attempt stands: attempts at one round stand side by side, in the round's place."""
+    """The bar of an attempt. Attempts at one round are side by side in the round's place."""
 
     record: RoundRecord
     x: float
@@ -143,23 +143,23 @@ def _bars(rounds: list[DemoRound]) -> list[_Bar]:
 
 
 def _layers(records: list[RoundRecord]) -> Iterator[tuple[str, str, Floats]]:
-    """What the bars are made of, from the bottom up: label, colour, and how many clients at each attempt.
+    """The layers of the bars, from the bottom up: label, colour, and number of clients at each attempt.
 
-    An abandoned attempt's records call everyone released; those that had reported are told apart here.
+    Records of an abandoned attempt call all clients released; those that had reported have their own layer.
     """
-    in_vain = np.array([0 if record.committed else record.reported for record in records], np.float64)
+    discarded = np.array([0 if record.committed else record.reported for record in records], np.float64)
     for label, fate, color in _PARTICIPATION:
         counts = np.array([_count(record, fate) for record in records], np.float64)
         if fate is Fate.RELEASED:
-            if in_vain.any():
-                yield (*_IN_VAIN, in_vain)
-            counts -= in_vain
+            if discarded.any():
+                yield (*_DISCARDED, discarded)
+            counts -= discarded
         if counts.any() or fate in (Fate.ACCEPTED, Fate.PARTIAL):
             yield label, color, counts
 
 
 def _count(record: RoundRecord, fate: Fate) -> int:
-    """How many clients of an attempt had this fate. Of a secure one only the number of partial reports is known."""
+    """How many clients of an attempt had this fate. A secure attempt knows only the number of partial reports."""
     counted = sum(client.fate is fate for client in record.clients)
     hidden = record.partial - sum(client.fate is Fate.PARTIAL for client in record.clients) if record.committed else 0
     return counted + {Fate.PARTIAL: hidden, Fate.ACCEPTED: -hidden}.get(fate, 0)

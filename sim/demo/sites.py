@@ -1,6 +1,10 @@
-"""The demo's client processes: started, listened to, one of them killed in mid-training and started again.
+"""The demo's client processes, one of which is killed in mid-training and restarted; and the list of the clients' keys.
 
-A thread per process reads its events. The kill happens in that thread, the moment the victim says that it trains.
+A thread per process reads its events. The thread kills the victim when the victim says that it trains.
+
+Officers list the keys that the clinics made, sign the list, and each clinic pins it: docs/how-to/run-a-consortium.md in
+small, by the code behind `umbel members`. A pipe from the clinic's process stands for the telephone call. Nothing of
+this goes through the coordinator. It gets the list with the run that is bound to it, and so draws no other client.
 """
 
 import threading
@@ -10,17 +14,73 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
 
-from umbel.sim.demo.client import SHARD_FILE, DemoSite, SiteEvent
-from umbel.sim.demo.data import DemoData
-from umbel.sim.demo.plan import RUN, ClientPlan, DemoPlan
+from umbel.aggregation.trust.members import MemberList, SignedMembers
+from umbel.aggregation.trust.public_keys import grouped, public_key_text
+from umbel.client.operator.members_editing import new_file, sign_file, write_members_file
+from umbel.client.private_keys import make_officer_key
+from umbel.sim.demo.client import POLICY_FILE, SHARD_FILE, DemoSite, SiteEvent
+from umbel.sim.demo.digits import DemoData
+from umbel.sim.demo.plan import MINIMUM, RUN, ClientPlan, DemoPlan
 from umbel.sim.processes import Child, start
+
+LIST = "demo"
+LIST_FILE = f"{LIST}-1.json"
+OFFICERS = ("anna", "bert")
+
+
+def agree(folder: Path, keys: Mapping[str, str]) -> SignedMembers:
+    """The first list of these clients (names to public keys), signed by all officers, whose keys are made in `folder`.
+
+    Raises `ValueError` for what is no key, or one that two clients have; `OSError`.
+    """
+    folder.mkdir()
+    officers = {name: _officer_key(folder / f"{name}.pem") for name in OFFICERS}
+    path = folder / LIST_FILE
+    signed = new_file(path, MemberList(LIST, 1, keys, officers, quorum=len(OFFICERS)))
+    for name in OFFICERS:
+        signed = sign_file(path, folder / f"{name}.pem", _no_passphrase)
+    return signed
+
+
+def pin(signed: SignedMembers, directory: Path, minimum_work: float | None = None) -> None:
+    """Write the list into a clinic's directory, and a policy that trusts it and takes part in secure rounds alone.
+
+    `minimum_work`: the share of its steps with which a clinic sends its update; None for all of them.
+    """
+    write_members_file(directory / LIST_FILE, signed)
+    policy = f"""\
+secure_aggregation = "required"
+members = "{LIST_FILE}"
+members_sha256 = "{grouped(signed.list.sha256)}"
+minimum_cohort = {MINIMUM}
+cohort_change = "warn"   # a clinic is killed and comes back: the sums without it, and with it, show about what it sent
+"""
+    if minimum_work is not None:
+        policy += f"minimum_work = {minimum_work:g}\n"
+    (directory / POLICY_FILE).write_text(policy)
+
+
+def members_line(n_keys: int, sha256: str) -> str:
+    """The agreement in words, with the list's hash as people compare it."""
+    return (
+        f"{n_keys} keys on a list that {len(OFFICERS)} officers signed; every clinic has pinned it: {grouped(sha256)}"
+    )
+
+
+def _officer_key(path: Path) -> str:
+    return public_key_text(make_officer_key(path, "").public_key().public_bytes_raw())
+
+
+def _no_passphrase() -> str:
+    return ""  # none was set
+
 
 _SITES = TypeAdapter(list[DemoSite])
 _EVENT = TypeAdapter(SiteEvent)
 
 
 def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
-    """Give each client a directory of its own with its own shard, and nothing else."""
+    """Give each client a directory with its own shard."""
     for client in plan.clients:
         directory = folder / client.name
         directory.mkdir(parents=True)
@@ -29,7 +89,7 @@ def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
 
 
 class SiteProcesses:
-    """`children`: the list that all processes join, so that whoever stops that list stops them too."""
+    """`children`: the list of all processes; its owner stops them."""
 
     def __init__(self, plan: DemoPlan, folder: Path, children: list[Child]) -> None:
         self._plan = plan
@@ -50,7 +110,7 @@ class SiteProcesses:
             self._start(clients)
 
     def introduce(self, server_url: str, tokens: Mapping[str, str]) -> None:
-        """Tell every process who it is."""
+        """Send every process its clients' settings."""
         has_policy = self._plan.run_file.secure is not None
         for clients, child in self._current.items():
             sites = [
@@ -66,12 +126,12 @@ class SiteProcesses:
 
     @property
     def public_keys(self) -> Mapping[str, str]:
-        """By client, what its own process has told. All are there once `all_ready`, if they are to be listed."""
+        """By client, from its own process. They are complete once `all_ready`, if they are to be listed."""
         return dict(self._public_keys)
 
     @property
     def rehearsals_s(self) -> list[float]:
-        """How long each process took for a round's steps, all of them being at it."""
+        """The rehearsal time of each process, with all at work."""
         return list(self._rehearsals_s.values())
 
     @property
@@ -81,7 +141,7 @@ class SiteProcesses:
             return [child for child in self._current.values() if child in self._children]
 
     def go(self, pace: float) -> None:
-        """Let them take part, all at once. `pace`: so many times as long a slow data set waits."""
+        """Start all clients. `pace`: a factor of the waits of data sets."""
         with self._lock:
             self._pace = pace
         for child in self._current.values():
@@ -135,7 +195,7 @@ class SiteProcesses:
 
 
 def _tell(child: Child, line: str) -> None:
-    """Write a line to a process; one that is gone is noticed elsewhere, with its log."""
+    """Write a line to a process; a dead one is noticed elsewhere, with its log."""
     try:
         child.stdin.write(line)
         child.stdin.flush()

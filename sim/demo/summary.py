@@ -1,7 +1,6 @@
-"""What the demo ends with: one object for programs, one table for people, and one line a round in a file."""
+"""The demo's results: an object for programs, a table for people, and a line for each round in a file."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,45 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.phrases import agreeing, counted
-from umbel.aggregation.run.records import Fate, RoundRecord
+from umbel.aggregation.run.records import Fate
 from umbel.sim.demo.board import Board, DemoRound, proof_lines
-from umbel.sim.demo.members import members_line
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCounts:
-    """Requests to train, over all attempts: `asked` = `reported` + `in_vain` + `dropped`."""
-
-    rounds: int
-    abandoned: int
-    asked: int
-    reported: int  # reports that count
-    partial: int  # of these, with fewer steps than asked
-    in_vain: int  # reports to attempts that were abandoned
-    dropped: int  # no report in time
-    lost: int  # of these, clients that fell silent
-    bytes_down: int
-    bytes_up: int
-
-
-def tally(records: Iterable[RoundRecord]) -> RequestCounts:
-    """Count attempts, committed and abandoned."""
-    every = list(records)
-    committed = [record for record in every if record.committed]
-    reports = sum(record.reported for record in every)
-    counted = sum(record.reported for record in committed)
-    return RequestCounts(
-        rounds=len(committed),
-        abandoned=len(every) - len(committed),
-        asked=sum(record.selected for record in every),
-        reported=counted,
-        partial=sum(record.partial for record in committed),
-        in_vain=reports - counted,
-        dropped=sum(record.dropped for record in every),
-        lost=sum(client.fate is Fate.LOST for record in every for client in record.clients),
-        bytes_down=sum(record.bytes_down for record in every),
-        bytes_up=sum(record.bytes_up for record in every),
-    )
+from umbel.sim.demo.sites import members_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +29,12 @@ class DemoSummary:
     attempts: int  # rounds that ended, abandoned ones included
     clients: int
     client_processes: int
-    selected: int  # reported + in_vain + dropped, as in `RequestCounts`
-    reported: int
-    partial: int
-    in_vain: int
-    dropped: int
-    lost: int
+    selected: int  # requests to train: reported + in_vain + dropped
+    reported: int  # reports that count
+    partial: int  # of these, with fewer steps than asked
+    in_vain: int  # reports to attempts that were abandoned
+    dropped: int  # no report in time
+    lost: int  # of these, clients that fell silent
     bytes_up: int
     bytes_down: int
     wall_s: float  # of the whole demo, its start-up included
@@ -84,32 +47,34 @@ class DemoSummary:
 
 
 def summarize(board: Board, wall_s: float) -> DemoSummary:
-    """Raises `ValueError` if no round was committed, or what the demo ends with is not there yet."""
+    """Raises `ValueError` if no round was committed, or baselines or proof are missing."""
     last = next((ended for ended in reversed(board.rounds) if ended.score is not None), None)
     baselines, proof = board.baselines, board.proof
     if last is None or last.score is None or last.record.model_sha256 is None:
         raise ValueError("no round was committed, so there is nothing to sum up")
     if baselines is None or proof is None:
         raise ValueError("the baselines or the proof are missing")
-    counts = tally(ended.record for ended in board.rounds)
+    every = [ended.record for ended in board.rounds]
+    committed = [record for record in every if record.committed]
+    reported = sum(record.reported for record in committed)
     return DemoSummary(
         accuracy=last.score.accuracy,
         pooled_accuracy=baselines.pooled,
         local_accuracy_mean=baselines.alone_mean,
         local_accuracy_min=min(baselines.alone),
         local_accuracy_max=max(baselines.alone),
-        rounds=counts.rounds,
-        attempts=counts.rounds + counts.abandoned,
+        rounds=len(committed),
+        attempts=len(every),
         clients=len(board.plan.clients),
         client_processes=len(board.plan.processes),
-        selected=counts.asked,
-        reported=counts.reported,
-        partial=counts.partial,
-        in_vain=counts.in_vain,
-        dropped=counts.dropped,
-        lost=counts.lost,
-        bytes_up=counts.bytes_up,
-        bytes_down=counts.bytes_down,
+        selected=sum(record.selected for record in every),
+        reported=reported,
+        partial=sum(record.partial for record in committed),
+        in_vain=sum(record.reported for record in every) - reported,
+        dropped=sum(record.dropped for record in every),
+        lost=sum(client.fate is Fate.LOST for record in every for client in record.clients),
+        bytes_up=sum(record.bytes_up for record in every),
+        bytes_down=sum(record.bytes_down for record in every),
         wall_s=wall_s,
         seed=board.plan.seed,
         model_sha256=last.record.model_sha256,
@@ -159,12 +124,12 @@ def _facts(summary: DemoSummary) -> Table:
     facts.add_row("    no report", f"{summary.dropped}: told to stop or too late, {summary.lost} of them lost")
     if again:
         facts.add_row(
-            "    in vain",
+            "    discarded",
             f"{counted(summary.in_vain, 'report')} of the abandoned {agreeing(again, 'attempt', 'attempts')}",
         )
     facts.add_row("  on the wire", f"{si_bytes(summary.bytes_down)} down, {si_bytes(summary.bytes_up)} up")
     if summary.coordinator_kills:
-        facts.add_row("  coordinator", "killed once in mid-round; no report that it had accepted was lost")
+        facts.add_row("  coordinator", "killed once in mid-round; no accepted report was lost")
     if not summary.replayed:
         secure = "every update was masked: the coordinator learnt their sum, and nothing of any one clinic"
         facts.add_row("  secure", secure, style="green")

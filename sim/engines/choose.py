@@ -1,10 +1,10 @@
 """Which engine does the work: the one that a file names, or with "auto" the one that suits the model.
 
-By what the model is, not by a stopwatch: a choice that hangs on how busy a machine is would give other last bits from
-run to run. Measured on a CPU (docs/explanation/results/simulation.md): where a step of one client is less than some ten
-million operations, it is bookkeeping that takes the time, and stacking saves that; convolutions are faster one client
-after another, with a thread for each core; what cannot be stacked, and is small, is fastest in a plain loop. A GPU is
-too wide for one client's batches: there all is stacked that can be.
+The choice depends on the model and not on timing, because a busy machine would otherwise change the last bits.
+Measured on a CPU (docs/explanation/results/simulation.md): bookkeeping dominates where a step of one client is less
+than some ten million operations, and stacking saves it. Convolutions are faster one client after another, with a thread
+for each core. A small model that cannot be stacked is fastest in a plain loop. One client's batches do not fill a GPU,
+so all that can be is stacked there.
 """
 
 import logging
@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from umbel.sim.engines.device import CPU, found_device
-from umbel.sim.engines.recipe import LOSSES, Loss, ModelRecipe
-from umbel.sim.engines.schedule import devices_of
+from umbel.sim.engines.device import CPU, devices_of, found_device
+from umbel.sim.engines.model import LOSSES, Loss, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
@@ -25,9 +24,7 @@ log = logging.getLogger("umbel.sim")
 
 
 def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> Engine:
-    """The engine of that name. Raises `EngineError` where it cannot train such a model, or is not installed, or there
-    is no such device.
-    """
+    """Raises `EngineError` for an engine that cannot train the model or is not installed, or a device not found."""
     match name:
         case "auto":
             return AutoEngine(recipe, n_workers, device)
@@ -54,17 +51,17 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
 
 
 def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:
-    """The engine "batched". Raises `EngineError` where what such a model holds, or its loss, shows that it cannot be.
+    """The engine "batched". Raises `EngineError` if the model's tensors or its loss rule it out.
 
-    What only its work shows is raised by `try_out`, or by the first cohort.
+    What shows only in training is raised by `try_out`, or by the first cohort.
     """
     return StackedEngine(recipe.make(), _each_loss(recipe), device=device)
 
 
 class AutoEngine:
-    """Stacks what is worth it; what is not, or proves not to be stackable, goes another way, with a line in the log.
+    """Stacks clients where that pays, and else trains them another way. It warns if it would stack but cannot.
 
-    `why`: the choice in words, empty before there is work. It warns where it would have stacked, and cannot.
+    `why`: the choice in words, empty before the first cohort.
     """
 
     def __init__(self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> None:
@@ -76,11 +73,10 @@ class AutoEngine:
 
     @property
     def name(self) -> str:
-        """Of the engine that does the work; its own before there is any."""
+        """Of the chosen engine; "auto" before the first cohort."""
         return "auto" if self._engine is None else self._engine.name
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """As `Engine.train`."""
         if self._engine is None:
             self._engine = self._chosen(work.plan.batch_size)
             level = logging.WARNING if self._is_fallback else logging.INFO
@@ -99,7 +95,6 @@ class AutoEngine:
         yield from changes
 
     def close(self) -> None:
-        """As `Engine.close`."""
         if self._engine is not None:
             self._engine.close()
 
@@ -135,7 +130,7 @@ class AutoEngine:
 
 
 def _each_loss(recipe: ModelRecipe) -> Loss:
-    """Of each sample, which is what stacking needs. Raises `EngineError` for a loss of one's own."""
+    """The loss of each sample, which stacking needs. Raises `EngineError` for a loss that is not built in."""
     if (loss := LOSSES.get(recipe.loss)) is None:
         raise EngineError(
             f"the loss {recipe.loss} cannot be stacked; of these the loss of each sample is known: {', '.join(LOSSES)}"

@@ -1,7 +1,7 @@
-"""The engine of real clients: each does its own `train`, by the SDK's own steps from a model file to a weight change.
+"""The engine of real clients: each runs its own `train`, from a model file to a weight change, as in the SDK.
 
-A `Client` decides by itself how it trains; how long, its simulated device decides: after so many steps it is told to
-stop, as by a coordinator. Nothing else of the SDK runs here, neither HTTP nor state on disk.
+A `Client` decides how it trains, its simulated device for how long: after a number of steps the client is told to stop,
+as by a coordinator. No HTTP and no state on disk take part.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 
 class ClientsEngine:
-    """`clients`: by their numbers, of one model each. What the work says of data and optimizer is left to them."""
+    """`clients`: by number, each with its own model. Their data and optimizer replace those of the work."""
 
     name = "clients"
 
@@ -34,9 +34,9 @@ class ClientsEngine:
         self._clients = clients
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """As `Engine.train`, one client after another. Work must say who the clients are."""
+        """As `Engine.train`, one client after another. The work must have `clients`."""
         if len(work.clients) != len(work.data):
-            raise EngineError("this engine trains clients by their numbers, and the work does not say them")
+            raise EngineError("this engine trains clients by their numbers, which the work does not have")
         with tempfile.TemporaryDirectory(prefix="umbel-clients-") as folder:
             path = Path(folder) / "model.safetensors"
             for position, number in enumerate(work.clients.tolist()):
@@ -60,7 +60,7 @@ def _model_file(layout: Layout, start: Tensor) -> bytes:
 
 
 def _trained(app: Client, layout: Layout, start: Path, work: CohortWork, position: int) -> TrainResult:
-    """Raises `EngineError` where the client's own code fails, or does not stop when it is told to."""
+    """Raises `EngineError` if the client's code fails or does not stop when told to."""
     n_steps, number = int(work.steps[position]), int(work.clients[position])
     plan = replace(
         asked_of_site(work.plan, int(work.seeds[position])),
@@ -81,7 +81,7 @@ def _trained(app: Client, layout: Layout, start: Path, work: CohortWork, positio
 
 
 def stop_after(n_steps: int) -> Callable[[], str | None]:
-    """What tells a training to stop once it has done so many steps, and has asked after each of them."""
+    """A check that tells a training to stop once it was called `n_steps` times, after each step."""
     asked = itertools.count(1)
     return lambda: "its time is up" if next(asked) >= n_steps else None
 

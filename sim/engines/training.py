@@ -1,9 +1,8 @@
 """The engine "sequential": trains one client after another on one resident model, with the bits of the SDK's trainer.
 
-Batches, their order, the mean loss, FedProx's term, the codec's projection of gradients, the optimizer and dropout's
-draws are those of `client/training/trainer.py` with the client's seed. The SDK makes a model, an optimizer, a loader
-and generators anew for every client; here they are kept and reset. `tests/sim/engines/test_training.py` compares the
-bits. The other engines are measured against this one.
+Batches and their order, the mean loss, FedProx's term, the codec's projection of gradients, the optimizer and dropout
+are those of `client/training/trainer.py` with the client's seed; `tests/sim/engines/test_training.py` compares the
+bits. The SDK makes model, optimizer, loader and generators for every client; here they are kept and reset.
 
 On a CPU, models with two-dimensional convolutions are kept in channels-last memory format, and one call takes a step
 for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
@@ -31,10 +30,8 @@ from umbel.client.training.devices import generators, seeded, set_generators
 from umbel.client.training.trainer import ProximalTerm
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import found_device, one_thread, whole_float32
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.resident import ResidentModel
-from umbel.sim.engines.schedule import rows_of_block
+from umbel.sim.engines.device import found_device, one_thread, rows_of_block, whole_float32
+from umbel.sim.engines.model import ModelRecipe, ResidentModel
 from umbel.sim.engines.work import Changes, CohortWork, EngineError, LocalOptimizer
 
 
@@ -49,7 +46,7 @@ class Sgd:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all momentum, as for another client."""
+        """Forget all momentum, for the next client."""
         self._velocities: list[Tensor | None] = [None] * len(self._parameters)
 
     @torch.no_grad()
@@ -81,7 +78,7 @@ Losses = NDArray[np.float64]
 
 
 class Draws(Enum):
-    """Which of the process-wide generators a training step draws from: none, torch's, or Python's or numpy's too."""
+    """The process-wide generators that a training step draws from: none, torch's, or also Python's or numpy's."""
 
     NOTHING = "nothing"
     TORCH = "torch"
@@ -89,15 +86,14 @@ class Draws(Enum):
 
 
 class TrainingStopped(Exception):
-    """Training was told to stop in mid-client."""
+    """Training was stopped in the middle of a client."""
 
 
 class LocalTrainer:
-    """Trains clients of a cohort, one after another; `begin` first, for every cohort.
+    """Trains clients of a cohort, one after another. Call `begin` first for every cohort.
 
-    `device`: "cpu", "cuda" or "cuda:1". `arithmetic`: "sdk" gives the bits of `TorchClient` in float32; "fast" what is
-    faster for convolutions; "auto" chooses by the model, so that all engines choose alike. `draws`: found out by the
-    first `begin`, by one forward pass.
+    `device`: "cpu", "cuda" or "cuda:1". `arithmetic`: "sdk" gives the bits of `TorchClient` in float32, "fast" is
+    faster for convolutions, "auto" chooses by the model, so that all engines choose alike.
     """
 
     def __init__(self, recipe: ModelRecipe, device: str = "cpu", arithmetic: Arithmetic = "auto") -> None:
@@ -124,7 +120,7 @@ class LocalTrainer:
         return self._draws
 
     def begin(self, start: Tensor, work: CohortWork) -> None:
-        """Take up a cohort. `start`: float32 in layout order, not to be changed until the next one begins.
+        """Begin a cohort. `start`: float32 in layout order; it must not change until the next cohort begins.
 
         Raises `EngineError` for work that no engine can do.
         """
@@ -143,11 +139,11 @@ class LocalTrainer:
         self._optimizer = Sgd(self._parameters, plan, wanted, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
-        """Train the clients at these positions, and write what each has changed into its row of `values`: float32
-        (k, n_values), on the CPU.
+        """Train the clients at these positions, and write their changes into `values`: float32 (k, n_values), on the
+        CPU.
 
-        Returns the mean loss, the first and the last of each, (k, 3). `work` may be another part of the cohort that
-        was begun. Raises `TrainingStopped` after `stop`.
+        Returns the mean, first and last loss of each, (k, 3). `work` may be any part of the cohort. Raises
+        `TrainingStopped` after `stop`.
         """
         losses = np.empty((len(positions), 3), dtype=np.float64)
         with self._generators_kept():
@@ -158,7 +154,7 @@ class LocalTrainer:
         return losses
 
     def stop(self) -> None:
-        """From another thread: end `train` after the step it is at."""
+        """From another thread: end `train` after the current step."""
         self._is_stopped = True
 
     def _train_client(self, work: CohortWork, position: int) -> tuple[float, float, float]:
@@ -193,7 +189,7 @@ class LocalTrainer:
         return self._loss(output, samples.targets.index_select(0, chosen))
 
     def _samples_of(self, work: CohortWork, position: int) -> tuple[SampleSet, Indices]:
-        """Samples on the device, and which of them are the client's."""
+        """Samples on the device, and the rows of the client's own."""
         data = work.data
         if self._device.type == "cpu":
             return data.samples, data.rows[data.starts[position] : data.starts[position + 1]]
@@ -202,16 +198,16 @@ class LocalTrainer:
         return here, np.arange(len(own), dtype=np.int64)
 
     def _batches(self, rows: Indices, work: CohortWork, position: int) -> Iterator[Tensor]:
-        """Indices of samples, batch after batch, pass after pass, without end."""
+        """Indices of samples, batch after batch, without end."""
         seed, sizes = int(work.seeds[position]), split_sizes(len(rows), work.plan.batch_size)
         for number in count():
             order = torch.from_numpy(rows[sample_order(seed, number, len(rows))])
             yield from torch.split(order.to(self._device), sizes)
 
     def _look(self, start: Tensor, work: CohortWork) -> None:
-        """Find out from what the model draws, and then in which order it keeps its weights.
+        """Find out by one forward pass which generators the model draws from, and choose its memory format.
 
-        Dropout draws in the order of memory, so that a model with dropout stays as its author made it.
+        Dropout draws in the order of memory, so a model with dropout keeps its format.
         """
         self._resident.reset()
         samples, rows = self._samples_of(work, 0)
@@ -236,7 +232,7 @@ class LocalTrainer:
 
     @contextmanager
     def _generators_kept(self) -> Generator[None]:
-        """The caller's generators are as they were, at one copy for all clients."""
+        """Restore the caller's generators at the end, with one copy for all clients."""
         if self.draws is not Draws.TORCH:
             yield
             return
@@ -270,12 +266,12 @@ def require_trainable(work: CohortWork, start: Tensor, layout: Layout) -> None:
 
 
 def changes_of(positions: Indices, values: Tensor, losses: Losses) -> Changes:
-    """What `LocalTrainer.train` did, as engines give it back."""
+    """The result of `LocalTrainer.train`."""
     return Changes(positions, values, losses[:, 0], losses[:, 1], losses[:, 2])
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Draws:
-    """What was drawn from between two states of all generators."""
+    """The generators that differ between two states."""
     if before["python"] != after["python"] or before["numpy"] != after["numpy"]:
         return Draws.OTHERS
     is_same = all(torch.equal(before[name], after[name]) for name in ("torch", "device") if name in before)
@@ -289,7 +285,7 @@ def _gains_by_channels_last(module: nn.Module, device: torch.device) -> bool:
 
 
 class SequentialEngine:
-    """Trains on `device`, with one thread of torch's own; `arithmetic`: as `LocalTrainer` has it."""
+    """Trains on `device`, with one thread; `arithmetic` as for `LocalTrainer`."""
 
     name = "sequential"
 
@@ -299,7 +295,7 @@ class SequentialEngine:
         self._values = torch.empty(rows_of_block(n_values), n_values)
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """As `Engine.train`: in the order of the cohort."""
+        """As `Engine.train`, in the order of the cohort."""
         self._trainer.begin(start, work)
         for first in range(0, len(work.data), len(self._values)):
             positions = np.arange(first, min(first + len(self._values), len(work.data)))

@@ -1,4 +1,4 @@
-"""What an engine is given, and what it gives back: the local training of a whole cohort."""
+"""The work of an engine, the local training of a whole cohort, and its result."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,35 +16,33 @@ from umbel.sim.data.population import CohortData
 
 @dataclass(frozen=True, slots=True)
 class LocalOptimizer:
-    """A client's own SGD, as torch has it. `clip_norm`: greatest L2 norm of a step's gradient; None: not clipped."""
+    """A client's own SGD, as in torch."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip_norm: float | None = None
+    clip_norm: float | None = None  # greatest L2 norm of a step's gradient; None: not clipped
 
 
 @dataclass(frozen=True, slots=True)
 class CohortWork:
-    """What the clients of a cohort are to do, each from the same model.
+    """The local training of a cohort, each client from the same model.
 
     `seeds`: uint64, of each client, for the order of its samples (`aggregation.sample_order`), dropout and the like.
-    `steps`: int64, how many steps of SGD each takes, at least 1; they go through its data pass after pass, in batches
-    as the SDK makes them (`client.batches.split_sizes`). `plan`: batch size, learning rate, FedProx's mu. `codec`: how
-    updates are written; where they can carry a part of the model alone, clients train within that (`projections`).
-    `clients`: int64, the number of each; none where an engine need not know who they are.
+    `steps`: int64, how many steps of SGD each takes, at least 1, through its data pass after pass, in batches as the
+    SDK makes them (`client.batches.split_sizes`).
     """
 
     data: CohortData
     seeds: NDArray[np.uint64]
     steps: Indices
-    plan: TrainingPlan
+    plan: TrainingPlan  # batch size, learning rate, FedProx's mu
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
-    codec: CodecPlan = field(default_factory=CodecPlan)
-    clients: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    codec: CodecPlan = field(default_factory=CodecPlan)  # if it sends only part of a model, clients train within that
+    clients: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # numbers, if the engine needs them
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What is alike for all of them, as JSON can carry it; `CohortWork.on` is the inverse."""
+        """What all clients share, as JSON can carry it; `CohortWork.on` is the inverse."""
         return {"plan": asdict(self.plan), "optimizer": asdict(self.optimizer), "codec": asdict(self.codec)}
 
     @staticmethod
@@ -57,37 +55,32 @@ class CohortWork:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What some clients of the cohort have made of the model.
+    """The weight changes of some clients of the cohort. Read `values` before you ask for the next: memory is reused."""
 
-    `positions`: int64 (k,), which they are in the cohort. `values`: float32 (k, n_values), local minus global weights
-    in layout order; to read before the next is asked for, as its memory is used again. `loss`: float64 (k,), the mean
-    over what each has trained on, as it was in training; `first_loss`, `last_loss`: of the first step, and the last.
-    """
-
-    positions: Indices
-    values: Tensor
-    loss: NDArray[np.float64]
-    first_loss: NDArray[np.float64]
+    positions: Indices  # int64 (k,), in the cohort
+    values: Tensor  # float32 (k, n_values), local minus global weights in layout order
+    loss: NDArray[np.float64]  # (k,), the mean over each client's samples during training
+    first_loss: NDArray[np.float64]  # (k,), of the first step
     last_loss: NDArray[np.float64]
 
 
 class Engine(Protocol):
-    """Trains cohorts. `name`: as an experiment's file calls it."""
+    """Trains cohorts. `name`: as in an experiment's file."""
 
     @property
     def name(self) -> str: ...
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """Train every client of the cohort from `start` (float32, in layout order): each is in one of the changes.
+        """Train every client of the cohort from `start` (float32, in layout order). Each is in one of the changes.
 
-        The same work gives the same changes, in whatever groups they come. Raises `EngineError` where it cannot.
+        The same work gives the same changes, however they are grouped. Raises `EngineError` for work it cannot do.
         """
         ...
 
     def close(self) -> None:
-        """Let go of processes and memory."""
+        """Release processes and memory."""
         ...
 
 
 class EngineError(Exception):
-    """One sentence that says why an engine cannot train this model, and what to do."""
+    """Why an engine cannot train this model, and what to do, in one sentence."""

@@ -35,7 +35,7 @@ from umbel.aggregation.run.report_times import Observation
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
-from umbel.sim.experiment.inputs import Digests, changed
+from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.standing import Standing
@@ -55,12 +55,12 @@ class RowsWritten:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What of `Standing` is not the file's, with what goes with it. `inputs`: what the run is made of (`inputs.py`)."""
+    """A checkpoint's JSON: where the run stands, but for its file, and what goes with it."""
 
     version: int
     rows: RowsWritten
-    wall_s: float
-    engine: str
+    wall_s: float  # over all processes so far
+    engine: str  # the last that did the run's work
     model: ModelRef
     state: Recruiting
     status: RunStatus
@@ -75,7 +75,8 @@ class _Stored:
     inputs: dict[str, str]
 
 
-_KEPT = TypeAdapter(_Stored)
+_STANDING = ("model", "state", "status", "reason", "now", "observations", "history", "update_bytes")
+_STORED = TypeAdapter(_Stored)
 
 
 class CheckpointError(Exception):
@@ -84,7 +85,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """`wall_s`: seconds that the run has taken so far, over all processes; `engine`: the last that did its work."""
+    """A run as its checkpoint has it. The fields are as in `_Stored`."""
 
     standing: Standing
     model: ModelState
@@ -95,40 +96,27 @@ class ResumedRun:
 
 
 def write_checkpoint(
-    folder: Path,
-    standing: Standing,
-    model: ModelState,
-    memory: Memory,
-    rows: RowsWritten,
-    wall_s: float,
-    engine: str,
-    inputs: Digests,
+    folder: Path, run: Federation, rows: RowsWritten, wall_s: float, engine: str, inputs: Digests
 ) -> None:
     """Replace the checkpoint, durably. Raises `OSError`."""
-    kept = _Stored(
-        _VERSION,
-        rows,
-        wall_s,
-        engine,
-        standing.model,
-        standing.state,
-        standing.status,
-        standing.reason,
-        standing.now,
-        standing.observations,
-        standing.history,
-        standing.update_bytes,
-        model.change,
-        memory.has,
-        memory.changes,
-        dict(inputs),
+    standing, model, memory = run.standing, run.model, run.memory
+    stored = _Stored(
+        version=_VERSION,
+        rows=rows,
+        wall_s=wall_s,
+        engine=engine,
+        **{name: getattr(standing, name) for name in _STANDING},
+        change=model.change,
+        has=memory.has,
+        changes=memory.changes,
+        inputs=dict(inputs),
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
     for client, left in memory.left.items():
         tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-    text = _KEPT.dump_json(kept).decode()
+    text = _STORED.dump_json(stored).decode()
     write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
 
 
@@ -149,7 +137,7 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
             metadata: Mapping[str, str] = opened.metadata() or {}
         if json.loads(metadata["umbel"])["version"] != _VERSION:
             raise CheckpointError(f"{path} is of another version of umbel; remove its folder to start again")
-        kept = _KEPT.validate_json(metadata["umbel"])
+        kept = _STORED.validate_json(metadata["umbel"])
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
             raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
@@ -165,34 +153,21 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
 
 
 def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> ResumedRun:
-    master = _under("master/", tensors)
     published = _under("published/", tensors)
-    layout = first.layout
-    layout.require(published, "the checkpoint")
-    named = FileDigest(kept.model.sha256, kept.model.size_bytes)
+    first.layout.require(published, "the checkpoint")
     left = dict[ClientId, dict[str, Any]]()
     for name, value in _under("left/", tensors).items():
         client, _, what = name.partition("/")
         left.setdefault(ClientId(client), {})[what] = value
-    residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
-    memory = Memory(residuals, kept.has, kept.changes)
-    standing = Standing(
-        file,
-        kept.model,
-        kept.state,
-        kept.status,
-        kept.reason,
-        kept.now,
-        kept.observations,
-        kept.history,
-        kept.update_bytes,
-    )
-    model = ModelState(layout, master, published, named, kept.change)
+    memory = Memory({client: Residual.from_tensors(found) for client, found in left.items()}, kept.has, kept.changes)
+    standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
+    named = FileDigest(kept.model.sha256, kept.model.size_bytes)
+    model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)
     return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a checkpoint holds: what was changed since, on the disk or by hand, is not gone on from."""
+    """Of all that a checkpoint holds, so that a checkpoint that was changed later is refused."""
     found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -211,16 +186,14 @@ _CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
 
 @dataclass(slots=True)
 class Kept:
-    """`rows`: all so far. `engine`: which did the work before; `file`: rounds.jsonl, at its end, None where nothing is
-    kept; `written`: the SHA-256 of what stands in it.
-    """
+    """A run's files while it runs."""
 
     folder: Path | None
     inputs: Digests
-    rows: list[Row] = field(default_factory=list[Row])
-    engine: str = ""
-    file: BinaryIO | None = None
-    written: Any = field(default_factory=hashlib.sha256)
+    rows: list[Row] = field(default_factory=list[Row])  # all so far
+    engine: str = ""  # which did the work before
+    file: BinaryIO | None = None  # rounds.jsonl, at its end; None where nothing is kept
+    written: Any = field(default_factory=hashlib.sha256)  # of what stands in it
     saved_at: float = field(default_factory=time.perf_counter)
     saving_s: float = 0.0
 
@@ -241,8 +214,7 @@ class Kept:
         self.file.flush()
         os.fsync(self.file.fileno())
         rows = RowsWritten(self.file.tell(), self.written.hexdigest())
-        standing, model, memory = federation.standing, federation.model, federation.memory
-        write_checkpoint(self.folder, standing, model, memory, rows, wall_s, self.engine_of(federation), self.inputs)
+        write_checkpoint(self.folder, federation, rows, wall_s, self.engine_of(federation), self.inputs)
         self.saved_at = time.perf_counter()
         self.saving_s = self.saved_at - now
 
@@ -260,7 +232,7 @@ class Kept:
 
 @contextlib.contextmanager
 def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) -> Generator[Kept]:
-    """What a run writes, or goes on to write. Raises `CheckpointError` where its rows are not those of `resumed`."""
+    """The files of a run that begins or resumes. Raises `CheckpointError` if its rows are not those of `resumed`."""
     if folder is None:
         yield Kept(None, inputs)
         return
@@ -276,7 +248,7 @@ def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) ->
 
 
 def _text_before(path: Path, written: RowsWritten) -> bytes:
-    """What stands there before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
+    """The bytes that the checkpoint counts; bytes beyond them are cut off. Raises `CheckpointError`."""
     damaged = f"{path} is damaged or missing; remove its folder to start this run again"
     try:
         with path.open("r+b") as file:

@@ -5,7 +5,7 @@ name = "digits"
 seeds = [0, 1, 2]              # one run for each: data, split, devices and cohorts are drawn anew; default [0]
 target_accuracy = 0.9          # the summary says how soon a run reaches it
 
-[data]                         # sim/data/section.py
+[data]                         # sim/data/load.py
 name = "digits"
 
 [partition]                    # sim/data/partition/section.py; "natural": by the data's own holders
@@ -51,7 +51,6 @@ target = 10
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,13 +63,12 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import RATE_MAX, require_within
 from umbel.client.operator.run_files import run_file_hint
-from umbel.client.toml_file import findings
+from umbel.client.toml_file import findings, read_toml
+from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.data.section import DataSection
 from umbel.sim.engines.device import require_device_name
 from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.experiment.sweep import LABEL, check_values, goes_together, point_label, points, settings
-from umbel.sim.fleet.reading import read_bytes
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -80,6 +78,7 @@ ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is fre
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 _NAME_BYTES_MAX = 200  # most file systems allow 255 bytes, and the seed takes some
 BYTES_MAX = 1 << 22
+_TABLE = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class LocalSection:
 
 @dataclass(frozen=True, slots=True)
 class EngineSection:
-    """How the clients' work is done. Engines differ in the weights by rounding alone."""
+    """How the clients are trained. Engines differ only by rounding."""
 
     name: EngineName = "auto"
     workers: int | None = None
@@ -122,15 +121,11 @@ class EngineSection:
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """One run to simulate: the file with one value of each that is swept, and one seed.
+    """One run to simulate: the file with one value of each swept key, and one seed."""
 
-    `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
-    given it, with this seed, and a bound of `ATTEMPTS_MAX` where it has none.
-    """
-
-    point: Mapping[str, object]
+    point: Mapping[str, object]  # swept keys and their values; the label of settings that go together
     seed: int
-    run: RunFile
+    run: RunFile  # with this seed, and `ATTEMPTS_MAX` if it has no limit
     data: DataSection
     model: ModelSection
     partition: PartitionSection | None
@@ -140,7 +135,7 @@ class TrialSpec:
 
     @property
     def label(self) -> str:
-        """Its point in words: `training.proximal_mu=0.1`; empty where nothing is swept."""
+        """Its point in words, such as `proximal_mu=0.1`; empty without a sweep."""
         return point_label(self.point)
 
     @property
@@ -150,13 +145,13 @@ class TrialSpec:
 
     @property
     def folder(self) -> str:
-        """A name for its files: of its point, and its seed."""
+        """A name for its files, of its point and its seed."""
         kept = self.point_folder
         return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
 
     @property
     def point_folder(self) -> str:
-        """A name for its point's files; empty where nothing is swept."""
+        """A name for its point's files; empty without a sweep."""
         kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
         if len(kept.encode()) > _NAME_BYTES_MAX:
             digest = hashlib.sha256(self.label.encode()).hexdigest()[:16]
@@ -166,15 +161,13 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`text`: the whole, in one spelling (RFC 8785): equal experiments have equal texts. `folder`: to which paths in it
-    are relative.
-    """
+    """All runs of an experiment."""
 
     name: str
     trials: tuple[TrialSpec, ...]
     target_accuracy: float | None
-    text: str = field(repr=False)
-    folder: Path = field(default_factory=Path)
+    text: str = field(repr=False)  # canonical (RFC 8785): equal experiments have equal texts
+    folder: Path = field(default_factory=Path)  # for relative paths in it
 
 
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
@@ -183,16 +176,11 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
     `changes`: values that replace the file's, by dotted key.
     """
     try:
-        data = read_bytes(path, BYTES_MAX)
+        _, table = read_toml(path, _TABLE, BYTES_MAX, "experiment", run_file_hint)
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {path}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is no experiment: {error}") from error
     try:
-        table = tomllib.loads(data.decode())
-        return experiment_of(table, changes or {}, path.parent)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        return experiment_of(table, changes, path.parent)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -200,7 +188,7 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
 def experiment_of(
     table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
 ) -> Experiment:
-    """The experiment that a table, like that of a TOML file, describes. Raises `ValueError`."""
+    """The experiment of a table like that of a TOML file. Raises `ValueError`."""
     whole = _plain(table)
     for key, value in (changes or {}).items():
         _put(whole, key, _plain(value, key))
@@ -255,7 +243,7 @@ class _Top:
 
 @dataclass(frozen=True, slots=True)
 class _Worlds:
-    """The sections beside the run file's."""
+    """The sections that a run file does not have."""
 
     data: DataSection
     model: ModelSection = field(default_factory=ModelSection)
@@ -298,7 +286,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
 
 
 def _plain(value: Any, key: str = "") -> Any:
-    """A copy of what a table holds. Raises `ValueError`, with its key, for what no run file can hold."""
+    """A copy of a table's value. Raises `ValueError`, with its key, for a value that a run file cannot hold."""
     match value:
         case dict():
             table = cast(Mapping[Any, Any], value)
@@ -317,7 +305,7 @@ def _plain(value: Any, key: str = "") -> Any:
 
 
 def _put(table: dict[str, Any], dotted: str, value: object) -> None:
-    """Set one value by its dotted key. Raises `ValueError` where a part of it is a value already."""
+    """Set one value by its dotted key. Raises `ValueError` if a part of the key is a value."""
     *outer, key = dotted.split(".")
     for part in outer:
         inner = table.setdefault(part, {})

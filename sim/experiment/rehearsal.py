@@ -1,6 +1,6 @@
-"""What can be known to go wrong in an experiment is told before its first round: of every point of a sweep.
+"""Find errors of an experiment before its first round, at every point of a sweep.
 
-Data are read and dealt out, files of devices are read, each model is made once and shown two samples. Nobody trains.
+Data are read and partitioned, files of devices are read, and each model is made once and applied to two samples.
 """
 
 import contextlib
@@ -16,15 +16,13 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.client.training.probe import memory_free_bytes
 from umbel.sim.data.data_set import DataSet, SampleSet
-from umbel.sim.data.load import load
+from umbel.sim.data.load import DataSection, load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
-from umbel.sim.data.section import DataSection
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
-from umbel.sim.engines.device import found_device
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import n_cores
+from umbel.sim.engines.device import found_device, n_cores
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
@@ -35,20 +33,20 @@ from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build
 
-_COPIES = 15  # of a model, at least: 14.6 to 21 were seen at the peak, by engine and codec
+_COPIES = 15  # of a model at least; 14.6 to 21 were measured at the peak, by engine and codec
 _SHOWN = 2
 _WORKERS_A_CORE = 8
 
 
 def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None) -> None:
-    """Raise what the first run of each point would raise, with the point's name; `folder`, `data_folder`: as
-    `make_world` has them.
+    """Raise the error that the first run of each point would raise, with the point's name. `folder`, `data_folder`: as
+    for `make_world`.
     """
     checks = _Checks(folder, data_folder)
     seen = set[str]()
     for trial in trials:
         if trial.label in seen:
-            continue  # other seeds deal the same data to the same clients
+            continue  # other seeds have the same clients and data
         seen.add(trial.label)
         with _of_point(trial.label):
             checks.check(trial)
@@ -65,7 +63,7 @@ def _of_point(label: str) -> Generator[None]:
 
 
 class _Checks:
-    """Each is made once of the same sections; of data, the last are kept."""
+    """Checks, each made once for equal sections. Only the last data are kept."""
 
     def __init__(self, folder: Path, data_folder: Path | None) -> None:
         self._folder, self._data_folder = folder, data_folder
@@ -77,7 +75,7 @@ class _Checks:
     def check(self, trial: TrialSpec) -> None:
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
-        if trial.engine.name != "ray":  # which asks other machines for it
+        if trial.engine.name != "ray":  # which uses devices of other machines
             found_device(trial.engine.device)
         _require_cores(trial.engine)
         population = self._population(trial.data, trial.partition, trial.seed)
@@ -126,7 +124,7 @@ def _require_stackable(recipe: ModelRecipe, shown: SampleSet) -> None:
 
 
 def _require_cores(engine: EngineSection) -> None:
-    """Each worker of this machine takes memory and, as a process, seconds to begin."""
+    """Raise `EngineError` for too many workers: each takes memory and, as a process, seconds to start."""
     most = _WORKERS_A_CORE * n_cores()
     if engine.workers is not None and engine.workers > most and engine.name in ("auto", "threads", "processes"):
         raise EngineError(

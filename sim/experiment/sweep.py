@@ -1,4 +1,4 @@
-"""What is swept in an experiment's file: every combination of values, or of tables of what goes together."""
+"""The sweep of an experiment's file: every combination of values, or of settings that go together."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -9,7 +9,7 @@ LABEL_CHARACTERS_MAX = 100
 
 
 def point_label(point: Mapping[str, object]) -> str:
-    """In words: `proximal_mu=0.1`, of a name its section, `codec=eden`, and of what goes together its label alone."""
+    """A point in words: `proximal_mu=0.1`, `codec=eden` for a name, the label for settings that go together."""
     return ", ".join(f"{_short(key)}={value}" if "." in key else f"{value}" for key, value in point.items())
 
 
@@ -19,7 +19,7 @@ def _short(key: str) -> str:
 
 
 def check_values(name: str, values: Sequence[Any]) -> None:
-    """Raise `ValueError` unless there are some, no two alike, and all are tables with a label each, or none is."""
+    """Raise `ValueError` unless there are different values, either all or none of them tables with a label."""
     if not values:
         raise ValueError(f"sweep: {name} has no value to try")
     if twice := [one for i, one in enumerate(values) if one in values[:i] and not goes_together(one)]:
@@ -46,10 +46,10 @@ def points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def goes_together(value: Any) -> bool:
-    """Whether a value of the sweep is a table of keys that are set together, rather than the value of one key."""
+    """Whether a value of the sweep is a table of settings that go together."""
     return isinstance(value, dict) and LABEL in value
 
 
 def settings(name: str, value: Any) -> dict[str, Any]:
-    """What one value of the sweep sets, by dotted key."""
+    """The settings of one value of the sweep, by dotted key."""
     return {key: one for key, one in value.items() if key != LABEL} if goes_together(value) else {name: value}

@@ -1,8 +1,9 @@
-"""One simulated run from its start, or from its checkpoint, to its end: row after row."""
+"""One simulated run from its start, or from its checkpoint, to its end; and means over the runs of several seeds."""
 
 import gc
+import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,20 +12,19 @@ from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
 from umbel.sim.experiment.file import TrialSpec
-from umbel.sim.experiment.inputs import digests_of
-from umbel.sim.experiment.world import TrialWorld, make_world
+from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import beginning
 from umbel.sim.federation.versions import ModelState
 
-_NEW_OBJECTS = 200_000  # until it looks: some tens of megabytes, if all of them were garbage
+_NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage
 
 
 @contextmanager
 def seldom_collected() -> Generator[None]:
-    """Inside, what lives already is left out, and what is new is looked through seldom."""
+    """Have the garbage collector skip existing objects inside, and look at new ones seldom."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])
@@ -35,13 +35,13 @@ def seldom_collected() -> Generator[None]:
         gc.unfreeze()
 
 
-GROUPS_MAX = 32  # of more, nobody reads a table
+GROUPS_MAX = 32  # more would make the table unreadable
 
 
 def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
-    """By name, the means over what each holder holds back, whether it takes part in the run or not.
+    """The means over the held-back data of each natural holder, by name, also of holders outside the run.
 
-    Nothing for data that are nobody's by nature, of which nothing is held back, or that more than `GROUPS_MAX` hold.
+    Empty without natural holders or held-back data, and for more than `GROUPS_MAX` holders.
     """
     if data is None or data.natural is None or len(data.natural.names) > GROUPS_MAX:
         return {}
@@ -52,19 +52,17 @@ def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> di
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work;
-    `n_clients`: of the population; `groups`: how its last model does for each holder of data by nature
-    (`scores_by_group`).
-    """
+    """A run that is over."""
 
     trial: TrialSpec
     rows: tuple[Row, ...]
-    status: RunStatus
+    status: RunStatus  # as a coordinator would show it
     reason: str
     model_sha256: str
     wall_s: float
-    engine: str
-    n_clients: int
+    engine: str  # which did the work
+    n_clients: int  # of the population
+    # Of the last model, for each natural holder (`scores_by_group`).
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
@@ -74,7 +72,7 @@ class TrialResult:
 
     @property
     def epsilon(self) -> float | None:
-        """What a private run has cost; None of others."""
+        """The privacy cost of a private run."""
         return self.rows[-1].epsilon if self.rows else None
 
 
@@ -86,10 +84,10 @@ def run_trial(
     tell: Callable[[Row], None] = lambda row: None,
     made: Callable[[TrialWorld], None] = lambda made: None,
 ) -> TrialResult:
-    """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
+    """Simulate one run to its end. `folder`: for its files; an existing run there is resumed.
 
-    `base`, `data`: as `make_world` has them; `tell` hears of each row that is new, `made` of the world before that.
-    Raises what `make_world` raises, `SimulationError`, `EngineError`, `CheckpointError`.
+    `base`, `data`: as for `make_world`; `tell` gets each new row, `made` gets the world before the first row. Raises
+    the errors of `make_world`, `SimulationError`, `EngineError`, `CheckpointError`.
     """
     began = time.perf_counter()
     world = make_world(trial, base, data)
@@ -152,8 +150,40 @@ def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, floa
     return meter.of(federation.world.population.test)
 
 
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds, and its 95 % confidence interval (Student's t; Student 1908); None as bounds for one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate | None":
+        """None without values."""
+        n = len(values)
+        if not n:
+            return None
+        mean = math.fsum(values) / n
+        if n == 1:
+            return cls(mean, None, None, 1)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        half = _student_t(n - 1) * deviation / math.sqrt(n)
+        return cls(mean, mean - half, mean + half, n)
+
+
+def _student_t(degrees: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
+
+
 class Watcher:
-    """Hears how an experiment goes; this one says nothing."""
+    """Is told of an experiment's progress; this one ignores it."""
 
     def begins(self, trial: TrialSpec) -> None:
         """A run begins or resumes."""

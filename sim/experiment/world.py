@@ -1,12 +1,15 @@
-"""The world of one trial, made from its sections: clients with their data, devices, a model, and an engine."""
+"""The world of one trial: clients with their data, devices, a model and an engine; and the SHA-256 of each input."""
 
+import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.data_set import DataSet, Described, LearningTask
@@ -16,7 +19,7 @@ from umbel.sim.data.partition.section import PartitionSection, features, split
 from umbel.sim.data.population import Population, ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import found_device
-from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
@@ -29,9 +32,7 @@ _LOSS = "cross-entropy"
 
 @dataclass(frozen=True, slots=True)
 class TrialWorld:
-    """A trial's world, and the model that its run begins with. `partition`: how its data were dealt out, if they were;
-    `data`: before that.
-    """
+    """A trial's world and first model. `partition`: of `data`, if they were partitioned."""
 
     world: World
     model: ModelState
@@ -40,7 +41,7 @@ class TrialWorld:
 
 
 def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> TrialWorld:
-    """Make it all. `folder`: to which paths in the file are relative; `data_folder`: `--data`.
+    """Make a trial's world. `folder`: for relative paths in the file; `data_folder`: `--data`.
 
     Raises `ValueError`, `OSError` or `EngineError`, with a sentence that says what to do.
     """
@@ -57,14 +58,14 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     model = recipe.make()
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
     fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
-    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # of "ray" others have it
+    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
     return TrialWorld(world, ModelState.first(model.state_dict()), data, partition)
 
 
 def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:
-    """Deal the data out. Raises `ValueError` where they cannot be dealt out so."""
+    """Partition the data. Raises `ValueError` if that is not possible."""
     names = None if data.natural is None else data.natural.names
     partition = split(section, data.labels, seed, data.groups, names)
     if section.scheme == "natural" and section.holdout == 0 and data.natural is not None:
@@ -76,12 +77,12 @@ def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPo
     shards = tuple(data.rows[shard] for shard in partition.shards)
     transform = features(section, partition.n_clients, seed)
     population = ShardedPopulation(data.samples, shards, data.test, own, transform)
-    population.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
+    population.data_of(np.zeros(1, dtype=np.int64))  # refuse inputs that cannot be transformed before the first round
     return population, replace(partition, shards=shards, holdouts=own)
 
 
 def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
-    """How any process makes the trial's model."""
+    """The recipe by which any process makes the trial's model."""
     arguments = {
         "section": {"name": section.name, "hidden": None if section.hidden is None else list(section.hidden)},
         "data": {
@@ -96,8 +97,8 @@ def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a model must know of data, as it was told to another process."""
+class _DataFacts:
+    """What a model must know of its data, in another process."""
 
     name: str
     task: LearningTask
@@ -106,7 +107,70 @@ class _Told:
 
 
 def made_model(section: Mapping[str, Any], data: Mapping[str, Any], seed: int) -> nn.Module:
-    """What `recipe_of` asks for."""
+    """The model of a recipe from `recipe_of`."""
     hidden = None if section["hidden"] is None else tuple(section["hidden"])
-    told = _Told(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
-    return build(ModelSection(section["name"], hidden), told, seed)
+    facts = _DataFacts(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
+    return build(ModelSection(section["name"], hidden), facts, seed)
+
+
+Digests = Mapping[str, str]
+
+
+def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder: Path | None) -> dict[str, str]:
+    """The SHA-256 of each input, by a name for sentences. `folder`, `data_folder`: as for `make_world`.
+
+    Of a user's module only its file counts, not its imports; of data, the values.
+    """
+    fleet = trial.fleet
+    found = {f"the run ({trial.name})": hashlib.sha256(repr((trial.point, trial.run)).encode()).hexdigest()}
+    if data is not None:
+        found[f"data ({trial.data.name})"] = _of_data(data)
+    if fleet.recorded is not None:
+        found[f"fleet.recorded ({fleet.recorded})"] = _of_file(folder / fleet.recorded)
+    if fleet.presence is not None:
+        found[f"fleet.presence.file ({fleet.presence.file})"] = _of_file(folder / fleet.presence.file)
+    if fleet.network is not None and fleet.network.phones is not None and data_folder is not None:
+        found[f"fleet.network.phones ({fleet.network.phones})"] = _of_file(data_folder / fleet.network.phones)
+    if ":" in trial.model.name and (file := _module_file(trial.model.name)) is not None:
+        found[f"model.name ({trial.model.name}, in {file.name})"] = _of_file(file)
+    return found
+
+
+def changed(before: Digests, now: Digests) -> list[str]:
+    """The names of changed inputs."""
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of the user's module; None without one."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    return None if file is None else Path(file)
+
+
+def _of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_data(data: DataSet) -> str:
+    digest = hashlib.sha256(str(data.n_classes).encode())
+    natural = data.natural
+    parts = [
+        data.samples.inputs,
+        data.samples.targets,
+        data.test.inputs,
+        data.test.targets,
+        torch.from_numpy(data.rows),
+    ]
+    if natural is not None:
+        digest.update("\0".join(natural.names).encode())
+        parts += [torch.from_numpy(one) for one in (*natural.shards, *natural.holdouts)]
+    for part in parts:
+        digest.update(f"\0{part.dtype}\0{tuple(part.shape)}\0".encode())
+        digest.update(_bytes(part))
+    return digest.hexdigest()
+
+
+def _bytes(values: Tensor) -> memoryview:
+    flat = torch.empty(values.numel(), dtype=values.dtype)  # only contiguous memory can be viewed as bytes
+    return flat.copy_(values.reshape(-1)).view(torch.uint8).numpy().data

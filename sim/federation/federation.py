@@ -37,7 +37,7 @@ from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.grid import sum_sha256
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.secure_window import SecurePlayed, SecureWindow, seed_of, without_enough_work
@@ -69,7 +69,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAttempt:
-    """An attempt that has ended, and the run after it."""
+    """An ended attempt, and the run after it."""
 
     record: RoundRecord  # as a coordinator would have it, times in virtual seconds
     standing: Standing
@@ -78,7 +78,7 @@ class SimulatedAttempt:
 
 
 class _NobodyComes(Exception):
-    """A round cannot begin, because too few devices ever wait."""
+    """A round cannot begin because too few devices ever wait."""
 
 
 class Federation:
@@ -181,10 +181,10 @@ class Federation:
     def _played(
         self, window: Window | SecureWindow, uplink: Uplink, reports: Reports, declines: dict[ClientId, str]
     ) -> Played | SecurePlayed:
-        """Play the window, have the accepted clients train, and play it again without clients whose update is refused,
-        until all that are accepted have sent their work. Adds the refused ones to `declines`.
+        """Play the window, train the accepted clients, and play it again without clients whose update is refused, until
+        all accepted clients have sent their work. Adds the refused ones to `declines`.
 
-        Of an abandoned attempt nobody trains, unless its sum is masked: a client of it might have nothing to send.
+        No client of an abandoned attempt trains unless its sum is masked; then a client might have nothing to send.
         """
         cohort, trained = window.cohort, set[ClientId]()
         while True:
@@ -202,7 +202,7 @@ class Federation:
         return played
 
     def _upshot(self, closing: Closing, uplink: Uplink, reports: Reports, played: Played) -> SummedModel | CanaryClosed:
-        """What is made of a round that has closed. Raises `TotalsRefused`."""
+        """The result of a closed round. Raises `TotalsRefused`."""
         match uplink:
             case CanaryUplink():
                 ranks = ranks_of(closing.cohort)
@@ -215,7 +215,7 @@ class Federation:
                 return self._next_model(closing, uplink)
 
     def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
-        """The clients that are asked to train, what becomes of each, and what each would report."""
+        """The clients of the cohort, their fates, and their reports."""
         training = self.standing.file.training_plan(opened.plan.number)
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
@@ -227,7 +227,7 @@ class Federation:
         return Cohort(names, fates, reports.works), reports
 
     def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
-        """Have these clients train, note what they report, and take in what they send."""
+        """Train these clients, note their reports, and take their updates."""
         world, plan, numbers = self.world, ended.plan, cohort.fates.devices
         training = self.standing.file.training_plan(plan.number)
         data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
@@ -237,7 +237,7 @@ class Federation:
             measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
-        codec = CodecPlan() if plan.secure is not None else plan.codec  # under masks all of a change can be sent
+        codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
         work = CohortWork(data, seeds, steps, training, world.optimizer, codec, numbers[who])
         for changes in world.engine.train(start, work):
             chosen = who[changes.positions]
@@ -253,7 +253,7 @@ class Federation:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
 
     def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
-        """What these clients have measured of themselves."""
+        """The probes of these clients."""
         steps_full = steps_asked(training, self.world.population.sizes(fates.devices[who]), 1.0)
         losses = zip(changes.first_loss.tolist(), changes.last_loss.tolist(), changes.loss.tolist(), strict=True)
         facts = zip(
@@ -280,7 +280,7 @@ class Federation:
         return self._end(end, device_time=played.device_time)
 
     def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
-        """What each client measures on its held-out data; None for a client without such data."""
+        """Each client's metrics on its held-out data; None for a client without such data."""
         self.world.meter.load(self.model.layout.full_state(self.model.published))
         means = self.world.meter.of_each(held)
         return [
@@ -308,7 +308,7 @@ class Federation:
         return fates
 
     def _unreadable(self, cohort: Cohort) -> dict[ClientId, str]:
-        """Clients whose bytes are no update: the coordinator refuses them, and the client gives up."""
+        """Clients whose bytes are no update, with the reason: the coordinator refuses them."""
         words = {Fault.GARBAGE: "the update is no update of this round", Fault.LENGTH: "the update has a wrong length"}
         kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
         return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
@@ -320,7 +320,7 @@ class Federation:
         return SummedModel(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
 
     def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> SummedModel:
-        """The next model, from an unmasked sum. Raises `TotalsRefused`."""
+        """The next model from a secure round. Raises `TotalsRefused`."""
         n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
         found = uplink.totals(sorted(closing.accepted), n_draws, sums)
         return SummedModel(self._after(closing, found.mean), found.sum_sha256, None, found)

@@ -1,7 +1,7 @@
-"""What the clients of a simulated cohort do with the model, and what they report.
+"""The work and the reports of a simulated cohort.
 
 The round's machine needs reports to decide which clients are accepted, and only accepted clients train. So reports are
-written before the training; its losses and scores are filled in afterwards, into mappings that nobody reads before.
+written before training; losses and scores are filled in afterwards, before anyone reads them.
 """
 
 import math
@@ -20,12 +20,12 @@ from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import CPU
-from umbel.sim.engines.recipe import Loss
+from umbel.sim.engines.model import Loss
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 
-_AT_ONCE = 4096  # samples: a measurement of a large set needs no memory for all of it
+_AT_ONCE = 4096  # samples, so that a large set needs little memory
 
 
 def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
@@ -38,12 +38,12 @@ def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
 
 
 def client_seeds(plan: RoundPlan, names: Sequence[ClientId]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """The seeds that the coordinator gives; a site of a secure round would draw its own, which nobody could repeat."""
+    """The seeds that the coordinator gives. (In a secure round a real site draws its own.)"""
     return np.array([plan.seed_of(name) for name in names], dtype=np.uint64)
 
 
 def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
-    """The data as clients see them that flip labels: theirs are changed in a copy."""
+    """The data, with changed labels for clients that flip them."""
     liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
     if not len(liars):
         return data
@@ -57,25 +57,23 @@ def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Measures models. `loss`: of each sample. `accuracy`: whether targets are classes, of which some are right.
-    `device`: where `model` is.
-    """
+    """Measures models."""
 
     model: nn.Module
-    loss: Loss
-    accuracy: bool
-    device: torch.device = CPU
+    loss: Loss  # of each sample
+    accuracy: bool  # whether targets are classes
+    device: torch.device = CPU  # of `model`
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
 
     def of(self, samples: SampleSet) -> dict[str, float]:
-        """The means over samples that nobody has trained on."""
+        """The means over these samples."""
         found = self._each(samples)
         return {name: values.mean().item() for name, values in found.items()}
 
     def of_each(self, data: CohortData) -> list[dict[str, float]]:
-        """The means over what each client holds; nothing of those that hold nothing."""
+        """The means over each client's samples; empty without samples."""
         found = self._each(data.samples.take(data.rows))
         return [
             {name: values[first:last].mean().item() for name, values in found.items()} if last > first else {}
@@ -97,12 +95,12 @@ class Meter:
         return found
 
 
-_NO_HASH = "0" * 64  # of updates: nobody keeps them
+_NO_HASH = "0" * 64  # of updates, which are not kept
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """`works`: by rank. `held`: what each holds back to measure the model on; None: it is not measured."""
+    """`works`: by rank. `held`: held-back data to measure the model on; None: it is not measured."""
 
     held: CohortData | None = None
     works: list[WorkDone] = field(default_factory=list[WorkDone])
@@ -111,7 +109,7 @@ class Reports:
 
     @staticmethod
     def before(sizes: Indices, steps: Indices, fates: Fates, held: CohortData | None = None) -> "Reports":
-        """`sizes`: samples that each trains on; `steps`: what each is asked for."""
+        """`sizes`: training samples of each; `steps`: that each is asked for."""
         reports = Reports(held)
         facts = zip(
             sizes.tolist(),
@@ -132,17 +130,15 @@ class Reports:
         return reports
 
     def note(self, ranks: Sequence[int], losses: Iterable[float]) -> None:
-        """These have trained, with such losses."""
         for rank, loss in zip(ranks, losses, strict=True):
             if math.isfinite(loss):
                 self._metrics[rank]["loss"] = loss
 
     def note_probes(self, ranks: Sequence[int], probes: Iterable[Probe]) -> None:
-        """These have measured themselves, in a canary."""
         for rank, probe in zip(ranks, probes, strict=True):
             self.works[rank] = replace(self.works[rank], probe=probe)
 
     def note_evaluations(self, ranks: Sequence[int], found: Iterable[Mapping[str, float]]) -> None:
-        """These have measured the model as it came."""
+        """Note metrics of the model before training."""
         for rank, evaluation in zip(ranks, found, strict=True):
             self._evaluations[rank].update(evaluation)

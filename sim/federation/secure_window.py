@@ -26,10 +26,9 @@ from umbel.sim.federation.window import Cohort, Played
 from umbel.sim.fleet.dropouts import DeviceStage
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.secure.coordinator import MaskedSum
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
 from umbel.sim.secure.exchange import ExchangeParties, exchange
-from umbel.sim.secure.stage import VirtualTime
-from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
+from umbel.sim.secure.voices import BlankVoice, RealVoice
 
 _IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
 _AFTER_REPORT = (DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING)
@@ -37,16 +36,11 @@ _AFTER_REPORT = (DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING)
 
 @dataclass(frozen=True, slots=True)
 class SecurePlayed(Played):
-    """`ended` is `Closing` if its sum can be unmasked, and `at` is when that was. `cohort`: its actual
-    fates.
+    """`ended` is `Closing` if the sum can be unmasked, at the time `at`. `cohort` has the actual fates."""
 
-    `up`, `down`: bytes of each client's messages, beside model, update and report. `sums`: of levels and words, where
-    they were unmasked.
-    """
-
-    up: Mapping[ClientId, int]
+    up: Mapping[ClientId, int]  # bytes of each client's messages, without model, update and report
     down: Mapping[ClientId, int]
-    sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # of levels and words, if unmasked
 
     def spoiled(self, reason: str) -> "SecurePlayed":
         """The same attempt, abandoned because no model can be made of the sum."""
@@ -55,7 +49,7 @@ class SecurePlayed(Played):
         return replace(self, ended=ended)
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
-        """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
+        """As `Played.book`, with the bytes of messages."""
         book = Played.book(self, sizes, declines)
         for client, member in book.members.items():
             member.bytes_up += self.up[client]
@@ -80,7 +74,7 @@ def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
     facts = zip(cohort.names, cohort.works, fates.fetched_s.tolist(), fates.report_s.tolist(), strict=True)
     for name, work, fetched_s, report_s in facts:
         if math.isinf(report_s):
-            continue  # it is lost before, and reports nothing
+            continue  # it is lost and reports nothing
         try:
             require_enough(work.steps_done, work.steps_planned, floor)
         except TooLittleWork as error:
@@ -110,7 +104,7 @@ class SecureWindow:
         def voice(name: ClientId, client: SecureClient) -> Voice:
             if masked is None:
                 return BlankVoice(client, update)
-            return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
+            return RealVoice(client, masked.get(name, update))
 
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
         cast = ExchangeParties(luck, voice, seed_of(self.opened.plan), total, declines)
@@ -137,7 +131,7 @@ class SecureWindow:
         )
 
     def _as_it_went(self, devices: Mapping[ClientId, SecureDevice]) -> Fates:
-        """Clients that waited for their inbox send later; clients that left the round send nothing."""
+        """The actual fates: a client that waits for its inbox sends later; one that leaves the round sends nothing."""
         fates, opened_at = self.cohort.fates, self.opened.opened_at
         sends_s = np.array([devices[name].sends_at for name in self.cohort.names]) - opened_at
         report_s = np.array([devices[name].reports_at for name in self.cohort.names]) - opened_at

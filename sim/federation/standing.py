@@ -1,4 +1,4 @@
-"""Where a simulated run stands between two attempts, and whether it can be begun with these clients."""
+"""The state of a simulated run between two attempts, and whether it can begin with these clients."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from umbel.sim.federation.versions import ModelState
 
 
 class SimulationError(Exception):
-    """A simulation cannot go on: one sentence that says what to do."""
+    """A simulation cannot continue: one sentence that says what to do."""
 
 
 def require_possible(file: RunFile, layout: Layout, population: Population) -> None:
@@ -48,17 +48,15 @@ def require_possible(file: RunFile, layout: Layout, population: Population) -> N
 
 
 def _rounds_sections(file: RunFile) -> Iterator[RoundsSection]:
-    """As they are where each override begins, and where it has ended."""
+    """The sections from the beginning of each override, and after its end."""
     starts = {1, *(one.first_round for one in file.override), *((one.last_round or 0) + 1 for one in file.override)}
     return (file.rounds_of(number) for number in sorted(starts) if number <= file.rounds.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run stands between two attempts (`aggregation.run_end.Run`): all that its future hangs on but the model.
-
-    `now`: virtual seconds; `observations`: of report times, the newest; `history`: versions, where the run looks back
-    at them; `update_bytes`: how long updates were in the last round, None before the first.
+    """The state of a run between two attempts (`aggregation.run_end.Run`): all that determines its future but the
+    model.
     """
 
     file: RunFile
@@ -66,13 +64,13 @@ class Standing:
     state: Recruiting
     status: RunStatus = RunStatus.RUNNING
     reason: str = ""
-    now: float = 0.0
-    observations: tuple[Observation, ...] = ()
-    history: tuple[KeptVersion, ...] = ()
-    update_bytes: int | None = None
+    now: float = 0.0  # virtual seconds
+    observations: tuple[Observation, ...] = ()  # the newest report times
+    history: tuple[KeptVersion, ...] = ()  # of a run that looks back at versions
+    update_bytes: int | None = None  # the length of updates in the last round; None before the first
 
     def after(self, end: RoundEnd, update_bytes: int | None) -> "Standing":
-        """Where it stands after this ending. `update_bytes`: how long the updates in it were; None without any."""
+        """The state after this ending. `update_bytes`: the mean length of updates in it; None without any."""
         seen: deque[Observation] = deque(self.observations, maxlen=OBSERVATIONS_MAX)
         if self.file.rounds.self_tuning:
             seen.extend(observed(end.record))
@@ -90,7 +88,7 @@ class Standing:
 
 
 def beginning(file: RunFile, model: ModelState) -> Standing:
-    """Before the first attempt."""
+    """The state before the first attempt."""
     ref = model.ref(0)
     first = VersionRecord(0, ref.sha256, ref.size_bytes, 0.0)
     history = (KeptVersion(first, ref.sha256),) if file.stop is not None else ()
@@ -98,7 +96,7 @@ def beginning(file: RunFile, model: ModelState) -> Standing:
 
 
 def _said(end: RoundEnd) -> str:
-    """Why clients have declined in the attempt that was one too many."""
+    """Why clients declined in the last attempt."""
     declined = [one.reason for one in end.record.clients if one.fate is Fate.DECLINED]
     if not declined:
         return ""

@@ -10,7 +10,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,54 +37,54 @@ from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_val
 from umbel.sim.federation.versions import Memory
 from umbel.sim.secure.exchange import seeded_bytes
 
-_BLOCK_VALUES = 1 << 18  # values whose integers stay in the cache with what they are made of
+_BLOCK_VALUES = 1 << 18  # values that fit the cache with their integers
 
 
-class Uplink(Protocol):
+class Uplink:
     """Takes the updates of one attempt."""
 
-    sizes: dict[ClientId, int]  # bytes of each update on the wire
-    refused: dict[ClientId, str]  # why an update does not count, in the words of the SDK or the coordinator
-
-    @property
-    def update_bytes(self) -> int:
-        """The greatest possible length of an update, before one is written."""
-        ...
+    def __init__(self, ranks: Mapping[ClientId, int], update_bytes: int) -> None:
+        self.update_bytes = update_bytes  # the greatest possible length of an update
+        self.sizes = dict[ClientId, int]()  # bytes of each update on the wire
+        self.refused = dict[ClientId, str]()  # why an update does not count, in the words of the SDK or the coordinator
+        self._ranks = ranks
 
     def add(
         self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
     ) -> None:
         """Take the updates of some clients. `values`: float32 (k, n_values); `works`: what each reports."""
-        ...
+        for client, row, work, weight in zip(clients, values, works, weights, strict=True):
+            try:
+                self.sizes[client] = self._add_one(client, row, work, weight)
+            except (UpdateRefused, ContributionRefused) as error:
+                self.refused[client] = str(error)
+
+    def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
+        """Take one update; its length."""
+        raise NotImplementedError
 
 
-class PlainUplink:
+class PlainUplink(Uplink):
     """Sums updates that the coordinator can read. `left`: the new residuals of error feedback, which are kept once the
     round has made a model.
     """
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], version: int, memory: Memory):
         self.codec = codec_for(plan.codec, plan.grid, layout)
+        super().__init__(ranks, self.codec.update_bytes[-1])
         self.total: IntegerSum = self.codec.new_sum()
         self.parts = list[Part]()
-        self.sizes = dict[ClientId, int]()
-        self.refused = dict[ClientId, str]()
         self.left = dict[ClientId, Residual]()
         self._grid, self._codec_plan = plan.grid, plan.codec
-        self._ranks, self._version, self._memory = ranks, version, memory
-
-    @property
-    def update_bytes(self) -> int:
-        return self.codec.update_bytes[-1]
+        self._version, self._memory = version, memory
 
     def add(
         self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
     ) -> None:
         if isinstance(self.codec, Float32Codec) and isinstance(self.total, GridAccumulator):
             self._add_together(clients, values, weights)
-            return
-        for client, row, weight in zip(clients, values, weights, strict=True):
-            self._add_one(client, row, weight)
+        else:
+            super().add(clients, values, works, weights)
 
     def _add_together(self, clients: Sequence[ClientId], values: Tensor, weights: Sequence[int]) -> None:
         is_fit = torch.ones(len(clients), dtype=torch.bool)
@@ -116,18 +115,13 @@ class PlainUplink:
             return False
         return True
 
-    def _add_one(self, client: ClientId, row: Tensor, weight: int) -> None:
-        rank = self._ranks[client]
-        try:
-            update = self._written(client, row, rank)
-            head = self.codec.header_bytes
-            pieces = [piece.clone() for piece in self.codec.integers(update[:head], [update[head:]], rank)]
-        except UpdateRefused as error:
-            self.refused[client] = str(error)
-            return
+    def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
+        rank, head = self._ranks[client], self.codec.header_bytes
+        update = self._written(client, row, rank)
+        pieces = [piece.clone() for piece in self.codec.integers(update[:head], [update[head:]], rank)]
         self.total.add(pieces, weight)
-        self.sizes[client] = len(update)
         self.parts.append(Part(weight, rank))
+        return len(update)
 
     def _written(self, client: ClientId, row: Tensor, rank: int) -> bytes:
         if not (isinstance(self.codec, VectorUpdateCodec) and self._codec_plan.feedback):
@@ -138,43 +132,27 @@ class PlainUplink:
         return update
 
 
-class MaskedUplink:
+class MaskedUplink(Uplink):
     """Sums masked updates. With `keeps`, it keeps each client's input in `made` for masking instead of summing it."""
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], *, keeps: bool) -> None:
         assert plan.secure is not None, "only secure rounds mask updates"
         self.composition = Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout)
-        self.sizes = dict[ClientId, int]()
-        self.refused = dict[ClientId, str]()
-        self.made = dict[ClientId, Contribution]()
-        self._plan, self._ranks, self._keeps = plan, ranks, keeps
         reader = MaskedReader(self.composition)
+        super().__init__(ranks, reader.update_bytes.start)
+        self.made = dict[ClientId, Contribution]()
+        self._plan, self._keeps = plan, keeps
         self._total = reader.new_sum()
-        self._update_bytes = reader.update_bytes.start
 
-    @property
-    def update_bytes(self) -> int:
-        return self._update_bytes
-
-    def add(
-        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
-    ) -> None:
-        for client, row, work in zip(clients, values, works, strict=True):
-            try:
-                made = self._made(client, row, work)
-            except (UpdateRefused, ContributionRefused) as error:
-                self.refused[client] = str(error)
-                continue
-            self.sizes[client] = self._update_bytes
-            if self._keeps:
-                self.made[client] = made
-            else:
-                self._total.add((*made.levels(), made.words), 1)
-
-    def _made(self, client: ClientId, row: Tensor, work: WorkDone) -> Contribution:
+    def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
         is_covered = self.composition.secure.noise is not None  # as by a site that has a budget
-        return contribution(self.composition, lambda: iter([row]), _local(work), secret, is_covered=is_covered)
+        made = contribution(self.composition, lambda: iter([row]), _local(work), secret, is_covered=is_covered)
+        if self._keeps:
+            self.made[client] = made
+        else:
+            self._total.add((*made.levels(), made.words), 1)
+        return self.update_bytes
 
     def totals(self, clients: Sequence[ClientId], n_draws: int, unmasked: tuple[Tensor, Tensor] | None) -> Totals:
         """The decoded sums of these clients. `unmasked`: the sums of levels and words, where they were unmasked.
@@ -205,46 +183,29 @@ def _local(work: WorkDone) -> LocalWork:
     )
 
 
-class CanaryUplink:
+class CanaryUplink(Uplink):
     """Reads the updates of a canary. `largest`: the largest change of one value in each."""
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int]) -> None:
         self.codec = codec_for(plan.codec, plan.grid, layout)
-        self.sizes = dict[ClientId, int]()
-        self.refused = dict[ClientId, str]()
+        super().__init__(ranks, self.codec.update_bytes[-1])
         self.largest = dict[ClientId, float]()
-        self._ranks = ranks
 
-    @property
-    def update_bytes(self) -> int:
-        return self.codec.update_bytes[-1]
-
-    def add(
-        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
-    ) -> None:
-        for client, row in zip(clients, values, strict=True):
-            try:
-                self._add_one(client, row)
-            except UpdateRefused as error:
-                self.refused[client] = str(error)
-
-    def _add_one(self, client: ClientId, row: Tensor) -> None:
+    def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         rank, head = self._ranks[client], self.codec.header_bytes
         update = b"".join(self.codec.encode(lambda: iter([row]), rank))
         self.largest[client] = self.codec.largest_change(update[:head], [update[head:]], rank)
-        self.sizes[client] = len(update)
+        return len(update)
 
     def trial(self, works: Mapping[ClientId, WorkDone]) -> CanaryClosed:
-        """What the accepted clients have sent, for the verdicts. `works`: with their probes."""
+        """The updates of the accepted clients, for the verdicts. `works`: with their probes."""
         return CanaryClosed(
             {client: CanaryUpdate(work, self.sizes[client], self.largest[client]) for client, work in works.items()}
         )
 
 
 def probe_of(steps_full: int, step_s: float, down_bytes_per_s: float, losses: tuple[float, float, float]) -> Probe:
-    """What a client measures of itself. `losses`: of its first step, its last, and the mean. A simulated device always
-    has enough memory.
-    """
+    """A client's probe. `losses`: of its first step, its last, and the mean. A simulated device has enough memory."""
     first, last, _ = losses
     return Probe(
         steps_full=steps_full,

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.downlink.change import ChangeWriter
-from umbel.aggregation.downlink.publishing import Spread
+from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean, next_master
-from umbel.aggregation.model.state import InMemory, master_dtype, master_of, pieces, published_state, torch_dtype
+from umbel.aggregation.model.optimizer import HasMean, write_next
+from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, master_of, torch_dtype
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
@@ -23,7 +23,7 @@ from umbel.sim.data.partition.partition import Indices
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """What was made: its SHA-256 in hex, and its length. In a simulation nobody downloads it."""
+    """The SHA-256 (hex) and the length of a file, which a simulation does not keep."""
 
     sha256: str
     size_bytes: int
@@ -35,16 +35,13 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A version. `master`: in full precision; `published`: what clients start from; `file`: of its safetensors.
-
-    `change`: what makes it of the version before, where the run sends changes.
-    """
+    """A version of the model."""
 
     layout: Layout
-    master: Mapping[str, Tensor] = field(repr=False)
-    published: Mapping[str, Tensor] = field(repr=False)
-    file: FileDigest
-    change: FileDigest | None = None
+    master: Mapping[str, Tensor] = field(repr=False)  # in full precision
+    published: Mapping[str, Tensor] = field(repr=False)  # what clients start from
+    file: FileDigest  # safetensors
+    change: FileDigest | None = None  # from the version before, where the run sends changes
 
     @classmethod
     def first(cls, state: Mapping[str, Tensor]) -> "ModelState":
@@ -54,21 +51,22 @@ class ModelState:
         return cls(layout, master_of(layout, owned), owned, FileDigest.of(encode_model(layout.full_state(owned))))
 
     def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
-        """The next version, as a coordinator makes it (`server/sums/model_files.py`): the same bits.
+        """The next version, with the bits of a coordinator's (`server/sums/model_files.py`).
 
         `change_step`: where clients are sent changes, their step in root mean squares. Raises `ModelOverflow`.
         """
-        master = next_master(self.layout, self.master, mean, learning_rate)
+        layout, master, before = self.layout, empty_state(self.layout, master_dtype), InMemory(self.master)
         if change_step is None:
-            published = published_state(self.layout, master)
-            return ModelState(self.layout, master, published, self._file_of(published))
-        spread, public = Spread(), {name: values.clone() for name, values in self.published.items()}
-        for piece in pieces(self.layout):
-            before = piece.of(InMemory(public), torch_dtype(piece.spec))
-            spread.add(piece.spec, piece.of(InMemory(master), master_dtype(piece.spec)), before)
-        writer = ChangeWriter(self.layout, spread.step(change_step), InMemory(master), InMemory(public))
+            public = empty_state(layout, torch_dtype)
+            write_next(layout, before, mean, learning_rate, InMemory(public), InMemory(master))
+            return ModelState(layout, master, public, self._file_of(public))
+        public = {name: values.clone() for name, values in self.published.items()}
+        files = InMemory(master), InMemory(public)
+        writer = ChangeWriter(
+            layout, write_next_master(layout, before, mean, learning_rate, *files, change_step), *files
+        )
         body = b"".join(writer.body())
-        return ModelState(self.layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))
+        return ModelState(layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))
 
     def _file_of(self, published: Mapping[str, Tensor]) -> FileDigest:
         return FileDigest.of(encode_model(self.layout.full_state(published)))
@@ -110,28 +108,25 @@ class SummedModel:
 
 @dataclass(slots=True)
 class Memory:
-    """`left`: of error feedback, by client. `has`: the version that a client has, of those who were ever asked.
-    `changes`: bytes of what leads to the newest version from those before it, oldest first; see `note`.
-    """
+    """What clients keep from round to round."""
 
-    left: dict[ClientId, Residual] = field(default_factory=dict[ClientId, Residual])
-    has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
-    changes: tuple[int, ...] = ()
+    left: dict[ClientId, Residual] = field(default_factory=dict[ClientId, Residual])  # of error feedback
+    has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # the version of each client asked so far
+    changes: tuple[int, ...] = ()  # bytes of each change that leads to the newest version, the oldest first
 
     def down_bytes(self, clients: Sequence[ClientId], version: int, model: ModelState) -> Indices:
-        """What each has to fetch to have the newest version: nothing, the changes since its own, or the whole."""
+        """What each fetches to have the newest version: nothing, the changes since its own, or the model."""
         behind = (version - self.has.get(client, -1) for client in clients)
         whole = model.file.size_bytes
         n_known = len(self.changes)
         return np.array([sum(self.changes[n_known - n :]) if n <= n_known else whole for n in behind], dtype=np.int64)
 
     def fetched(self, clients: Iterable[ClientId], version: int) -> None:
-        """These have it now."""
         self.has.update(dict.fromkeys(clients, version))
 
     def note(self, model: ModelState) -> None:
-        """There is a new version. As a coordinator offers changes (`server/store/versions.py`): as far as they were
-        made, eight at most, and together smaller than the model.
+        """Take a new version. As a coordinator does (`server/store/versions.py`), offer at most eight changes in a row
+        that together are smaller than the model.
         """
         made = () if model.change is None else (*self.changes, model.change.size_bytes)[-CHANGES_MAX:]
         while made and sum(made) >= model.file.size_bytes:

@@ -1,6 +1,6 @@
 """The window of one attempt at a round in virtual time: reports in the order of their arrival, for the state machine.
 
-Acceptance depends only on arrival time, so the window is played before anybody trains, and only accepted clients train.
+Acceptance depends only on arrival time, so the window is played before the training, and only accepted clients train.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from umbel.sim.fleet.fates import Fates
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """The clients of a cohort by rank, and what becomes of each. `works`: what each reports, if it comes to that."""
+    """The clients of a cohort by rank, their fates, and the work that each would report."""
 
     names: Sequence[ClientId]
     fates: Fates
@@ -42,7 +42,7 @@ class Played:
     cohort: Cohort
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
-        """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
+        """What the coordinator knows of its clients. `sizes`: of the written updates."""
         return _book_of(self.ended, self.cohort, sizes, declines)
 
     @property

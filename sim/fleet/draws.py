@@ -1,8 +1,8 @@
-"""Random draws of a fleet: numbers that depend on a seed, their purpose and the device, and on nothing else.
+"""Random draws of a fleet: numbers that depend only on a seed, a purpose and the device.
 
-The word of device d for one purpose is the d-th of SplitMix64's stream (`aggregation/sample_order.py`), whose start is
-a SHA-256 of the seed and the purpose. So a device draws the same number whichever other devices are asked, and a fleet
-of a million costs nothing until a device is asked.
+The word of device d for one purpose is the d-th of SplitMix64's stream (`aggregation/sample_order.py`), which starts at
+a SHA-256 of the seed and the purpose. So a device draws the same number whichever other devices are in the cohort, and
+a fleet of a million costs nothing.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ def words(seed: int, devices: Indices, *purpose: str | int) -> Words:
 
 
 def daily_words(seed: int, devices: Indices, days: Indices, *purpose: str | int) -> Words:
-    """64 random bits for each device on the day beside it: any integers, of the same shape."""
+    """64 random bits for each device on its day. `days`: integers, of the same shape as `devices`."""
     return epoch_seeds(words(seed, devices, *purpose), days)
 
 
 def uniforms(bits: Words) -> Floats:
-    """Evenly in (0, 1), neither end included: with one bit more, the last would be rounded to 1."""
+    """Evenly in (0, 1), without either end; one bit more, and the greatest would round to 1."""
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _UNIT
 
 
@@ -42,10 +42,10 @@ def normals(bits: Words) -> Floats:
 
 
 def shuffled(seed: int, places: Indices, n: int, *purpose: str | int) -> Indices:
-    """What stands at these places of a permutation of 0 .. n - 1, without the permutation.
+    """The values at these places of a permutation of 0 .. n - 1, without making the permutation.
 
-    A Feistel network (Luby and Rackoff 1988) permutes the numbers of 2b bits, of which there are less than 4n; whatever
-    falls outside is sent through again until it falls inside (cycle walking: Black and Rogaway 2002).
+    A Feistel network (Luby and Rackoff 1988) permutes the numbers of 2b bits, of which there are less than 4n; a value
+    outside goes through again until it falls inside (cycle walking: Black and Rogaway 2002).
     """
     half = np.uint64(max(1, (max(n - 1, 1).bit_length() + 1) // 2))
     keys = [np.uint64(derive_seed(seed, "fleet", *purpose, turn)) for turn in range(_FEISTEL_ROUNDS)]
@@ -66,27 +66,25 @@ def _feistel(values: Words, half: np.uint64, keys: list[np.uint64]) -> Words:
 
 
 def of_each(values: Floats, devices: Indices) -> Floats:
-    """Device d takes the d-th of the values; beyond the last they begin anew. A single one is everybody's."""
+    """Device d takes the d-th of the values; they repeat after the last. A single value is for all devices."""
     chosen: Floats = values[devices % len(values)]
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """A positive quantity, log-normal around each device's own median, which is log-normal around what is known of it.
+    """A positive quantity, log-normal around each device's own median, which is log-normal around a known median.
 
-    `log_median`: of what is known; `between`: sigma of what is not known; `within`: sigma from round to round. All
-    float64 (m,), as in `of_each`. `tail`: exponent of a Pareto law that takes the place of `between`. `is_drawn`:
-    devices take one of the m entries by chance, the same entry in all traits of a fleet that do so.
+    Arrays are float64 (m,), for `of_each`.
     """
 
     name: str
     seed: int
-    log_median: Floats
-    between: Floats
-    within: Floats
-    tail: float | None = None
-    is_drawn: bool = False
+    log_median: Floats  # known
+    between: Floats  # sigma of a device's median
+    within: Floats  # sigma from round to round
+    tail: float | None = None  # exponent of a Pareto law that replaces `between`
+    is_drawn: bool = False  # each device draws one of the m entries, the same in all such traits of a fleet
 
     def usual(self, devices: Indices) -> Floats:
         """Each device's own median."""
@@ -109,5 +107,5 @@ class Trait:
 
 
 def log_normal(name: str, seed: int, median: float, between: float, within: float) -> Trait:
-    """A trait of which nothing is known of any device beside the fleet's median."""
+    """A trait of a fleet of which only the median is known."""
     return Trait(name, seed, np.log([median]), np.array([between]), np.array([within]))

@@ -18,10 +18,10 @@ NEVER = np.inf
 
 
 class DeviceStage(IntEnum):
-    """What a device was about when it was lost.
+    """What a device did when it was lost.
 
-    The last four are of secure rounds, in whose phases it falls silent before its word; `UPLOAD` is there that of the
-    masked input.
+    The last four are phases of secure rounds, in which it falls silent before its message. In a secure round `UPLOAD`
+    is that of the masked input.
     """
 
     NONE = 0
@@ -35,9 +35,9 @@ class DeviceStage(IntEnum):
 
     @property
     def silent_from(self) -> Phase | None:
-        """The phase of a secure round of which, and from which on, nothing is heard of the device.
+        """The first phase of a secure round in which the device is silent.
 
-        One that is lost in its work may have been too early to advertise or share keys; when it was lost says so.
+        A device lost during its work may be silent even earlier; the time of its loss says so.
         """
         return _SILENT_FROM.get(self)
 
@@ -55,16 +55,15 @@ _SILENT_FROM = {
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """How a round goes for some devices that nothing happens to: seconds from its opening until each has heard of it,
-    has the model, has trained, and has reported."""
+    """How a round goes for devices, in seconds from its opening."""
 
-    heard_s: Floats
-    fetched_s: Floats
-    trained_s: Floats
-    report_s: Floats
+    heard_s: Floats  # the device hears of the round
+    fetched_s: Floats  # has the model
+    trained_s: Floats  # has trained
+    report_s: Floats  # its report has arrived
 
     def stage_at(self, seconds: Floats) -> Stages:
-        """What each is about at that moment; nothing once it has reported."""
+        """What each does at that moment; `NONE` once it has reported."""
         ends = np.stack([self.fetched_s, self.trained_s, self.report_s])
         passed = (seconds >= ends).sum(axis=0)
         stage: Stages = np.array(
@@ -75,43 +74,35 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of each device: when it falls silent, in seconds from the round's opening (inf: never), for how long (inf: for
-    good), and what it was about."""
+    """When devices are lost."""
 
-    lost_s: Floats
-    away_s: Floats
-    stage: Stages
+    lost_s: Floats  # when it falls silent, in seconds from the round's opening; inf: never
+    away_s: Floats  # for how long; inf: for good
+    stage: Stages  # what it did then
 
     @property
     def back_s(self) -> Floats:
-        """When it is back."""
         return self.lost_s + self.away_s
 
 
 @dataclass(frozen=True, slots=True)
 class Dropouts:
-    """`per_round`: chance to be lost once in a round, at an even moment of a stage, by `weights` (of `DeviceStage` from
-    `DOWNLOAD` on; plain rounds have the first three). `per_s`: of a second at work. Both are each device's
-    (`of_each`), times the factor of `by_hour` for the hour of the device's own day: 24, or one for all.
-
-    `returns`: share of those lost that come back, after about `away_s`, log-normal with sigma `away_spread`. In a
-    secure round nobody does: what masks an update is never on disk.
-    """
+    """How devices are lost. In a secure round no device returns, because its masks are never on disk."""
 
     seed: int
     zones: Zones
-    per_round: Floats
-    per_s: Floats
-    by_hour: Floats
-    weights: tuple[float, ...]
-    returns: float = 0.0
-    away_s: float = 60.0
-    away_spread: float = 1.0
+    per_round: Floats  # chance to be lost once in a round, of each device (`of_each`)
+    per_s: Floats  # chance in a second at work
+    by_hour: Floats  # factors of both chances by the hour of the device's own day: 24, or one
+    weights: tuple[float, ...]  # of `DeviceStage` from `DOWNLOAD` on; plain rounds have the first three
+    returns: float = 0.0  # share of the lost that come back
+    away_s: float = 60.0  # median time away, log-normal
+    away_spread: float = 1.0  # sigma
 
     def losses(
         self, devices: Indices, purpose: tuple[int, int], now: float, course: RoundTimes, secure: bool
     ) -> Losses:
-        """What happens to these devices in one attempt. `purpose`: round and attempt; `now`: when it opens."""
+        """The losses of these devices in one attempt. `purpose`: round and attempt; `now`: when it opens."""
         hours = (self.zones.local_s(devices, now) % (24 * HOUR_S) / HOUR_S).astype(np.int64)
         factors = of_each(self.by_hour, hours)
         lost_s, stage = self._in_stages(devices, purpose, factors, course, secure)

@@ -1,9 +1,8 @@
 """What becomes of each device of a cohort in one attempt at a round: when it finishes each stage, or is lost.
 
 A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
-(`client/training/trainer.py`): step after step until all are done, or the next would end later than the window's end
-less what `client/wire/timing.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a
-device.
+(`client/training/trainer.py`): at least one step, until all are done or the next would leave less of the window than
+`client/wire/timing.py` reserves for the upload. Arrays have one entry a device.
 """
 
 from dataclasses import dataclass, field
@@ -20,14 +19,14 @@ from umbel.sim.fleet.presence import Flags
 
 @dataclass(frozen=True, slots=True)
 class CohortAsk:
-    """What the devices of a cohort are asked in one attempt. Bytes are int64, (k,) or (1,) where all are alike."""
+    """What the devices of a cohort are asked in one attempt. Bytes are int64, (k,), or (1,) if equal for all."""
 
     steps: Indices  # int64 (k,), of each device, at least 1
     batch_size: int  # samples in a step
     down_bytes: Indices  # of the model, or of the change that a device fetches
     update_bytes: Indices
     window_s: float
-    is_new: Flags | None = None  # (k,), devices that have never sent an update, so they have not measured their line
+    is_new: Flags | None = None  # (k,), devices that have not measured their line yet
     secure: bool = False
     update_bytes_max: int | None = None  # the greatest length of an update, if it differs from `update_bytes`
 
@@ -44,7 +43,7 @@ class LineRates:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Of each device, until some moment: bytes that went both ways, and seconds at work."""
+    """Of each device, until some moment: bytes both ways, and seconds at work."""
 
     bytes_down: Indices
     bytes_up: Indices
@@ -55,8 +54,8 @@ class Spent:
 class Fates:
     """What becomes of each device, in the cohort's order. Times are seconds from the round's opening; inf is never.
 
-    A report may come after the window's end, or after the round has closed. The caller knows that, and says until when
-    a device worked (`spent`). A device that is lost at `DeviceStage.CONSISTENCY_CHECK` or `UNMASKING` has reported.
+    A report may come after the window or the round has closed; the caller says until when a device worked (`spent`). A
+    device that is lost at `DeviceStage.CONSISTENCY_CHECK` or `UNMASKING` has reported.
     """
 
     devices: Indices
@@ -73,7 +72,7 @@ class Fates:
     fault: Kinds  # what is wrong with its work: int8, of `Fault`
 
     def spent(self, until_s: float | Floats = NEVER) -> Spent:
-        """What it cost until then, or in all; `until_s`: when a device was told to stop, of each or of all."""
+        """The cost until then, or in all. `until_s`: when devices were told to stop, of each or of all."""
         until = np.minimum(until_s, np.where(np.isinf(self.report_s), self._given_up_s, self.report_s))
         at_work_s, is_up = self._at_work_s(until), until > self.trained_s
         lines, ask = self.lines, self.ask
@@ -84,17 +83,17 @@ class Fates:
 
     @property
     def bytes_down(self) -> Indices:
-        """What each device fetches, if nobody stops it."""
+        """What each device fetches unless it is stopped."""
         return self.spent().bytes_down
 
     @property
     def bytes_up(self) -> Indices:
-        """What each device sends, if nobody stops it."""
+        """What each device sends unless it is stopped."""
         return self.spent().bytes_up
 
     @property
     def _given_up_s(self) -> Floats:
-        """When one that does not report ends its work: it is lost, or has no model by the window's end."""
+        """When a device that does not report ends its work: it is lost, or has no model by the window's end."""
         return np.where(self.back_s < self.ask.window_s, self.ask.window_s, np.minimum(self.lost_s, self.ask.window_s))
 
     def _at_work_s(self, until_s: Floats) -> Floats:
@@ -104,7 +103,7 @@ class Fates:
 
 
 def undisturbed(ask: CohortAsk, lines: LineRates, step_s: Floats) -> tuple[RoundTimes, Indices]:
-    """How the round goes if nothing happens to anybody, and how many steps each does."""
+    """How the round goes without losses, and how many steps each device does."""
     fetched_s = _fetched_s(ask, lines)
     steps = _steps_that_fit(training_room_s(ask, lines), step_s, ask.steps)
     trained_s = fetched_s + steps * step_s
@@ -113,10 +112,10 @@ def undisturbed(ask: CohortAsk, lines: LineRates, step_s: Floats) -> tuple[Round
 
 
 def reserve_s(ask: CohortAsk, lines: LineRates) -> Floats:
-    """What each keeps of the window for its upload: `Bandwidth.reserve_s` of the SDK, for all of them at once.
+    """What each device reserves of the window for its upload: `Bandwidth.reserve_s` of the SDK, for all at once.
 
-    A device that has sent an update takes its line for what it was then, and expects an update half as long again; a
-    new one takes it for slow, by its download, and expects the longest.
+    A device that has sent an update expects the line of that time and an update 1.5 times as long. A new device judges
+    the line by its download, as slow, and expects the longest update.
     """
     longest = ask.update_bytes if ask.update_bytes_max is None else np.array([ask.update_bytes_max])
     expected = np.minimum(GROWTH * ask.update_bytes, longest)
@@ -128,7 +127,7 @@ def reserve_s(ask: CohortAsk, lines: LineRates) -> Floats:
 
 
 def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats, latency_s: Floats) -> Floats:
-    """How long so many bytes take by what a transfer has shown, round trip included; 0 if there was none."""
+    """How long `n_bytes` take by the measured transfer, round trip included; 0 without a measurement."""
     measured_s = np.maximum(measured_bytes / rate + latency_s, MEASURED_S_MIN)
     return np.where(measured_bytes > 0, n_bytes * measured_s / np.maximum(measured_bytes, 1), 0.0)
 
@@ -136,28 +135,28 @@ def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats
 def disturbed(
     ask: CohortAsk, lines: LineRates, step_s: Floats, course: RoundTimes, losses: Losses
 ) -> tuple[RoundTimes, Indices]:
-    """How it goes for those who are lost, some of whom come back in time; `course`: if they were not.
+    """How it goes with these losses. `course`: without them.
 
-    Who comes back goes on where it was: with the bytes that it had, after the last step that it had finished. The steps
-    are 0, and the report inf, of those who do not report.
+    A device that comes back resumes: with the bytes that it had, after the last step that it had finished. A device
+    that does not report has 0 steps, and inf for its report.
     """
     _, n_undisturbed = undisturbed(ask, lines, step_s)
     back_s, away_s = losses.back_s, losses.away_s
     in_download = losses.stage == DeviceStage.DOWNLOAD
     fetched_s = course.fetched_s + np.where(in_download, away_s, 0.0)
-    # Of the steps, first those that it had done when it was lost, then those that still fit.
+    # Steps done before the loss, then the steps that still fit.
     in_training = losses.stage == DeviceStage.TRAINING
     n_before = np.where(in_training, np.floor((losses.lost_s - fetched_s) / step_s), 0.0)
     n_before = np.clip(n_before, 0, ask.steps - 1).astype(np.int64)
-    goes_on_s = np.where(in_training, back_s, fetched_s)
-    fits = _steps_that_fit(_training_ends_s(ask, lines) - goes_on_s, step_s, ask.steps - n_before)
+    resumed_s = np.where(in_training, back_s, fetched_s)
+    fits = _steps_that_fit(_training_ends_s(ask, lines) - resumed_s, step_s, ask.steps - n_before)
     is_late = in_download | in_training
     steps = np.where(is_late, n_before + fits, n_undisturbed)
-    trained_s = np.where(is_late, goes_on_s + fits * step_s, course.trained_s)
+    trained_s = np.where(is_late, resumed_s + fits * step_s, course.trained_s)
     in_upload = losses.stage == DeviceStage.UPLOAD
     report_s = trained_s + (course.report_s - course.trained_s) + np.where(in_upload, away_s, 0.0)
     is_gone = np.isin(losses.stage, _NO_REPORT) & ~(back_s < ask.window_s)
-    has_model = fetched_s < ask.window_s  # who has not gives up
+    has_model = fetched_s < ask.window_s  # without it the device gives up
     is_gone |= ~has_model
     trained_s = np.where(is_gone & ~(has_model & (trained_s <= losses.lost_s)), NEVER, trained_s)
     return RoundTimes(course.heard_s, fetched_s, trained_s, np.where(is_gone, NEVER, report_s)), np.where(
@@ -175,12 +174,12 @@ _NO_REPORT = (
 
 
 def training_room_s(ask: CohortAsk, lines: LineRates) -> Floats:
-    """How long each can train in the window, if nothing happens to it; below 0 where its model comes too late."""
+    """How long each can train in the window without a loss; below 0 if its model comes too late."""
     return _training_ends_s(ask, lines) - _fetched_s(ask, lines)
 
 
 def without_partial_work(ask: CohortAsk, course: RoundTimes, steps: Indices) -> tuple[RoundTimes, Indices]:
-    """The same where devices send all of their work or nothing: who has not done all its steps does not report."""
+    """The same if devices send all of their work or nothing."""
     is_part = steps < ask.steps
     trained_s, report_s = (np.where(is_part, NEVER, times) for times in (course.trained_s, course.report_s))
     return RoundTimes(course.heard_s, course.fetched_s, trained_s, report_s), np.where(is_part, 0, steps)
@@ -195,7 +194,7 @@ def _training_ends_s(ask: CohortAsk, lines: LineRates) -> Floats:
 
 
 def _steps_that_fit(seconds: Floats, step_s: Floats, steps: Indices) -> Indices:
-    """Of the steps asked, those that end within so many seconds; one is always done."""
+    """How many of these steps fit into so many seconds; at least one."""
     return np.clip(np.floor(seconds / step_s), 1, steps).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Devices that send rubbish, and devices that want to harm the model: which, and what becomes of their updates."""
+"""Corrupt and malicious devices: which they are, and what they send."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,21 +19,16 @@ Kinds: TypeAlias = NDArray[np.int8]
 
 
 class Fault(IntEnum):
-    """What is wrong with a device's work, if anything.
-
-    `NAN`: one value of its update is none; `GARBAGE`: the bytes that it sends are any bytes; `LENGTH`: they are too few
-    or too many; `SCALED`: its update is some times as long; `SIGN_FLIP`: that, the other way; `NOISE`: it is noise;
-    `LABEL_FLIP`: it trains honestly, on wrong labels.
-    """
+    """What is wrong with a device's work."""
 
     NONE = 0
-    NAN = 1
-    GARBAGE = 2
-    LENGTH = 3
-    SCALED = 4
-    SIGN_FLIP = 5
-    NOISE = 6
-    LABEL_FLIP = 7
+    NAN = 1  # one value of the update is NaN
+    GARBAGE = 2  # the bytes are random
+    LENGTH = 3  # there are too few or too many bytes
+    SCALED = 4  # the update is multiplied by a factor
+    SIGN_FLIP = 5  # by a negative factor
+    NOISE = 6  # the update is noise
+    LABEL_FLIP = 7  # the device trains honestly on wrong labels
 
     @classmethod
     def named(cls, name: str) -> "Fault":
@@ -43,7 +38,7 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Who does what. A device is of one kind for good; a corrupt one shows it in some rounds only."""
+    """Which devices have which fault. A device keeps its kind; a corrupt one shows it only in some rounds."""
 
     seed: int
     corrupt: CorruptSection
@@ -60,17 +55,17 @@ class Faults:
         return np.where(malicious, self._kinds(devices, self.malicious.kinds), kinds).astype(np.int8)
 
     def spoil(self, values: Tensor, kinds: Kinds, devices: Indices, number: int, attempt: int) -> None:
-        """Make of updates what these devices make of them, in place. `values`: float32 (k, n_values), one row a device.
+        """Apply these faults to updates, in place. `values`: float32 (k, n_values), one row a device.
 
-        The same device in the same attempt does the same to the same update, in whatever block it comes. `GARBAGE` and
-        `LENGTH` are of bytes: `spoiled_bytes`; `LABEL_FLIP` of data: `flipped_labels`.
+        The result for a device does not depend on the block. `GARBAGE` and `LENGTH` apply to bytes (`spoiled_bytes`),
+        `LABEL_FLIP` to data (`flipped_labels`).
         """
         bits = self._bits(devices, number, attempt)
         for row in np.flatnonzero(kinds != Fault.NONE):
             self._spoil_one(values[int(row)], Fault(int(kinds[row])), int(bits[row]))
 
     def spoiled_bytes(self, body: bytes, kind: Fault, device: int, number: int, attempt: int) -> bytes:
-        """What a device sends in the place of these bytes: others for `GARBAGE` and `LENGTH`, else the same."""
+        """The bytes that a device sends instead: others for `GARBAGE` and `LENGTH`, else the same."""
         bits = int(self._bits(np.array([device], np.int64), number, attempt)[0])
         if kind is Fault.GARBAGE:
             return np.random.default_rng(bits).bytes(len(body))
@@ -104,5 +99,5 @@ class Faults:
 
 
 def flipped_labels(labels: Tensor, n_classes: int) -> Tensor:
-    """Class c taken for class n_classes - 1 - c, as Tolpegin et al. 2020 (arXiv:2007.08432) and others poison data."""
+    """Class c becomes class n_classes - 1 - c, as in Tolpegin et al. 2020 (arXiv:2007.08432)."""
     return n_classes - 1 - labels

@@ -1,7 +1,7 @@
-"""A fleet: which devices wait for work at a moment, and what becomes of those that are asked.
+"""A fleet: which devices wait for work at a moment, and what becomes of a cohort.
 
-All of it depends only on the seed, the device, and the attempt at a round: not on the other devices that are asked
-(except for stragglers), the order, or earlier questions. A fleet keeps nothing for any device, so a million of them
+All of it depends only on the seed, the device and the attempt at a round; not on the other devices of the cohort
+(except for stragglers), their order, or earlier questions. A fleet stores nothing for a device, so a million of them
 cost nothing.
 """
 
@@ -31,21 +31,20 @@ from umbel.sim.fleet.presence import Presence
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """`share`: of those asked, rounded to whole devices. Of a straggler's steps a share fits into the window, drawn
-    evenly from `least` to `most`.
+    """An exact share of each cohort is too slow for all of its steps, as in Li et al. 2020.
 
-    Who it is hangs, unlike all else of a fleet, on who else is asked: the share is kept exactly, as in Li et al. 2020.
+    Unlike all else of a fleet, stragglers depend on the other devices of the cohort.
     """
 
     seed: int
-    share: float
-    least: float
-    most: float
+    share: float  # of the cohort, rounded to whole devices
+    least: float  # the share of a straggler's steps that fits into the window is drawn evenly from here
+    most: float  # to here
 
     def step_s(
         self, devices: Indices, number: int, attempt: int, ask: CohortAsk, lines: LineRates, usual: Floats
     ) -> Floats:
-        """Seconds that each device's steps take in this attempt. `usual`: were there no stragglers."""
+        """Seconds that each device's steps take in this attempt. `usual`: without stragglers."""
         n_stragglers = round(self.share * len(devices))
         if not n_stragglers:
             return usual
@@ -58,13 +57,13 @@ class Stragglers:
         return slowed
 
 
-ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.devices.pacing.HELD_MAX`)
+ALL_WAIT_MAX = 1000  # a coordinator lets this many devices wait (`umbel.server.devices.pacing.HELD_MAX`)
 _BLOCK_MIN = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds that a device needs for each step, for each sample, or for its whole work, whatever that is."""
+    """Seconds that a device needs for each step, for each sample, or for its whole work."""
 
     trait: Trait
     unit: Literal["step", "sample", "work"]
@@ -82,7 +81,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Bytes per second both ways. `latency_s`: of a round trip, alike for all."""
+    """Bytes per second both ways. `latency_s`: of a round trip, equal for all devices."""
 
     down: Trait
     up: Trait
@@ -98,9 +97,9 @@ class Network:
 
 
 class Devices(Protocol):
-    """What a federation asks of its devices: who waits, what becomes of those that are asked, and who lies.
+    """The devices of a federation: which wait, what becomes of a cohort, and which have faults.
 
-    A `Fleet` draws it from a seed; a script can say it outright.
+    A `Fleet` draws it from a seed; a script can set it.
     """
 
     @property
@@ -111,14 +110,14 @@ class Devices(Protocol):
         ...
 
     def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
-        """As `Fleet.fates`. The same attempt may be asked for again, and is told the same."""
+        """As `Fleet.fates`. Equal arguments give equal results."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`waiting_factor`: of a large fleet, at most so many times what a round asks wait for it. `partial_work`: whether
-    devices that cannot do all their steps in time send what they have; None as `stragglers`: nobody is one.
+    """`waiting_factor`: of a large fleet, at most this many times the cohort wait for a round. `partial_work`: whether
+    devices that cannot do all their steps in time send what they have.
     """
 
     seed: int
@@ -132,22 +131,21 @@ class Fleet:
     partial_work: bool = True
 
     def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
-        """Who of the devices 0 .. n_devices - 1 waits for this attempt, which asks `n_wanted`: ascending.
+        """The devices of 0 .. n_devices - 1 that wait for this attempt, which asks `n_wanted`: ascending.
 
-        Of a small fleet, all that are there. Of a large one, as many as pace steering brings together
-        (`aggregation/round/pace.py`: some more than a round asks, evenly drawn from those that are there); the others
-        are not even looked at.
+        Of a small fleet, all present devices wait. Of a large one, as many as pace steering brings together
+        (`aggregation/round/pace.py`): some more than a round asks, drawn evenly from the present devices.
         """
         if n_devices <= ALL_WAIT_MAX:
             devices = np.arange(n_devices)
-            return devices[self.presence.is_there(devices, now)]
+            return devices[self.presence.is_present(devices, now)]
         n_most = min(n_devices, math.ceil(self.waiting_factor * n_wanted))
         found: list[Indices] = []
         n_found, first = 0, 0
         while n_found < n_most and first < n_devices:
             places = np.arange(first, min(n_devices, first + max(_BLOCK_MIN, n_most)))
             devices = shuffled(self.seed, places, n_devices, "waiting", number, attempt)
-            there = devices[self.presence.is_there(devices, now)][: n_most - n_found]
+            there = devices[self.presence.is_present(devices, now)][: n_most - n_found]
             found.append(there)
             n_found, first = n_found + len(there), int(places[-1]) + 1
         return np.sort(np.concatenate([np.empty(0, np.int64), *found]))

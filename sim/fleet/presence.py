@@ -1,6 +1,6 @@
-"""When devices are there to be asked, and when they leave: always, by the hour, while they charge, or as recorded.
+"""When devices are present, and when they leave: always, by the hour, while they charge, or as recorded.
 
-Time is in seconds from a midnight; a device's own day begins by so much earlier or later as its time zone says.
+Times are seconds from a midnight; the own day of a device begins by its time zone.
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ _LOOKED_AHEAD_H = 25
 
 
 class Presence(Protocol):
-    """When devices are there."""
+    """When devices are present."""
 
-    def is_there(self, devices: Indices, now: float) -> Flags:
+    def is_present(self, devices: Indices, now: float) -> Flags:
         """Whether each of these devices can be asked at that moment."""
         ...
 
     def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
-        """In how many seconds each of these devices leaves, of those that are there; inf if not before the horizon."""
+        """In how many seconds each of these present devices leaves; inf if not before the horizon."""
         ...
 
 
 class Always:
-    """Devices are always there."""
+    """Devices are always present."""
 
-    def is_there(self, devices: Indices, now: float) -> Flags:
+    def is_present(self, devices: Indices, now: float) -> Flags:
         return np.ones(len(devices), np.bool_)
 
     def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
@@ -42,13 +42,13 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """The time zones in which devices live, evenly; `hours`: ahead of the clock."""
+    """The time zones of devices, evenly used; `hours`: ahead of the clock."""
 
     seed: int
     hours: tuple[float, ...] = (0.0,)
 
     def local_s(self, devices: Indices, now: float) -> Floats:
-        """Seconds from a midnight of each device's own."""
+        """Seconds from a midnight, in each device's own time."""
         if len(self.hours) == 1:
             return np.full(len(devices), now + self.hours[0] * HOUR_S)
         chosen = (uniforms(words(self.seed, devices, "zone")) * len(self.hours)).astype(np.int64)
@@ -57,23 +57,22 @@ class Zones:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """By the hour of the device's own day, `shares` of them are there: 24, at whole hours, with straight lines between.
+    """Devices are present by the hour of their own day.
 
-    A device has a rank between 0 and 1 each day, which begins when the fewest are there, and is there while the share
-    is above its rank: so it comes once where the shares rise and fall once. `habit`: on so large a share of days that
-    is the device's usual rank. `factors`: of each device's share (`of_each`).
+    Each day a device has a rank between 0 and 1 and is present while the share is above its rank; so it comes once a
+    day if the shares rise and fall once. A day begins when the fewest devices are present.
     """
 
     seed: int
     zones: Zones
-    shares: Floats
-    habit: float
-    factors: Floats
+    shares: Floats  # of devices that are present: 24, at whole hours, with straight lines between
+    habit: float  # share of days on which the device has its usual rank
+    factors: Floats  # of each device's share (`of_each`)
 
-    def is_there(self, devices: Indices, now: float) -> Flags:
+    def is_present(self, devices: Indices, now: float) -> Flags:
         local_s = self.zones.local_s(devices, now)
-        there: Flags = self._rank(devices, local_s) < self._share(devices, local_s)
-        return there
+        present: Flags = self._rank(devices, local_s) < self._share(devices, local_s)
+        return present
 
     def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
         """A device that stays for 24 hours does not leave before any horizon."""
@@ -107,9 +106,8 @@ class Hours:
 
 @dataclass(frozen=True, slots=True)
 class Charging:
-    """While they charge, once a day: from about the hour `plugged_at` of the device's own day, for about `hours`.
-
-    `spread_h`: standard deviation of both, half of its variance between devices, half from day to day.
+    """Devices are present while they charge, once a day: from about the hour `plugged_at` of their own day, for about
+    `hours`. `spread_h`: standard deviation of both, half of its variance between devices, half from day to day.
     """
 
     seed: int
@@ -118,17 +116,17 @@ class Charging:
     hours: float
     spread_h: float
 
-    def is_there(self, devices: Indices, now: float) -> Flags:
-        there: Flags = self._ends_s(devices, self.zones.local_s(devices, now)) > 0
-        return there
+    def is_present(self, devices: Indices, now: float) -> Flags:
+        present: Flags = self._ends_s(devices, self.zones.local_s(devices, now)) > 0
+        return present
 
     def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
         left_s = np.maximum(self._ends_s(devices, self.zones.local_s(devices, now)), 0.0)
         return np.where(left_s < horizon_s, left_s, np.inf)
 
     def _ends_s(self, devices: Indices, local_s: Floats) -> Floats:
-        """In how many seconds the charging ends that is under way; not above 0 where none is."""
-        # Days are counted such that nobody plugs in near the turn from one to the next.
+        """In how many seconds the current charging ends; not above 0 without one."""
+        # Days begin at an hour at which no device plugs in.
         turn_s = (self.plugged_at - 12) * HOUR_S
         days = np.floor((local_s - turn_s) / DAY_S).astype(np.int64)
         ends_s = np.zeros(len(devices))
@@ -150,10 +148,10 @@ class Charging:
 
 
 class Recorded:
-    """At recorded times, which begin anew every `cycle_s`. Device d is the d-th of those recorded, of which there are
-    `n`; beyond the last they begin anew.
+    """Devices are present at recorded times, which repeat every `cycle_s`. Device d is the d-th of `n` recorded ones,
+    which repeat after the last.
 
-    `devices`, `from_s`, `until_s`: stretches of time, of each device in order and apart, between 0 and `cycle_s`.
+    `devices`, `from_s`, `until_s`: stretches of time, in order and disjoint for each device, between 0 and `cycle_s`.
     """
 
     def __init__(self, n: int, cycle_s: float, devices: Indices, from_s: Floats, until_s: Floats) -> None:
@@ -162,12 +160,12 @@ class Recorded:
         self._keys = devices * cycle_s + from_s
         self._firsts = np.searchsorted(devices, np.arange(n))
 
-    def is_there(self, devices: Indices, now: float) -> Flags:
+    def is_present(self, devices: Indices, now: float) -> Flags:
         return self._left_s(devices, now) > 0
 
     def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
         left_s = np.maximum(self._left_s(devices, now), 0.0)
-        # One that is there at the end of the cycle and at its beginning stays.
+        # A device that is present at the end of the cycle and at its beginning stays.
         firsts = self._firsts[devices % self.n]
         goes_on = (now % self.cycle_s + left_s >= self.cycle_s) & (self._from_s[firsts] == 0)
         further_s = self._until_s[firsts]
@@ -175,7 +173,7 @@ class Recorded:
         return np.where(left_s < horizon_s, left_s, np.inf)
 
     def _left_s(self, devices: Indices, now: float) -> Floats:
-        """Until the end of the stretch that each is in; 0 or less for who is in none."""
+        """Until the end of each device's current stretch; 0 or less without one."""
         chosen, moment = devices % self.n, now % self.cycle_s
         at = np.searchsorted(self._keys, chosen * self.cycle_s + moment, side="right") - 1
         is_own = (at >= 0) & (self._devices[at] == chosen)

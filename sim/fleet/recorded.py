@@ -41,7 +41,7 @@ _FAR = 30.0  # standard deviations beyond which nothing is drawn
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Of each client, what is known of its mean: `mean`, `deviation`, both (n,); `within`: s, alike for all."""
+    """What is known of each client's mean: `mean`, `deviation`, both (n,); `within`: s, the same for all."""
 
     mean: Floats
     deviation: Floats
@@ -49,10 +49,7 @@ class Fitted:
 
 
 def fit(clients: Indices, logs: Floats, is_cut: Flags, n_clients: int) -> Fitted | None:
-    """`logs`: of each measurement, or what it exceeds where `is_cut`. None without a measurement that is not cut.
-
-    Whatever is drawn, it is the same each time.
-    """
+    """`logs`: of each measurement, or a lower bound of it where `is_cut`. None if all are cut. Draws are repeatable."""
     if not len(logs) or is_cut.all():
         return None
     rng, counts, whole = np.random.default_rng(0), np.bincount(clients, minlength=n_clients), logs.copy()
@@ -77,23 +74,22 @@ def fit(clients: Indices, logs: Floats, is_cut: Flags, n_clients: int) -> Fitted
 
 
 def _beyond(logs: Floats, means: Floats, deviation: float, rng: np.random.Generator) -> Floats:
-    """Normal numbers, given that each exceeds its `logs`; just that where all but nothing is below it."""
+    """Normal numbers, given that each exceeds its `logs`; `logs` itself where almost nothing exceeds it."""
     z = (logs - means) / deviation
     left = torch.from_numpy(np.minimum(z, _FAR) * np.sqrt(0.5)).erfc() / 2  # ndtr would give 0 from 8 on
     drawn: Floats = torch.special.ndtri(left * torch.from_numpy(1 - rng.random(len(logs)))).numpy()
     return np.maximum(means - deviation * drawn, logs)
 
 
-_AT_ONCE_S = 1.0  # who was heard of no longer than that never began
-_PRIOR = 2.0  # clients' own counts weigh as much as the fleet's from so many on
+_AT_ONCE_S = 1.0  # a client silent after this time never began
+_PRIOR = 2.0  # so many of a client's own counts weigh as much as the fleet's
 _LEAST_S = 1e-3
 _FREE = 1e15  # bytes per second, where lines are a part of the work
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The clients of all attempts as columns. `told_s`: what is known of how long each was at work, shorter than the
-    attempt by what a silence takes to be noticed."""
+    """The clients of all attempts as columns. `told_s`: how long each was surely at work; a silence is noticed late."""
 
     clients: Indices
     open_s: Floats
@@ -111,7 +107,7 @@ class _Rows:
 
 
 def recorded_fleet(trace: Trace, seed: int, faults: Faults, waiting_factor: float = MARGIN) -> Fleet:
-    """The fleet of a trace. Raises `ValueError` where nobody has reported in it."""
+    """The fleet of a trace. Raises `ValueError` if no client has reported in it."""
     rows, n = _rows(trace), trace.clients
     zones = Zones(seed)
     is_measured = rows.reported & (rows.train_s > 0) & (rows.steps > 0)
@@ -139,7 +135,7 @@ class _Measured:
 def _trait(name: str, seed: int, measured: _Measured, n: int) -> Trait:
     fitted = fit(measured.clients, np.log(measured.values), measured.is_cut, n)
     if fitted is None:
-        raise ValueError("nobody has reported in this trace, so it does not show how long devices take")
+        raise ValueError("no client has reported in this trace, so it does not show how long devices take")
     return _trait_of(name, seed, fitted)
 
 
@@ -152,7 +148,7 @@ def _free(name: str, seed: int) -> Trait:
 
 
 def _line_rates(rows: _Rows, is_measured: Flags) -> tuple[_Measured, _Measured]:
-    """Bytes per second up and down. Where no upload was measured, what is left of the time is for both."""
+    """Bytes per second up and down. Without a measured upload, the rest of the time counts for both."""
     rest_s = rows.report_s - rows.train_s
     is_timed = is_measured & (rows.up > 0)
     if not is_timed.any():
@@ -164,7 +160,7 @@ def _line_rates(rows: _Rows, is_measured: Flags) -> tuple[_Measured, _Measured]:
 
 
 def _rates(rows: _Rows, n_bytes: Floats, seconds: Floats, is_known: Flags) -> _Measured:
-    """So many bytes in so many seconds, of those known that moved any; where nobody did, as fast as can be."""
+    """Rates of the known clients that moved bytes; without any, as fast as possible."""
     is_known = is_known & (n_bytes > 0)
     if not is_known.any():
         return _Measured(np.zeros(1, np.int64), np.array([_FREE]), np.zeros(1, np.bool_))
@@ -173,7 +169,7 @@ def _rates(rows: _Rows, n_bytes: Floats, seconds: Floats, is_known: Flags) -> _M
 
 
 def _steps(rows: _Rows, is_measured: Flags, network: Network, n: int) -> _Measured:
-    """Seconds a step; of those still at work when their round closed, what they exceed."""
+    """Seconds a step; for clients still at work when their round closed, a lower bound."""
     known = np.bincount(rows.clients[is_measured], weights=rows.asked[is_measured], minlength=n)
     counts = np.bincount(rows.clients[is_measured], minlength=n)
     typical = float(np.median(rows.asked[is_measured]))
@@ -199,7 +195,7 @@ def _chosen(rows: _Rows, values: Floats, is_measured: Flags, is_cut: Flags) -> _
 
 
 def _dropouts(rows: _Rows, n: int, seed: int, zones: Zones) -> Dropouts:
-    """By counts and times of each client, and as if each had been asked `_PRIOR` times more, with the fleet's luck."""
+    """By each client's counts and times, plus `_PRIOR` requests with the fleet's average result."""
     at_once = rows.declined | (rows.lost & (rows.told_s <= _AT_ONCE_S))
     at_work = rows.lost & ~at_once
     per_round, per_s = float(at_once.mean()), float(at_work.sum() / max(rows.told_s[~at_once].sum(), _LEAST_S))
@@ -224,14 +220,14 @@ def _presence(trace: Trace, seed: int, zones: Zones) -> Presence:
     waiting = np.array([float(attempt.waiting) for attempt in known])
     all_known = waiting + np.array([float(attempt.absent or 0) for attempt in known])
     overall = float(waiting.sum() / all_known.sum())
-    # An hour of which little is known takes after the whole day.
+    # An hour with little data is like the whole day.
     prior = _PRIOR * float(all_known.mean())
     shares = (_sums(hours, waiting, 24) + prior * overall) / (_sums(hours, all_known, 24) + prior)
     return Hours(seed, zones, shares, 0.0, _factors(trace, known))
 
 
 def _factors(trace: Trace, known: list[TracedAttempt]) -> Floats:
-    """How much more or less than others each client was there, of the times of which that is known."""
+    """How much more or less often than others each client was present, where that is known."""
     there, absent = np.zeros(trace.clients), np.zeros(trace.clients)
     for attempt in known:
         np.add.at(there, [one.client for one in attempt.clients], 1.0)

@@ -1,9 +1,9 @@
-"""What an experiment's file says of its devices: the section `[fleet]`.
+"""The section `[fleet]` of an experiment's file: what its devices are like.
 
 ```toml
 [fleet]
-partial_work = true     # false: who cannot do all its steps in time sends nothing, as where partial work does not count
-waiting = 1.5           # of more than 1000 devices, so many times what a round asks wait for it
+partial_work = true     # false: a device that cannot do all its steps in time sends nothing
+waiting = 1.5           # of more than 1000 devices, at most this many times the cohort wait for a round
 zones = [-5, 1, 9]      # devices live evenly in these time zones, in hours ahead of the clock
 
 [fleet.speed]
@@ -12,9 +12,9 @@ spread = 0.5            # between devices: log-normal, sigma of the logarithm; o
 tail = 1.2              # a Pareto law with this exponent and that median: the smaller, the heavier
 jitter = 0.1            # of one device from round to round: log-normal
 
-[fleet.stragglers]      # beside those that are slow by the above
-share = 0.5             # of the devices asked in a round, so many, rounded to whole ones, are too slow for their work
-work = [0.05, 0.95]     # share of a straggler's steps that fits into the window: evenly between these
+[fleet.stragglers]      # in addition to devices that are slow by the above
+share = 0.5             # of the cohort, rounded to whole devices, that is too slow for its work
+work = [0.05, 0.95]     # share of a straggler's steps that fits into the window, drawn evenly between these
 
 [fleet.network]
 down_bytes_per_s = 4e6  # medians
@@ -24,49 +24,49 @@ jitter = 0.2
 latency_s = 0.05        # of a round trip
 phones = "device_network/speed_distri.json"  # instead of the first four: measured phones, in the folder of data
 
-[fleet.hours]           # devices are there by the hour of their own day
+[fleet.hours]           # devices are present by the hour of their own day
 night = 0.9             # share of them at `quiet_hour`
-day = 0.2               # twelve hours from it; between the two as a cosine goes
+day = 0.2               # twelve hours later; a cosine between the two
 quiet_hour = 3.0
-by_hour = [...]         # or 24 shares, one for each whole hour from midnight on, straight lines between
-habit = 0.5             # share of days that are as usual for a device: 0, each is drawn anew; 1, each is the same
+by_hour = [...]         # or 24 shares, one for each whole hour from midnight on, with straight lines between
+habit = 0.5             # share of days on which a device keeps its usual hours; 0: each day is drawn anew
 
-[fleet.charging]        # or: while they charge, once a day
+[fleet.charging]        # or: present while they charge, once a day
 plugged_at = 22.5       # hour of their own day
 hours = 7.0
 spread_h = 1.5          # of both, between devices and days alike
 
-[fleet.presence]        # or: as a file says
+[fleet.presence]        # or: present as a file says
 file = "presence.csv"   # docs/reference/traces.md
-cycle_s = 604800        # it begins anew after so many seconds; by default, after its last
+cycle_s = 604800        # the file repeats after this many seconds; default: after its last stretch
 
 [fleet.dropouts]
 per_round = 0.05        # chance that a device is lost in a round
-per_hour = 0.0          # and, beside, of each hour at work
+per_hour = 0.0          # and the chance for each hour at work
 by_hour = [...]         # 24 factors of both, by the hour of the device's own day
-download = 1.0          # how the losses of `per_round` are spread over what a device does
+download = 1.0          # weights: in which step the devices of `per_round` are lost
 training = 8.0
-upload = 1.0            # of a secure round, its masked input
+upload = 1.0            # in a secure round, the masked input
 advertise_keys = 1.0    # in secure rounds only, as are the three that follow
 share_keys = 1.0
 consistency_check = 1.0
 unmasking = 1.0
-returns = 0.0           # share of the lost that come back and go on where they were
-away_s = 60.0           # median of how long those are away
+returns = 0.0           # share of the lost that come back and resume their work
+away_s = 60.0           # median time that they are away
 away_spread = 1.0       # log-normal
 
 [fleet.corrupt]
 share = 0.01            # of devices
 kinds = ["nan", "garbage", "length"]
-per_round = 1.0         # chance that such a device sends rubbish in a round
+per_round = 1.0         # chance that such a device sends invalid data in a round
 
 [fleet.malicious]
 share = 0.05
 kinds = ["scaled"]      # "sign-flip", "noise", "label-flip"
-scale = 10.0            # factor of "scaled" and "sign-flip"; of "noise", its norm over the update's
+scale = 10.0            # factor of "scaled" and "sign-flip"; for "noise", its norm divided by the update's
 ```
 
-Instead of speed, network, presence and drop-outs: `recorded = "trace.json"`, devices as in a production run.
+`recorded = "trace.json"` replaces speed, network, presence and drop-outs: devices are like those of a production run.
 """
 
 import math
@@ -80,6 +80,7 @@ SPREAD_MAX = 5.0
 FACTOR_MAX = 1e6
 TAIL_MIN, TAIL_MAX = 0.1, 100.0
 ZONES_MAX = 48
+_SHARE = (0.0, 1.0)
 _STEP_S, _SPEED_SPREAD = 0.1, 0.5
 _DOWN, _UP, _LINE_SPREAD, _LINE_JITTER = 4e6, 1e6, 0.6, 0.2
 Corruption = Literal["nan", "garbage", "length"]
@@ -88,7 +89,7 @@ Malice = Literal["scaled", "sign-flip", "noise", "label-flip"]
 
 @dataclass(frozen=True, slots=True)
 class SpeedSection:
-    """How fast devices train. Of `step_s` and `samples_per_s` one, of `spread` and `tail` one; both have defaults."""
+    """How fast devices train: either `step_s` or `samples_per_s`, and either `spread` or `tail`. Both have defaults."""
 
     step_s: float | None = None
     samples_per_s: float | None = None
@@ -100,17 +101,10 @@ class SpeedSection:
     def __post_init__(self) -> None:
         if self.step_s is not None and self.samples_per_s is not None:
             raise ValueError("set either step_s or samples_per_s, not both")
-        if self.step_s is not None:
-            require_within(self.step_s, "step_s", 1e-9, SECONDS_MAX)
-        if self.samples_per_s is not None:
-            require_within(self.samples_per_s, "samples_per_s", 1e-9, 1e12)
         if self.spread is not None and self.tail is not None:
             raise ValueError("set either spread (log-normal) or tail (Pareto), not both")
-        if self.spread is not None:
-            require_within(self.spread, "spread", 0.0, SPREAD_MAX)
-        if self.tail is not None:
-            require_within(self.tail, "tail", TAIL_MIN, TAIL_MAX)
-        require_within(self.jitter, "jitter", 0.0, SPREAD_MAX)
+        _require_within(self, step_s=(1e-9, SECONDS_MAX), samples_per_s=(1e-9, 1e12))
+        _require_within(self, spread=(0.0, SPREAD_MAX), tail=(TAIL_MIN, TAIL_MAX), jitter=(0.0, SPREAD_MAX))
 
     @property
     def median_s(self) -> float:
@@ -127,7 +121,7 @@ class SpeedSection:
 
 @dataclass(frozen=True, slots=True)
 class StragglersSection:
-    """How many devices of each round are too slow for all of their work, and how much of it fits."""
+    """How many devices of each round are too slow for all of their work, and how much of it they can do."""
 
     share: float
     work: tuple[float, float] = (0.05, 0.95)
@@ -142,7 +136,7 @@ class StragglersSection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSection:
-    """How fast lines are; None: 4 MB/s down, 1 MB/s up, spread 0.6, jitter 0.2, or what `phones` says."""
+    """How fast connections are. None: 4 MB/s down, 1 MB/s up, spread 0.6, jitter 0.2, or as the phones of `phones`."""
 
     down_bytes_per_s: float | None = None
     up_bytes_per_s: float | None = None
@@ -153,20 +147,11 @@ class NetworkSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        own = {
-            "down_bytes_per_s": self.down_bytes_per_s,
-            "up_bytes_per_s": self.up_bytes_per_s,
-            "spread": self.spread,
-            "jitter": self.jitter,
-        }
-        if self.phones is not None and (named := [name for name, value in own.items() if value is not None]):
+        own = ("down_bytes_per_s", "up_bytes_per_s", "spread", "jitter")
+        if self.phones is not None and (named := [name for name in own if getattr(self, name) is not None]):
             raise ValueError(f"phones says how fast lines are; leave out {' and '.join(named)}")
-        for name in ("down_bytes_per_s", "up_bytes_per_s"):
-            if (value := own[name]) is not None:
-                require_within(value, name, LINE_RATE_MIN, LINE_RATE_MAX)
-        for name in ("spread", "jitter"):
-            if (value := own[name]) is not None:
-                require_within(value, name, 0.0, SPREAD_MAX)
+        rates, spreads = (LINE_RATE_MIN, LINE_RATE_MAX), (0.0, SPREAD_MAX)
+        _require_within(self, down_bytes_per_s=rates, up_bytes_per_s=rates, spread=spreads, jitter=spreads)
         require_within(self.latency_s, "latency_s", 0.0, SECONDS_MAX)
 
     @property
@@ -188,7 +173,7 @@ class NetworkSection:
 
 @dataclass(frozen=True, slots=True)
 class HoursSection:
-    """Devices are there by the hour of their own day: a share of them at each, 0 to 1."""
+    """The share of devices that is present at each hour of their own day, 0 to 1."""
 
     night: float = 0.9
     day: float = 0.2
@@ -198,14 +183,12 @@ class HoursSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        for name in ("night", "day", "habit"):
-            require_within(getattr(self, name), name, 0.0, 1.0)
-        require_within(self.quiet_hour, "quiet_hour", 0.0, 24.0)
+        _require_within(self, night=_SHARE, day=_SHARE, habit=_SHARE, quiet_hour=(0.0, 24.0))
         _require_hours(self.by_hour, 1.0)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """At each of the 24 whole hours from midnight on."""
+        """At the 24 whole hours from midnight on."""
         if self.by_hour:
             return self.by_hour
         middle, swing = (self.night + self.day) / 2, (self.night - self.day) / 2
@@ -214,7 +197,7 @@ class HoursSection:
 
 @dataclass(frozen=True, slots=True)
 class ChargingSection:
-    """Devices are there while they charge: once a day from about `plugged_at`, for about `hours`."""
+    """Devices are present while they charge: once a day from about `plugged_at`, for about `hours`."""
 
     plugged_at: float = 22.5
     hours: float = 7.0
@@ -222,22 +205,19 @@ class ChargingSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        require_within(self.plugged_at, "plugged_at", 0.0, 24.0)
-        require_within(self.hours, "hours", 0.1, 20.0)
-        require_within(self.spread_h, "spread_h", 0.0, 6.0)
+        _require_within(self, plugged_at=(0.0, 24.0), hours=(0.1, 20.0), spread_h=(0.0, 6.0))
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceSection:
-    """Devices are there as a file says, which begins anew every `cycle_s`."""
+    """Devices are present as a file says, which repeats every `cycle_s`."""
 
     file: str
     cycle_s: float | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        if self.cycle_s is not None:
-            require_within(self.cycle_s, "cycle_s", 1.0, SECONDS_MAX)
+        _require_within(self, cycle_s=(1.0, SECONDS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,16 +240,12 @@ class DropoutsSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        require_within(self.per_round, "per_round", 0.0, 1.0)
-        require_within(self.per_hour, "per_hour", 0.0, FACTOR_MAX)
+        _require_within(self, per_round=_SHARE, per_hour=(0.0, FACTOR_MAX))
         _require_hours(self.by_hour, FACTOR_MAX)
-        for name in ("download", "training", "upload", *_SECURE_ONLY):
-            require_within(getattr(self, name), name, 0.0, FACTOR_MAX)
+        _require_within(self, **dict.fromkeys(("download", "training", "upload", *_SECURE_ONLY), (0.0, FACTOR_MAX)))
         if not sum(self.plain_weights):
             raise ValueError("of download, training and upload at least one must be above 0")
-        require_within(self.returns, "returns", 0.0, 1.0)
-        require_within(self.away_s, "away_s", 1e-3, SECONDS_MAX)
-        require_within(self.away_spread, "away_spread", 0.0, SPREAD_MAX)
+        _require_within(self, returns=_SHARE, away_s=(1e-3, SECONDS_MAX), away_spread=(0.0, SPREAD_MAX))
 
     @property
     def plain_weights(self) -> tuple[float, ...]:
@@ -285,7 +261,7 @@ _SECURE_ONLY = ("advertise_keys", "share_keys", "consistency_check", "unmasking"
 
 @dataclass(frozen=True, slots=True)
 class CorruptSection:
-    """Devices that send rubbish: a share of them, evenly of these kinds."""
+    """Devices that send invalid data: a share of them, evenly of these kinds."""
 
     share: float
     kinds: tuple[Corruption, ...] = ("nan", "garbage", "length")
@@ -315,7 +291,7 @@ class MaliciousSection:
 
 @dataclass(frozen=True, slots=True)
 class FleetSection:
-    """The whole section. Of `hours`, `charging` and `presence` at most one; without any, devices are always there."""
+    """The whole section. `hours`, `charging` and `presence` exclude each other; default: devices are always present."""
 
     waiting: float = MARGIN
     zones: tuple[float, ...] = (0.0,)
@@ -344,9 +320,16 @@ class FleetSection:
         if self.recorded is not None:
             named += [name for name in ("speed", "network", "dropouts") if getattr(self, name) is not None]
             if named:
-                raise ValueError(f"recorded says what devices are like; leave out {' and '.join(named)}")
+                raise ValueError(f"recorded replaces them; leave out {' and '.join(named)}")
         if self.corrupt.share + self.malicious.share > 1:
             raise ValueError("the shares of corrupt and malicious devices add up to more than 1; lower one")
+
+
+def _require_within(section: object, **bounds: tuple[float, float]) -> None:
+    """Raise `ValueError` unless each of these fields that is set lies within its bounds."""
+    for name, (least, most) in bounds.items():
+        if (value := getattr(section, name)) is not None:
+            require_within(value, name, least, most)
 
 
 def _require_hours(values: tuple[float, ...], most: float) -> None:

@@ -1,12 +1,10 @@
-"""An experiment over a recorded fleet, beside the record: how far the simulation is off, and what the experiment says.
+"""An experiment over a recorded fleet, beside the record: the simulation error, and the experiment's own figures.
 
-How far off it is can only be told where the fleet is asked what was asked then (`asked_again.py`), whatever else the
-experiment asks. That comes first and by itself; nobody trains for it, and it takes seconds. An experiment's own model
-and data may be more or less work than was recorded: where they are, the fleet is also asked for the recorded work by
-the experiment's rounds, so that what the rounds change can be told from what the work does.
+The error is measured first and separately, by asking the fleet what the recorded clients were asked (`asked_again.py`);
+no training is needed, and it takes seconds. If an experiment's model and data mean other work than was recorded, its
+rounds are also simulated with the recorded work, to separate the effect of the rounds from that of the work.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,66 +12,39 @@ from typing import Any
 
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.trace import Trace
-from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.files import recorded_trace
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.fleet.reading import recorded_trace
-from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, compare, with_rounds
+from umbel.sim.recorded.asked_again import FigureError, NobodyComes, askable, asked_again, compare, with_rounds
 from umbel.sim.recorded.courses import Course, went_in
 
-SEEDS_MAX = 3  # of the experiment's, for which the fleet is asked again
-POINTS_MAX = 12  # of the experiment's, whose rounds the fleet is asked for the recorded work in
+SEEDS_MAX = 3  # of the experiment, with which the fleet is asked again
+POINTS_MAX = 12  # of the experiment, simulated with the recorded work
 RECORDED, AGAIN = "recorded", "the same, simulated"
 
 
 @dataclass(frozen=True, slots=True)
-class FigureError:
-    """A figure of the attempts that could be asked again, as it was recorded and as it was simulated."""
-
-    what: str
-    unit: str
-    recorded: float
-    simulated: Estimate
-
-    @property
-    def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
-        relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
-        return relative if math.isfinite(relative) else None
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
-    """`file`: of the trace, as the experiment names it. `fleets`: made of it, by seed; `again`: what each
-    of them makes of the attempts in `recorded`. None of either where the trace does not say when these were to close.
-    """
+    """A trace, and its fleets asked again; none if the trace does not say when its attempts were to close."""
 
-    file: str
+    file: str  # of the trace, as the experiment names it
     recorded: Trace = field(repr=False)
-    fleets: Mapping[int, Fleet] = field(repr=False)
-    again: tuple[Trace, ...] = field(repr=False)
+    fleets: Mapping[int, Fleet] = field(repr=False)  # by seed
+    again: tuple[Trace, ...] = field(repr=False)  # the recorded attempts, simulated with each fleet
 
     @property
     def errors(self) -> tuple[FigureError, ...]:
-        """In the order of `fleet/compare.py`."""
-        runs = [compare(self.recorded, one) for one in self.again]
-        return tuple(
-            FigureError(rows[0].what, rows[0].unit, rows[0].recorded, found)
-            for rows in zip(*runs, strict=True)
-            if (found := Estimate.of([row.simulated for row in rows])) is not None
-        )
+        return compare(self.recorded, self.again)
 
     @property
     def courses(self) -> tuple[Course, ...]:
-        """As it was recorded, and the same simulated."""
+        """The recorded course, and the same simulated."""
         return (Course.of_traces(RECORDED, [self.recorded]), *([self._course(AGAIN, self.again)] if self.again else []))
 
     def of_rounds(self, label: str, run: RunFile) -> Course | None:
-        """The recorded work in rounds as this file's. None where these are not the same all the time, or where the
-        recorded clients are too few for them.
-        """
+        """The recorded work in the rounds of this file. None if these change over time or need more clients."""
         if not self.fleets or run.rounds.self_tuning or run.override:
             return None
         trace = with_rounds(self.recorded, run.rounds)
@@ -87,14 +58,14 @@ class Calibration:
 
     @property
     def is_secure(self) -> bool:
-        """Whether nothing is known of what takes whom how long but the whole."""
+        """Whether only the total time of each client's work is known."""
         return all(attempt.secure for attempt in self.recorded.attempts)
 
 
 def calibrate(trials: Sequence[TrialSpec], folder: Path) -> tuple[Calibration, ...]:
-    """One for each trace that these runs name, in their order. `folder`: to which its path is relative.
+    """One for each trace that these runs name, in their order, relative to `folder`.
 
-    Raises `ValueError`, with a sentence, for a file that is no trace or of which no fleet can be made.
+    Raises `ValueError`, with a sentence, for a file that is no trace or makes no fleet.
     """
     return tuple(_calibrate(file, group, folder) for file, group in _by_file(trials).items())
 
@@ -125,21 +96,17 @@ def _calibrate(file: str, trials: Sequence[TrialSpec], folder: Path) -> Calibrat
 
 @dataclass(frozen=True, slots=True)
 class PointAgainst:
-    """A point of an experiment beside the record. `unlike`: what of its rounds was not so then, `work_unlike`: what of
-    its fleet and their work, in words. `recorded_work`: where there is something of both, its rounds with the recorded
-    work; None if these rounds are not alike all the time, need more clients than were recorded, or come after the first
-    points of a large sweep.
-    """
+    """A point of an experiment beside the record."""
 
     course: Course
-    unlike: tuple[str, ...]
-    work_unlike: tuple[str, ...]
-    recorded_work: Course | None
+    unlike: tuple[str, ...]  # differences of its rounds from the record, in words
+    work_unlike: tuple[str, ...]  # differences of its fleet and work
+    recorded_work: Course | None  # its rounds with the recorded work, if both differ (`Calibration.of_rounds`)
 
 
 @dataclass(frozen=True, slots=True)
 class AgainstTrace:
-    """A calibration, and the points of the experiment whose fleet is made of the same trace."""
+    """A calibration, and the experiment's points with the same trace."""
 
     calibration: Calibration
     points: tuple[PointAgainst, ...]
@@ -159,7 +126,7 @@ class AgainstTrace:
 
 
 def against(calibration: Calibration, by_point: Mapping[str, Sequence[TrialResult]]) -> AgainstTrace:
-    """The points of the experiment beside the trace that their fleet is made of."""
+    """The experiment's points that use this trace, beside it."""
     recorded, points = calibration.courses[0], list[PointAgainst]()
     for label, runs in by_point.items():
         if runs[0].trial.fleet.recorded != calibration.file:

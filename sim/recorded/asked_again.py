@@ -24,24 +24,25 @@ from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trac
 from umbel.aggregation.types import RunId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name, client_number
+from umbel.sim.experiment.trials import Estimate
 from umbel.sim.federation.local_work import Reports
 from umbel.sim.federation.window import Cohort, Window
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.presence import DAY_S
 
-ATTEMPTS_MAX, ASKED_MAX = 300, 50_000  # clients in all; evenly taken from a longer trace, so that it takes seconds
-_SAMPLES = 1  # of each client: draws are even, and nobody trains
-_LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, where fewer than the minimum are there
+ATTEMPTS_MAX, ASKED_MAX = 300, 50_000  # attempts, and clients in all: enough, and done in seconds
+_SAMPLES = 1  # of each client, so that draws are even
+_LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, if fewer than the minimum are present
 
 
 class NobodyComes(ValueError):
-    """A fleet is too small, or too seldom there, for the rounds that it is asked for."""
+    """Too few devices of a fleet are ever present for its rounds."""
 
 
 def askable(trace: Trace) -> Trace | None:
-    """The attempts that can be asked again, for it is known when they were to close: `ATTEMPTS_MAX` at most, and fewer
-    of large cohorts. None if there are none, for an older coordinator has recorded them.
+    """The attempts that can be asked again, because the trace says when they were to close: `ATTEMPTS_MAX` at most,
+    fewer of large cohorts, evenly taken. None for a trace of an older coordinator.
     """
     known = [attempt for attempt in trace.attempts if attempt.reports_wanted is not None]
     if not known:
@@ -52,7 +53,7 @@ def askable(trace: Trace) -> Trace | None:
 
 
 def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:
-    """The same attempts, asked as these rounds would: of the same work, in their window, and of so many clients."""
+    """The same attempts and work, with the window, the over-selection and the targets of these rounds."""
     attempts = (
         replace(
             attempt,
@@ -67,9 +68,9 @@ def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:
 
 
 def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
-    """How these attempts go with this fleet. `trace`: as from `askable`; `seed`: for the draw of cohorts.
+    """How these attempts go with this fleet. `trace`: from `askable`; `seed`: for the draw of cohorts.
 
-    Raises `NobodyComes` where no round begins, `ValueError` for a plan that no round could have.
+    Raises `NobodyComes` if no round begins, `ValueError` for an invalid plan.
     """
     steps, midnight = _steps(trace), trace.attempts[0].opened_at // DAY_S * DAY_S
     usual_bytes = _mean_bytes([one for attempt in trace.attempts for one in attempt.in_time], "bytes_up", 1)
@@ -90,7 +91,7 @@ def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What one attempt asks. `at`: when it opens, in seconds from a midnight; bytes of one client both ways."""
+    """What one attempt asks. `at`: when it opens, in seconds from a midnight; bytes are of one client."""
 
     plan: RoundPlan
     at: float
@@ -100,8 +101,8 @@ class _Question:
 
 
 def _plan(attempt: TracedAttempt, number: int, seed: int) -> RoundPlan:
-    """`number`: unlike that of any other attempt, also where a trace is of several runs."""
-    assert attempt.reports_wanted is not None, "the others are not asked again"
+    """`number`: unique, even in a trace of several runs."""
+    assert attempt.reports_wanted is not None, "others are not asked again"
     assert attempt.reports_needed is not None, "both are known, or neither is"
     return RoundPlan(
         run=RunId("recorded"),
@@ -119,7 +120,7 @@ def _plan(attempt: TracedAttempt, number: int, seed: int) -> RoundPlan:
 
 
 def _attempt(question: _Question, fleet: Fleet, steps: Indices) -> Iterator[RoundRecord]:
-    """Its record; none where too few are there all day long."""
+    """Its record; none if too few devices are present all day."""
     opened = _opened(question, fleet, len(steps))
     if opened is None:
         return
@@ -137,7 +138,7 @@ def _attempt(question: _Question, fleet: Fleet, steps: Indices) -> Iterator[Roun
 
 
 def _opened(question: _Question, fleet: Fleet, n_devices: int) -> Training | None:
-    """With those who are there at the time, for the recorded round did not wait longer either; later if it must."""
+    """Open with the devices present at that time, as the recorded round did; later if they are too few."""
     plan = question.plan
     for looks in range(_LOOKS_MAX):
         now = question.at + looks * _LOOK_AGAIN_S
@@ -150,7 +151,7 @@ def _opened(question: _Question, fleet: Fleet, n_devices: int) -> Training | Non
 
 
 def _steps(trace: Trace) -> Indices:
-    """How many steps each client was usually asked for: of those that have not reported, as others; 1 if unknown."""
+    """The usual number of steps of each client; the median for those that have not reported; 1 if unknown."""
     rows = [(one.client, one.steps_planned) for attempt in trace.attempts for one in attempt.clients]
     clients, planned = np.array(rows, dtype=np.int64).T
     is_known = planned > 0
@@ -164,7 +165,7 @@ def _steps(trace: Trace) -> Indices:
 
 
 def _mean_bytes(clients: Sequence[TracedClient], name: str, default: int) -> int:
-    """Of those that have reported: others may have been stopped in the middle. `default`: where there are none."""
+    """The mean over clients that have reported, or else `default`: others may have been stopped in the middle."""
     return round(sum(getattr(one, name) for one in clients) / len(clients)) if clients else default
 
 
@@ -172,26 +173,27 @@ _GONE = (Fate.LOST, Fate.DECLINED)
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorRow:
-    """One figure, as it was recorded and as it was simulated."""
+class FigureError:
+    """A figure of the attempts that were asked again: the recorded one, and the simulated ones over fleets."""
 
     what: str
     unit: str
     recorded: float
-    simulated: float
+    simulated: Estimate
 
     @property
     def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
-        relative = (self.simulated - self.recorded) / self.recorded if self.recorded else math.inf
+        """How much the simulated figure exceeds the recorded one, as a share of it; None if next to nothing was."""
+        relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
         return relative if math.isfinite(relative) else None
 
 
-def compare(recorded: Trace, simulated: Trace) -> tuple[ErrorRow, ...]:
-    """The figures of both, of attempts unless another is named. `simulated`: of its records (`trace_of`)."""
+def compare(recorded: Trace, simulated: Sequence[Trace]) -> tuple[FigureError, ...]:
+    """The figures of attempts, recorded and simulated; none without a simulated trace."""
     return tuple(
-        ErrorRow(what, unit, measure(recorded.attempts), measure(simulated.attempts))
+        FigureError(what, unit, measure(recorded.attempts), found)
         for what, unit, measure in _FIGURES
+        if (found := Estimate.of([measure(one.attempts) for one in simulated])) is not None
     )
 
 

@@ -9,13 +9,13 @@ from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.trace import Trace, TracedAttempt
 from umbel.sim.federation.rows import Row
 
-ALIKE = 0.02  # what differs by no more counts as the same question
+ALIKE = 0.02  # relative difference that counts as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Went:
-    """One attempt at training in which clients were asked. Of those that have reported, on average: `steps` asked of
-    each, `update_bytes` sent and `fetched_bytes` fetched. 0: nothing is known, or nobody has. `open_s`: of the window.
+    """One attempt at training with a cohort. `steps`, `update_bytes` and `fetched_bytes` are means over the clients
+    that reported; 0 if unknown. `open_s`: how long it was open.
     """
 
     committed: bool
@@ -69,17 +69,17 @@ class Went:
 
 
 def went_in(rows: Sequence[Row]) -> list[Went]:
-    """The attempts of a simulated run that a trace would have."""
+    """The attempts of a simulated run that a trace would contain."""
     return [Went.of_row(row) for row in rows if row.task == Task.TRAINING.value and row.selected]
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What attempts asked in the median: `window_s` to `fetched_bytes`, 0 where it is not known; and how they went.
+    """What attempts asked, and how they went.
 
-    `clients`: of the fleet. `committed`: share of attempts; `asked`, `reports`, `open_s`: means over attempts. What a
-    committed round took, those before it that were abandoned included: `open_h` hours of open windows, and bytes both
-    ways; None where none was committed.
+    `clients`: of the fleet. `window_s` to `fetched_bytes`: medians over attempts, 0 if unknown. `committed`: share of
+    attempts. `asked`, `reports`, `open_s`: means over attempts. `open_h` (hours of open windows) and bytes both ways:
+    for each committed round, abandoned attempts included; None if no round was committed.
     """
 
     label: str
@@ -101,7 +101,7 @@ class Course:
 
     @classmethod
     def of(cls, label: str, clients: int, attempts: Sequence[Went]) -> "Course | None":
-        """None of no attempts."""
+        """None without attempts."""
         if not attempts:
             return None
         n_committed = sum(one.committed for one in attempts)
@@ -130,15 +130,15 @@ class Course:
 
     @classmethod
     def of_traces(cls, label: str, traces: Sequence[Trace], clients: int | None = None) -> "Course":
-        """Of traces of the same fleet. `clients`: in it, if they do not mention all."""
+        """Of traces of the same fleet. `clients`: of the fleet, if traces do not mention all."""
         attempts = [Went.of_traced(one) for trace in traces for one in trace.attempts]
         found = cls.of(label, clients or traces[0].clients, attempts)
         assert found is not None, "a trace has attempts"
         return found
 
     def unlike(self, recorded: "Course") -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is asked here and was not asked there, in words: of the rounds, and of the fleet and its work. Only what
-        is known of both counts, and what differs by more than 2 %.
+        """Differences from the record in words: of the rounds, and of the fleet and its work. Only known values that
+        differ by more than 2 % count.
         """
         return self._unlike(recorded, _ROUNDS), self._unlike(recorded, _WORK)
 
@@ -165,6 +165,6 @@ _WORK = (
 
 
 def _median(values: Iterator[float]) -> float:
-    """0 of nothing."""
+    """0 without values."""
     found = list(values)
     return float(np.median(found)) if found else 0.0

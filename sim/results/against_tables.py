@@ -1,4 +1,4 @@
-"""What `umbel simulate` prints where a fleet is made of a trace: how far off that is, and the record beside points."""
+"""Tables of `umbel simulate` for a fleet that is made of a trace: the simulation error, and points beside it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,13 +6,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from umbel.sim.recorded.against_trace import AgainstTrace, FigureError
+from umbel.sim.recorded.against_trace import AgainstTrace
+from umbel.sim.recorded.asked_again import FigureError
 from umbel.sim.recorded.courses import Course
 from umbel.sim.results.shown import figure
 
 
 def tables(one: AgainstTrace) -> Iterator[RenderableType]:
-    """Two tables, and what each point asks that was not asked when the trace was recorded."""
+    """Two tables, and how each point differs from the recorded run."""
     file = one.calibration.file
     if one.errors:
         yield Text(f"\n{file}: recorded attempts, asked again of the fleet that is made of them", style="italic")
@@ -28,7 +29,7 @@ def tables(one: AgainstTrace) -> Iterator[RenderableType]:
 
 
 def _words(one: AgainstTrace) -> Iterator[str]:
-    """What is asked otherwise, first what all points do."""
+    """Differences from the recorded run, first those of all points."""
     all_unlike = {point.course.label: (*point.unlike, *point.work_unlike) for point in one.points}
     shared = [word for word in next(iter(all_unlike.values()), ()) if all(word in one for one in all_unlike.values())]
     if len(all_unlike) > 1 and shared:

@@ -1,4 +1,4 @@
-"""`curves.png`: an experiment in one picture: accuracy over rounds, uploads and virtual time, and who took part."""
+"""`curves.png`: an experiment in one picture: accuracy over rounds, uploads and virtual time, and participation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,26 +10,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from umbel.sim.experiment.estimate import Estimate, unit_of
-from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
 from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
 from umbel.sim.results.results import Results
+from umbel.sim.results.shown import unit_of
 
 Floats = NDArray[np.float64]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
 SHOWN_MAX = 14
-_BAND_SEEDS_MIN = 3  # of two, Student's interval is so wide that it would hide all lines
-_ALIKE = 8.0  # where one run takes longer than so many of another, their times stand on a logarithmic scale
+_BAND_SEEDS_MIN = 3  # with two, Student's interval would hide all lines
+_ALIKE = 8.0  # if run times differ by a larger factor, the scale is logarithmic
 _TITLE_CHARACTERS = 100  # that fit above the picture
 _LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What lines show of a row; None where it was not measured. `is_share`: it lies between 0 and 1."""
+    """What lines show of a row; None if it was not measured. `is_share`: it lies between 0 and 1."""
 
     of: Callable[[Row], float | None]
     is_share: bool
@@ -40,7 +40,7 @@ LOSS = Quantity(lambda row: row.loss, is_share=False)
 
 
 def curves(results: Results) -> Figure:
-    """The picture. Of a sweep of more than 14 points, the first ones."""
+    """The picture, with at most 14 points of a sweep."""
     figure = new_figure(12.5, 8.2, _title(results))
     grid = figure.add_gridspec(2, 2)
     groups = list(results.by_point.items())[:SHOWN_MAX]
@@ -57,7 +57,7 @@ def curves(results: Results) -> Figure:
     for axes in (over_rounds, up, hours):
         draw_target(axes, results.target_accuracy)
     handles, labels = over_rounds.get_legend_handles_labels()
-    if len(groups) > 1:  # below the picture: inside it would hide some line or other
+    if len(groups) > 1:  # below the picture, where it hides no line
         n_columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels), default=0) + _LEGEND_HANDLE))
         figure.legend(
             handles, labels, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower left", ncols=n_columns
@@ -83,7 +83,7 @@ def draw_target(axes: Axes, accuracy: float | None) -> None:
 
 
 def on_log_scale(axes: Axes) -> None:
-    """Let its x axis be logarithmic, with numbers that are written out."""
+    """Make the x axis logarithmic, with plain numbers."""
     axes.set_xscale("log")
     axes.tick_params(which="minor", length=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -96,7 +96,7 @@ def _lengths_s(groups: Sequence[tuple[str, list[TrialResult]]]) -> list[float]:
 
 
 def _title(results: Results) -> str:
-    """What the best has come to, and which that is: all that came to as much."""
+    """The best accuracy, and the points that reached it."""
     points = [(point, point.accuracy) for point in results.points if point.accuracy is not None]
     if not points:
         return as_drawn(results.name)
@@ -123,9 +123,9 @@ def draw_lines(
     unit: str,
     what: Quantity = ACCURACY,
 ) -> None:
-    """A line for each point: the mean over its seeds, with its confidence band where there are three or more.
+    """A line for each point: the mean over its seeds, with a confidence band for three or more.
 
-    `place`: of a row and the bytes that were uploaded by then, where it stands.
+    `place`: the x value of a row, which also gets the bytes uploaded by then.
     """
     most = 1.0 if what.is_share else math.inf
     for number, (label, group) in enumerate(groups):
@@ -160,17 +160,17 @@ def _line(one: TrialResult, place: Callable[[Row, int], float], what: Quantity) 
 
 
 def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> None:
-    """Of the clients asked, how many counted: in each attempt of one point, or in the mean of each of several."""
+    """How many of the asked clients counted: in each attempt of one point, or on average for several points."""
     if len(groups) == 1:
         rows = [row for row in groups[0][1][0].rows if row.selected]
         x = np.arange(1, len(rows) + 1, dtype=np.float64)
-        unit, title = "attempt", "clients asked, and what became of them"
+        unit, title = "attempt", "clients asked, and their outcome"
         if len(groups[0][1]) > 1:
             title += f" (seed {groups[0][1][0].trial.seed})"
         shares = np.array([_parts(row) for row in rows], dtype=np.float64).reshape(-1, 3)
     else:
         x = np.arange(len(groups), dtype=np.float64)
-        unit, title = "", "clients asked in an attempt, and what became of them, in the mean"
+        unit, title = "", "clients asked in an attempt, and their outcome, on average"
         means = [[_parts(row) for one in group for row in one.rows if row.selected] for _, group in groups]
         shares = np.array([np.mean(one, axis=0) if one else np.zeros(3) for one in means])
         axes.set_xticks(
@@ -194,7 +194,7 @@ def _parts(row: Row) -> tuple[int, int, int]:
 
 
 def as_drawn(label: str) -> str:
-    """With its dollar signs as they are: between two of them matplotlib would read a formula."""
+    """A label with escaped dollar signs, which matplotlib would read as a formula."""
     return label.replace("$", r"\$")
 
 

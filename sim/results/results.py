@@ -1,4 +1,4 @@
-"""What an experiment has shown: its runs, and over their seeds the mean of what counts with how sure it is."""
+"""The results of an experiment: its runs, and means over their seeds with confidence intervals."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
-from umbel.sim.experiment.estimate import Estimate
-from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
 from umbel.sim.recorded.against_trace import AgainstTrace
 
@@ -18,11 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is swept at one value, over all seeds. `accuracy`, `loss`: of the last model; `late_accuracy`, `late_loss`:
-    the mean over the second half of the models that were measured, for runs that leap up and down.
-    `rounds_to_target`, `hours_to_target`, `bytes_up_to_target`: of the seeds that reach it. `wasted_share`: of the time
-    that devices were at work, how much came to nothing. `groups`: the last model's accuracy for each holder by nature.
-    `split`: how different clients are, as the first seed deals the data out; None of synthetic clients.
+    """One point of the sweep, over all seeds. `accuracy`, `loss`: of the last model; `late_accuracy`, `late_loss`:
+    means over the second half of the measured models, for unsteady runs. `rounds_to_target`, `hours_to_target`,
+    `bytes_up_to_target`: over the seeds that reach it. `wasted_share`: of the devices' working time. `groups`: the last
+    model's accuracy for each natural holder. `split`: how different clients are with the first seed.
     """
 
     label: str
@@ -49,23 +47,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Results:
-    """`folder`: where rounds.jsonl, summary.json and the pictures are; None where nothing was written. `against`: for
-    each trace of a production run that a fleet is made of, how far the simulation is from the record. `splits`: by
-    point, how different clients are (`points` has it, too).
-
-    Shown, it is a table of its points; in a notebook, with its picture.
-    """
+    """The results of an experiment. Its `repr` is a table of its points; a notebook also shows its picture."""
 
     name: str
     trials: tuple[TrialResult, ...]
     target_accuracy: float | None = None
-    folder: Path | None = None
-    against: tuple[AgainstTrace, ...] = ()
+    folder: Path | None = None  # of rounds.jsonl, summary.json and the pictures; None if nothing was written
+    against: tuple[AgainstTrace, ...] = ()  # for each trace that a fleet is made of
     splits: Mapping[str, Heterogeneity] = field(default_factory=dict[str, Heterogeneity])
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row of every run, with its point and its seed: what `rounds.jsonl` holds."""
+        """Every row of every run, with its point and its seed: the content of `rounds.jsonl`."""
         for one in self.trials:
             for row in one.rows:
                 yield {"point": one.trial.label, "seed": one.trial.seed, **asdict(row)}
@@ -77,11 +70,11 @@ class Results:
 
     @property
     def by_point(self) -> dict[str, list[TrialResult]]:
-        """The runs by their point, of which each has one for every seed."""
+        """The runs by point, one for every seed."""
         return by_point(self.trials)
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The content of `summary.json`."""
         runs = [
             {
                 "point": one.trial.label,
@@ -104,14 +97,14 @@ class Results:
         }
 
     def plot(self) -> "Figure":
-        """The picture of it: accuracy over rounds, bytes and virtual time, and who took part."""
+        """The picture of accuracy over rounds, bytes and virtual time, and of participation."""
         from umbel.sim.results.plot import curves
 
         return curves(self)
 
     def plot_against(self) -> "Figure":
         """The picture of simulations beside the record: when clients report, and when attempts close."""
-        from umbel.sim.results.against_plot import beside_the_record
+        from umbel.sim.results.panels import beside_the_record
 
         return beside_the_record(self)
 
@@ -172,7 +165,7 @@ def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
 
 
 def _facts(point: Point) -> dict[str, Any]:
-    """As JSON has it; without the split of clients that were dealt nothing."""
+    """As JSON, without a missing split."""
     facts = asdict(point)
     if point.split is None:
         del facts["split"]

@@ -1,7 +1,7 @@
 """What people see of an experiment: progress bars while it runs, then a table for the console or a notebook."""
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from io import BytesIO
 from typing import NamedTuple
@@ -10,15 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from umbel.aggregation.plans.round import Task
-from umbel.sim.experiment.estimate import Estimate, Unit, in_unit, unit_of
 from umbel.sim.experiment.file import TrialSpec
-from umbel.sim.experiment.trials import TrialResult, Watcher
+from umbel.sim.experiment.trials import Estimate, TrialResult, Watcher
 from umbel.sim.federation.rows import Row
 from umbel.sim.results.results import Point, Results
 
 
 class Bars(Watcher):
-    """A bar for the rounds of the run at hand, and one for the runs, if there are several."""
+    """A progress bar for the current run's rounds, and one for the runs, if there are several."""
 
     def __init__(self, n_trials: int) -> None:
         columns = (
@@ -26,7 +25,7 @@ class Bars(Watcher):
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[status]}", markup=False),
         )
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._n_trials = n_trials
@@ -36,7 +35,7 @@ class Bars(Watcher):
     def __enter__(self) -> "Bars":
         self._progress.start()
         if self._n_trials > 1:
-            self._all = self._progress.add_task("runs", total=self._n_trials, told="")
+            self._all = self._progress.add_task("runs", total=self._n_trials, status="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -45,36 +44,66 @@ class Bars(Watcher):
     def begins(self, trial: TrialSpec) -> None:
         if self._one is not None:
             self._progress.remove_task(self._one)
-        self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, told="")
+        self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, status="")
 
     def row(self, trial: TrialSpec, row: Row) -> None:
         if self._one is None or not Task(row.task).makes_model:
             return
         if not row.committed:
-            self._progress.update(self._one, told=f"round {row.round}, attempt {row.attempt}: {row.reason}")
+            self._progress.update(self._one, status=f"round {row.round}, attempt {row.attempt}: {row.reason}")
             return
         self._progress.update(self._one, completed=row.round)
         if row.accuracy is not None:
-            self._progress.update(self._one, told=f"accuracy {row.accuracy:.1%}")
+            self._progress.update(self._one, status=f"accuracy {row.accuracy:.1%}")
 
     def ends(self, result: TrialResult) -> None:
         if self._all is not None:
             self._progress.advance(self._all)
 
 
-_WASTED_MIN = 0.005  # of less, the table says nothing
+class Unit(NamedTuple):
+    """`name`: in a picture; `sign`: after a number; `seconds`: how long it is."""
+
+    name: str
+    sign: str
+    seconds: float
+
+
+_UNITS = (
+    Unit("seconds", "s", 1.0),
+    Unit("minutes", "min", 60.0),
+    Unit("hours", "h", 3600.0),
+    Unit("days", "days", 86_400.0),
+)
+_UNITS_MIN = 2.0  # of a unit, before it is better than the smaller one
+
+
+def unit_of(spans_s: Iterable[float]) -> Unit:
+    """The unit for the longest of these; seconds without any."""
+    longest = max(spans_s, default=0.0)
+    return next((unit for unit in reversed(_UNITS) if longest >= _UNITS_MIN * unit.seconds), _UNITS[0])
+
+
+def in_unit(span_s: float, unit: Unit) -> str:
+    """With three digits: `4.75 s`, `12.3 min`, `311 h`."""
+    number = span_s / unit.seconds
+    digits = 2 if number < 10 else 1 if number < 100 else 0
+    return f"{number:,.{digits}f} {unit.sign}"
+
+
+_WASTED_MIN = 0.005  # the table leaves out less
 _HOUR_S = 3600.0
 
 
 class ShownTable(NamedTuple):
-    """A table: `header`, and of each point its cells. The first column names the points where there are several."""
+    """`rows`: the cells of each point. The first column names the points if there are several."""
 
     header: list[str]
     rows: list[list[str]]
 
 
 def as_table(results: Results) -> ShownTable:
-    """A point's last accuracy and loss, and what it took."""
+    """Each point's last accuracy and loss, and its costs."""
     points = results.points
     unit = unit_of(point.virtual_hours.mean * _HOUR_S for point in points if point.virtual_hours is not None)
     columns: list[tuple[str, Callable[[Point], str]]] = [
@@ -118,7 +147,7 @@ def figure(value: float, *, is_share: bool = False) -> str:
 
 
 def mean_of(estimate: Estimate | None, form: str) -> str:
-    """A dash where there is none, as where no seed has reached the target."""
+    """A dash without an estimate, such as if no seed has reached the target."""
     return "-" if estimate is None else form.format(estimate.mean)
 
 
@@ -138,7 +167,7 @@ def _padded(cells: Sequence[str], widths: Sequence[int], *, is_named: bool) -> l
 
 
 def as_html(results: Results) -> str:
-    """One piece of HTML that needs nothing from elsewhere."""
+    """Self-contained HTML."""
     shown, picture = as_table(results), BytesIO()
     results.plot().savefig(picture, format="png")
     lines = [_line("th", shown.header), *(_line("td", row) for row in shown.rows)]

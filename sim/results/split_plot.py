@@ -1,8 +1,7 @@
-"""A picture of how data are dealt out: which client holds how many of which class, how large clients are, and how
-different.
+"""A picture of a partition: the classes and sizes of clients, and how different clients are.
 
-Colours are Paul Tol's "muted" set, which people with any colour vision tell apart, and for more classes or clients than
-bars can show a map from light to dark.
+Colours are Paul Tol's "muted" set, which people with any colour vision can distinguish; for too many classes or clients
+for bars, a map from light to dark.
 """
 
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def draw_split(
     class_names: Sequence[str] | None = None,
     title: str = "",
 ) -> None:
-    """Write the picture, whole or not at all, for one that is there is not drawn again."""
+    """Write the picture atomically, because an existing one is not drawn again."""
     aside = path.with_name(path.name + ".tmp")
     split_figure(partition, labels, class_names, title).savefig(aside, format="png")
     aside.replace(path)
@@ -54,9 +53,9 @@ def split_figure(
     class_names: Sequence[str] | None = None,
     title: str = "",
 ) -> Figure:
-    """The picture itself. `labels`: of each sample of the data set; where they are no classes, only sizes are drawn.
+    """The picture itself. `labels`: of each sample of the data set; if they are no classes, only sizes are drawn.
 
-    `class_names`: of the classes in ascending order; by default they are called by their number. `title`: above it all.
+    `class_names`: in ascending order of the classes; by default their numbers.
     """
     facts = heterogeneity(partition, labels)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.04)
@@ -89,7 +88,7 @@ def _classes(
 
 
 def _bars(axes: Axes, counts: Indices, names: list[str]) -> None:
-    """Of samples; where the smallest could not be seen beside the largest, of shares, with how many there are above."""
+    """Bars of samples; if sizes differ too much, of shares, with the numbers of samples above."""
     sizes = counts.sum(1)
     are_shares = _are_far_apart(sizes)
     heights = counts / np.maximum(sizes, 1)[:, None] if are_shares else counts.astype(np.float64)
@@ -115,7 +114,7 @@ def _bars(axes: Axes, counts: Indices, names: list[str]) -> None:
 
 
 def _map(figure: Figure, axes: Axes, counts: Indices, names: list[str]) -> None:
-    """Few clients in their order; of many, those of the same commonest class together, the largest first."""
+    """Few clients in their order; many sorted by their commonest class and size."""
     are_few = len(counts) <= BARS_MAX
     order = np.arange(len(counts)) if are_few else np.lexsort((-counts.sum(1), counts.argmax(1)))
     columns = _columns(counts[order] / np.maximum(counts[order].sum(1), 1)[:, None])
@@ -141,7 +140,7 @@ def _share_bar(figure: Figure, axes: Axes, image: ScalarMappable) -> None:
 
 
 def _columns(rows: Floats) -> Floats:
-    """At most as many rows as the picture has room for, each the mean of neighbours."""
+    """At most as many rows as fit the picture, each the mean of neighbours."""
     if len(rows) <= COLUMNS_MAX:
         return rows
     starts = np.linspace(0, len(rows), COLUMNS_MAX, endpoint=False).astype(np.int64)
@@ -154,7 +153,7 @@ def _per_column(n_clients: int) -> str:
 
 
 def _sizes(axes: Axes, partition: Partition) -> None:
-    """Where there are no classes: how many samples each client has, or, of many, from the largest to the smallest."""
+    """The sizes of clients, without classes; of many clients, from the largest to the smallest."""
     sizes = partition.sizes
     if len(sizes) <= BARS_MAX:
         axes.bar(np.arange(len(sizes)), sizes, 0.86, color=_ONE_COLOR)
@@ -184,7 +183,7 @@ def _name_clients(axes: Axes, partition: Partition) -> None:
 
 
 def _shortened(name: str) -> str:
-    """Without its middle: what tells names apart is often at their end."""
+    """A name without its middle, because names often differ at the end."""
     half = _LETTERS_MAX // 2
     return name if len(name) <= _LETTERS_MAX else f"{name[: half - 1]}…{name[-half:]}"
 
@@ -206,7 +205,7 @@ def _histogram(axes: Axes, sizes: Indices) -> None:
 
 
 def _edges(sizes: Indices) -> list[float]:
-    """Between whole numbers. Where sizes are far apart, bins grow in width, and never shrink again."""
+    """Edges between whole numbers. If sizes are far apart, the width of bins grows."""
     low, high = int(sizes.min()), int(sizes.max())
     if not _are_far_apart(sizes):
         width = -(-(high - low + 1) // _BINS_MAX)

@@ -1,11 +1,11 @@
-"""How the data of an experiment's points are dealt out, by its first seed: in numbers, and as pictures.
+"""How the data of an experiment's points are partitioned with its first seed: in numbers, and as pictures.
 
 ```
-OUT/split.png                     where all points share one split
-OUT/split-POINT.png               otherwise, for each split, called by the first point that has it
+OUT/split.png                     if all points share one split
+OUT/split-POINT.png               otherwise, for each split, named after its first point
 ```
 
-Synthetic clients, whose data are made with them, have none.
+Synthetic clients have none.
 """
 
 import textwrap
@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.heterogeneity import Heterogeneity, heterogeneity
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.data.section import DataSection
 from umbel.sim.experiment.file import Experiment, TrialSpec
 from umbel.sim.experiment.world import TrialWorld
 
@@ -27,9 +27,9 @@ _Dealt: TypeAlias = tuple[DataSection, PartitionSection | None]
 
 
 class Splits:
-    """Of each different split among an experiment's points: how different its clients are, and its picture.
+    """The different splits of an experiment's points: how different their clients are, and their pictures.
 
-    `folder`: where pictures are drawn, if they are not there yet; None: nowhere.
+    `folder`: for missing pictures; None: no pictures.
     """
 
     def __init__(self, experiment: Experiment, folder: Path | None) -> None:
@@ -43,7 +43,7 @@ class Splits:
         self._found = dict[_Dealt, Heterogeneity]()
 
     def look(self, trial: TrialSpec, made: TrialWorld) -> None:
-        """Compare and draw the clients of a run that begins, or is gone on with, where it is the first of its split."""
+        """Compare and draw the clients of a run that begins or resumes, if it is the first of its split."""
         dealt = _dealt(trial)
         if trial is not self._sharing[dealt][0] or made.partition is None or made.data is None:
             return
@@ -57,14 +57,14 @@ class Splits:
 
     @property
     def by_point(self) -> Mapping[str, Heterogeneity]:
-        """How different clients are, by the point's label; of the points that were looked at."""
+        """How different clients are, by the point's label."""
         return {trial.label: found for dealt, found in self._found.items() for trial in self._sharing[dealt]}
 
     def _picture(self, trial: TrialSpec) -> str:
         return "split.png" if len(self._sharing) == 1 else f"split-{trial.point_folder}.png"
 
     def _title(self, trial: TrialSpec) -> str:
-        """Whose split it is, as matplotlib reads it."""
+        """The split's points, escaped for matplotlib."""
         from umbel.sim.results.plot import as_drawn
 
         n_more = len(self._sharing[_dealt(trial)]) - 1
@@ -77,12 +77,12 @@ class Splits:
 
 
 def remove_pictures(folder: Path) -> None:
-    """Of an experiment of which nothing was begun, so that the next one draws its own."""
+    """Remove the pictures of an experiment that has not begun, so that the next one draws its own."""
     for pattern in _PICTURES:
         for path in folder.glob(pattern):
             path.unlink()
 
 
 def _dealt(trial: TrialSpec) -> _Dealt:
-    """What says who holds which samples. Feature skew changes what samples look like, and not whose they are."""
+    """The settings that determine each client's samples. Feature skew changes only their inputs."""
     return trial.data, None if trial.partition is None else replace(trial.partition, features=None)

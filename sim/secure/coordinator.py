@@ -32,15 +32,14 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.grid import IntegerSum
-from umbel.sim.secure.devices import SecureMessage
-from umbel.sim.secure.stage import VirtualTime
+from umbel.sim.secure.devices import SecureMessage, VirtualTime
 
-_SHA256 = "ab" * 32  # of what all are asked: here it is never two things
+_SHA256 = "ab" * 32  # of model and configuration, which never differ here
 _WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())
 
 
 def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -> Context:
-    """What all members of an attempt agree on. `keys`: identity keys (base64), of the cohort at least."""
+    """The context of an attempt. `keys`: identity keys (base64) of the cohort."""
     plan, exchange = opened.plan, opened.exchange
     assert exchange is not None, "it is a secure one"
     return Context(
@@ -79,9 +78,9 @@ class MaskedSum:
 class SimulatedCoordinator:
     """Drives one attempt from its opening until its sum can be unmasked, or it is abandoned.
 
-    `party`: its side of the protocol. `total`: takes the masked updates; None where clients send blanks. `tell` and
-    `release` reach the clients: what a client needs to speak in a phase, and that it is to stop. Raises `SecAggError`
-    for a message that is not right, since the simulated clients are honest.
+    `party`: its side of the protocol. `total`: takes the masked updates; None if clients send blank messages. `tell`
+    sends a client what it needs in a phase, `release` stops it. Raises `SecAggError` for a wrong message, since the
+    simulated clients are honest.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class SimulatedCoordinator:
         return self.is_unmasked or isinstance(self.state, Abandoned)
 
     def hear(self, message: SecureMessage) -> None:
-        """Take a message, if it is its turn."""
+        """Take a message, if its phase is open."""
         with self._stage.counting(f"coordinator: {message.phase}"):
             match message.phase:
                 case Phase.MASKED_INPUT:
@@ -159,7 +158,7 @@ class SimulatedCoordinator:
 
     def _step(self, event: Event) -> None:
         state, commands = advance(self.state, event)
-        assert isinstance(state, Training | Closing | Abandoned), "what is made of the sum is not said here"
+        assert isinstance(state, Training | Closing | Abandoned), "the sum is used elsewhere"
         self.state = state
         for command in commands:
             self._carry_out(command)
@@ -187,7 +186,7 @@ class SimulatedCoordinator:
                 pass
 
     def _announce(self, clients: Iterable[ClientId]) -> None:
-        """A phase has begun: tell every client in it what it needs."""
+        """Begin a phase: send every client in it what it needs."""
         if isinstance(self.state, Abandoned):
             return
         party, phase = self._party, self._exchange.phase

@@ -1,17 +1,56 @@
-"""The clients of a simulated secure round: each takes its steps when it has what they need, after its own time.
+"""The clients of a simulated secure round in virtual time: each takes its steps once it has what they need.
 
-Some fall silent in the middle. That is all they do wrong; `tests/aggregation/secagg/` has those that cheat.
+Some fall silent in the middle. They do nothing else wrong; `tests/aggregation/secagg/` has clients that cheat.
 """
 
+import heapq
 import math
-from collections.abc import Callable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import ClientId
-from umbel.sim.secure.stage import VirtualTime
+
+
+class VirtualTime:
+    """A queue of events whose times move the clock; computation takes no virtual time.
+
+    `cpu_s`: of this process, by purpose; `up`, `down`: bytes by client.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
+        self.up: Counter[ClientId] = Counter()
+        self.down: Counter[ClientId] = Counter()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._n_planned = 0
+
+    def plan(self, at: float, what: Callable[[], None]) -> None:
+        """Plan an event; events of the same moment keep their order."""
+        heapq.heappush(self._due, (max(at, self.now), self._n_planned, what))
+        self._n_planned += 1
+
+    def play(self, until: Callable[[], bool]) -> None:
+        """Run events in order until `until()` or none is left."""
+        while self._due and not until():
+            self.now, _, what = heapq.heappop(self._due)
+            what()
+
+    @contextmanager
+    def counting(self, what: str) -> Generator[None]:
+        """Count this process's CPU seconds inside for `what`."""
+        started = time.process_time()
+        try:
+            yield
+        finally:
+            self.cpu_s[what] += time.process_time() - started
+
 
 Made = TypeVar("Made")
 
@@ -20,18 +59,14 @@ _PHASES = tuple(Phase)
 
 @dataclass(frozen=True, slots=True)
 class DeviceFate:
-    """One client's in one round: seconds of training, seconds of a round trip, and the speed of its line both ways.
+    """The timing of one client in one round, and when it falls silent, if ever."""
 
-    `work_s`: from when it hears of the round; inf: it never has an update. `silent_from`: the first phase in which
-    nothing is heard of it, `silent_at`: the moment from which on that is so; if neither comes, it stays to the end.
-    """
-
-    work_s: float
-    latency_s: float
+    work_s: float  # from when it hears of the round until its update; inf: it never has one
+    latency_s: float  # of a round trip
     up_bytes_per_s: float
     down_bytes_per_s: float
-    silent_from: Phase | None = None
-    silent_at: float = math.inf
+    silent_from: Phase | None = None  # the first phase without its messages
+    silent_at: float = math.inf  # the moment from which it is silent
 
     def speaks_in(self, phase: Phase) -> bool:
         return self.silent_from is None or _PHASES.index(phase) < _PHASES.index(self.silent_from)
@@ -39,7 +74,7 @@ class DeviceFate:
 
 @dataclass(frozen=True, slots=True)
 class SecureMessage:
-    """What a client sends in a phase. `signature`: of a masked input, beside it; elsewhere it is within the body.
+    """A client's message in a phase. `signature`: of a masked input; elsewhere it is within the body.
 
     `declined`: why it sends no masked input; empty if it does.
     """
@@ -52,13 +87,13 @@ class SecureMessage:
 
 
 class Voice(Protocol):
-    """What a client says, step by step (`secagg/client.py`). Each step raises `SecAggError` where it says no more."""
+    """A client's messages, step by step (`secagg/client.py`). A step raises `SecAggError` if the client leaves."""
 
     def advertise(self) -> bytes: ...
     def share(self, roster: bytes) -> bytes: ...
     def hear(self, inbox: bytes) -> None: ...
     def mask(self) -> tuple[bytes, bytes]:
-        """Its update, and what it signs of that."""
+        """Its update and its signature."""
         ...
 
     def agree(self, inputs: bytes) -> bytes: ...
@@ -66,11 +101,11 @@ class Voice(Protocol):
 
 
 class SecureDevice:
-    """One client: what it is told moves it on.
+    """One client, driven by the messages that it gets.
 
-    `declines`: why it sends nothing when its update would be sent; empty if it sends it. `sends_at`, `reports_at`: when
-    its update began to go up, and when its report comes, if nobody stops it; inf where that is never. `input_bytes`:
-    of what went up then, the signature among them, which a client of the SDK sends in its report.
+    `declines`: why it sends no update; empty if it sends one. `sends_at`, `reports_at`: when its upload begins, and
+    when its report arrives; inf for never. `input_bytes`: of the upload, with the signature, which the SDK sends in its
+    report.
     """
 
     def __init__(
@@ -92,22 +127,22 @@ class SecureDevice:
         stage.plan(stage.now + luck.latency_s, lambda: self._speak(Phase.ADVERTISE_KEYS, voice.advertise))
 
     def tell(self, phase: Phase, body: bytes) -> None:
-        """What the coordinator has for this client, so that it can speak in that phase."""
-        if self._is_there(phase):
+        """Deliver what the client needs in that phase."""
+        if self._is_active(phase):
             self._stage.down[self._name] += len(body)
             travels_s = self._luck.latency_s + len(body) / self._luck.down_bytes_per_s
             self._stage.plan(self._stage.now + travels_s, lambda: self._hear(phase, body))
 
     def release(self) -> None:
-        """The round goes on without it: it stops."""
+        """Stop the client."""
         self._is_released = True
 
-    def _is_there(self, phase: Phase) -> bool:
+    def _is_active(self, phase: Phase) -> bool:
         is_silent = self._stage.now >= self._luck.silent_at or not self._luck.speaks_in(phase)
         return not (is_silent or self._is_released or self.refusal)
 
     def _hear(self, phase: Phase, body: bytes) -> None:
-        if not self._is_there(phase):
+        if not self._is_active(phase):
             return
         match phase:
             case Phase.SHARE_KEYS:
@@ -126,7 +161,7 @@ class SecureDevice:
     def _upload(self) -> None:
         """Send the masked update, and then report it: two requests."""
         phase, luck = Phase.MASKED_INPUT, self._luck
-        if not self._is_there(phase) or (made := self._take(phase, self._voice.mask)) is None:
+        if not self._is_active(phase) or (made := self._take(phase, self._voice.mask)) is None:
             return
         update, signature = made
         message = SecureMessage(self._name, phase, update, signature)
@@ -139,21 +174,21 @@ class SecureDevice:
             self.reports_at = comes_at
 
     def _speak(self, phase: Phase, say: Callable[[], bytes]) -> None:
-        if not self._is_there(phase) or (body := self._take(phase, say)) is None:
+        if not self._is_active(phase) or (body := self._take(phase, say)) is None:
             return
         self._stage.up[self._name] += len(body)
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
         self._deliver(SecureMessage(self._name, phase, body), self._stage.now + travels_s)
 
     def _deliver(self, message: SecureMessage, at: float) -> bool:
-        """Have it come then, unless its sender is gone before: whether it comes."""
+        """Deliver a message then, unless its sender is silent before; whether it is delivered."""
         comes = at < self._luck.silent_at
         if comes:
             self._stage.plan(at, lambda: self._send(message))
         return comes
 
     def _take(self, what: str, step: Callable[[], Made]) -> Made | None:
-        """Take a step, unless the client has left the round or does so now."""
+        """Take a step; None if the client has left the round, or leaves it now."""
         if self.refusal:
             return None
         with self._stage.counting(f"clients: {what}"):

@@ -1,4 +1,4 @@
-"""One attempt at a secure round in virtual time, from its opening until its sum can be unmasked or it is given up."""
+"""One attempt at a secure round in virtual time, from its opening until its sum can be unmasked or it is abandoned."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -16,28 +16,24 @@ from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.sim.secure.coordinator import MaskedSum, SimulatedCoordinator, context_of
-from umbel.sim.secure.counting import CountingCoordinator
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
-from umbel.sim.secure.stage import VirtualTime
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
+from umbel.sim.secure.voices import CountingCoordinator
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeParties:
-    """Who plays. `luck`: of each client; `declines`: who says that no update will come of it, in the moment at which it
-    would come, and why. `voice`: what a client says, whose keys are those of that `SecureClient`. `seed`: of all keys.
-    `total`: takes the masked updates; None where the voices are blank.
-    """
+    """The parties of an attempt."""
 
     luck: Mapping[ClientId, DeviceFate]
-    voice: Callable[[ClientId, SecureClient], Voice]
-    seed: str
-    total: MaskedSum | None = None
-    declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    voice: Callable[[ClientId, SecureClient], Voice]  # a client's messages, with the keys of that `SecureClient`
+    seed: str  # of all keys
+    total: MaskedSum | None = None  # takes the masked updates; None for blank messages
+    declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # clients without update, and why
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """How it went: `Closing` if its sum can be unmasked now, which no event tells yet. `party` unmasks it then."""
+    """The result: `state` is `Closing` if `party` can unmask the sum now."""
 
     state: Closing | Abandoned
     devices: Mapping[ClientId, SecureDevice]
@@ -45,7 +41,7 @@ class Exchanged:
 
 
 def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: ExchangeParties) -> Exchanged:
-    """Play the attempt on this stage, whose time is that of its opening. `layout`: of the model."""
+    """Play the attempt. `stage`: at the time of its opening; `layout`: of the model."""
     identities = {name: _identity(name) for name in sorted(opened.cohort)}
     keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
     context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
@@ -71,7 +67,7 @@ def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: Exchang
 
 
 def seeded_bytes(seed: str) -> Callable[[int], bytes]:
-    """Bytes that are the same in each run, and others at each call. For a simulation: anybody can make them again."""
+    """Repeatable bytes that differ from call to call. Not secret: for simulations only."""
     calls = count()
     return lambda n_bytes: hashlib.shake_256(f"{seed}/{next(calls)}".encode()).digest(n_bytes)
 

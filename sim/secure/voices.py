@@ -1,23 +1,31 @@
-"""What the clients of a simulated secure round say: in earnest, or as many bytes of it as there would be.
+"""What the clients of a simulated secure round say: real messages, or blank ones of the same length.
 
-Masks cancel, so nothing but the bytes that travel depends on them. Who says blank messages says its public keys in
-earnest, for the graph hangs on them, and leaves the round where a `SecureClient` would.
+Masks cancel, so only the bytes on the wire depend on them. A client with blank messages still sends its real public
+keys, because the graph depends on them, and leaves the round where a `SecureClient` would. The coordinator of such
+clients counts their messages and does not check them.
 """
 
 import hashlib
+from collections import Counter
 from functools import lru_cache
 
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
+from umbel.aggregation.secagg.crypto.derive import SHARE_COMMITMENT_BYTES, SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
 from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.secagg.messages import (
+    AdvertiseKeys,
+    Dealt,
     Indices,
     Roster,
+    ShareKeys,
     Unmasking,
     decode_agreements,
     decode_indices,
+    encode_indices,
     share_keys_bytes,
 )
 from umbel.aggregation.secagg.numbers.contribution import Contribution
@@ -26,33 +34,23 @@ from umbel.aggregation.secagg.session import Session
 _SIGNATURE, _SHARE = bytes(SIGNATURE_BYTES), bytes(SHARE_BYTES)
 
 
-class MaskingVoice:
-    """A client with its keys and masks. `contribution`: what it masks."""
+class RealVoice:
+    """A client with real keys and shares. `made`: what it masks; or bytes of that length, if no update is accepted."""
 
-    def __init__(self, client: SecureClient, contribution: Contribution) -> None:
-        self._client, self._contribution = client, contribution
+    def __init__(self, client: SecureClient, made: Contribution | bytes) -> None:
+        self._client, self._made = client, made
         self.advertise, self.share, self.hear = client.advertise, client.share, client.hear
         self.agree, self.reveal = client.agree, client.reveal
 
     def mask(self) -> tuple[bytes, bytes]:
-        update = b"".join(masked_input(self._contribution, self._client))
+        if isinstance(self._made, bytes):
+            return self._made, _SIGNATURE
+        update = b"".join(masked_input(self._made, self._client))
         return update, self._client.sign_input(hashlib.sha256(update).digest())
 
 
-class UnheardVoice:
-    """The same of a client of which no update is taken, so that none was made: it sends as many bytes."""
-
-    def __init__(self, client: SecureClient, update: bytes) -> None:
-        self._update = update
-        self.advertise, self.share, self.hear = client.advertise, client.share, client.hear
-        self.agree, self.reveal = client.agree, client.reveal
-
-    def mask(self) -> tuple[bytes, bytes]:
-        return self._update, _SIGNATURE
-
-
 class BlankVoice:
-    """A client that masks nothing. `client`: whose keys it advertises; `update`: as many bytes as it would send."""
+    """A client that masks nothing. `client`: gives the keys; `update`: as many bytes as a masked update."""
 
     def __init__(self, client: SecureClient, update: bytes) -> None:
         self.advertise = client.advertise
@@ -84,12 +82,12 @@ class BlankVoice:
         return Unmasking(self._index, dict.fromkeys(holders.intersection(self._shared), _SHARE)).encode()
 
 
-# What is told to all alike is read once.
+# Messages that all clients get are decoded once.
 
 
 @lru_cache(maxsize=1)
 def _session_of(context: Context, roster: bytes) -> Session:
-    """Signatures are not checked: nobody cheats here."""
+    """Signatures are not checked: all these clients are honest."""
     read = Roster.decode(roster, len(context.cohort))
     return Session(context, read.opening, {one.index: one for one in read.adverts})
 
@@ -102,3 +100,37 @@ def _indices(data: bytes, n_cohort: int) -> Indices:
 @lru_cache(maxsize=1)
 def _signed(agreements: bytes, n_cohort: int) -> frozenset[int]:
     return frozenset(decode_agreements(agreements, n_cohort))
+
+
+_COMMITMENT = bytes(SHARE_COMMITMENT_BYTES)
+_BLANK_DEALT = Dealt(_COMMITMENT, _COMMITMENT, bytes(SEALED_BYTES)).encode()
+
+
+class CountingCoordinator(SecureCoordinator):
+    """The coordinator of `BlankVoice`s. Only the keys are real, because the graph depends on them."""
+
+    def __init__(self, context: Context, opening: bytes) -> None:
+        super().__init__(context, opening)
+        self._n_revealed = Counter[int]()
+
+    def check_keys(self, index: int, message: bytes) -> AdvertiseKeys:
+        return AdvertiseKeys.decode(message)
+
+    def check_shares(self, index: int, message: bytes) -> ShareKeys:
+        return ShareKeys(index, b"", {}, b"")
+
+    def inbox(self, index: int) -> bytes:
+        shared = self.shared or ()
+        n_dealers = len(set(self.session.neighbours(index)).intersection(shared))
+        return encode_indices(shared) + _BLANK_DEALT * n_dealers
+
+    def check_agreement(self, index: int, signature: bytes) -> None:
+        """It is blank."""
+
+    def take_shares(self, index: int, message: bytes) -> bool:
+        self._n_revealed.update(self.session.holders(index))
+        return True
+
+    @property
+    def is_enough(self) -> bool:
+        return all(self._n_revealed[dealer] >= self.session.threshold for dealer in self.shared or ())

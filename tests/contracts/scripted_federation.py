@@ -39,7 +39,7 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
 from umbel.sim.engines.clients import ClientsEngine, stop_after
 from umbel.sim.engines.device import one_thread
-from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import Engine
 from umbel.sim.federation.federation import Federation, World

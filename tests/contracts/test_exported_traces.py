@@ -23,7 +23,7 @@ from umbel.client.cli.trace import export_trace
 from umbel.client.errors import ClientError
 from umbel.client.operator.operator import Operator
 from umbel.sim import simulate
-from umbel.sim.fleet.reading import read_trace
+from umbel.sim.fleet.files import read_trace
 from umbel.sim.fleet.recorded import recorded_fleet
 
 N_CLIENTS = 3

@@ -44,8 +44,8 @@ from umbel.aggregation.secagg.messages import Inbox, Roster, share_keys_bytes
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
+from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.data.section import DataSection
 from umbel.sim.experiment.file import EngineSection, LocalSection, experiment_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection

@@ -1,10 +1,10 @@
-"""What federated training comes to with each codec, and in how many uploaded bytes: rows of `umbel bench codec`.
+"""The accuracy of federated training with each codec, and the uploaded bytes: rows of `umbel bench codec`.
 
-Each federation is an experiment that sweeps over codecs, run by the simulator: nothing but the codec differs. It is the
+Each federation is an experiment that sweeps over codecs, run by the simulator; only the codec differs. It trains the
 2NN of McMahan et al. 2017 (arXiv:1602.05629) on MNIST, in their split: two shards of one digit for each client.
 
-Of 100 devices, ten are in a round: hardly any comes back soon, so error feedback, whose state is dropped when a client
-has missed a version of the model, has nothing to work with. Ten silos are in every round: there it does what it is for.
+Of 100 devices, ten are in a round. A device rarely returns soon, so error feedback has no effect, because its state is
+dropped when a client misses a version of the model. Ten silos are in every round, where error feedback works.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A federation: `n_asked` of `n_clients` train in a round, each with `shards_each` shards of a digit or two.
+    """A federation: `n_asked` of `n_clients` train in a round, each with `shards_each` shards of one or two digits.
 
-    In a round each takes `n_steps` steps of SGD at `learning_rate`, on `batch_size` samples of its own each. Pictures
-    show the score after every `score_every`-th round; the accuracy at the end is the mean of the `n_last` last scores.
+    In a round each takes `n_steps` steps of SGD. Pictures show the score after every `score_every`-th round; the final
+    accuracy is the mean of the `n_last` last scores.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Setting:
     data: str = "mnist"
 
     def experiment(self, contenders: "Sequence[Contender]") -> dict[str, Any]:
-        """The experiment in which these codecs meet, as a table."""
+        """The experiment that compares these codecs, as a table."""
         training = {"local_steps": self.n_steps, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
         return {
             "name": "codec-training",
@@ -59,21 +59,21 @@ class Setting:
 
 
 DEVICES = Setting("100 devices", n_clients=100, n_rounds=100)
-# Ten times as much data of two digits or so for each, and the same steps in a round.
+# Ten times as much data for each, and the same steps in a round.
 SILOS = Setting("10 silos", n_clients=10, n_rounds=60)
 _QUICK = replace(DEVICES, n_rounds=3, score_every=1, n_last=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A codec as the run file has it, and its title."""
+    """A codec of the run file, and its title."""
 
     title: str
     codec: CodecSection
 
     @property
     def swept(self) -> dict[str, object]:
-        """A value of the experiment's sweep: what is set together."""
+        """A value of the experiment's sweep."""
         keys = asdict(self.codec).items()
         return {"label": self.title, **{f"codec.{key}": value for key, value in keys if value not in (None, False)}}
 
@@ -142,9 +142,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class CodecRun:
-    """A run from its first round to its last. `n_bytes`: of its `n_updates`, headers included; `sha256`: of its last
-    model.
-    """
+    """A whole run. `n_bytes`: of its `n_updates`, headers included; `sha256`: of its last model."""
 
     curve: tuple[Scored, ...]
     n_updates: int
@@ -167,32 +165,31 @@ class CodecRun:
 
     @property
     def bits(self) -> float:
-        """Of one weight in one update."""
+        """Bits of a weight in an update."""
         return 8 * self.n_bytes / max(1, self.n_updates) / N_VALUES
 
     @property
     def client_bytes(self) -> float:
-        """Bytes that a client uploaded in all, the mean of all clients."""
+        """Bytes that a client uploaded in all, on average."""
         return self.curve[-1].client_bytes if self.curve else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CodecContest:
-    """One federation, trained with one codec after another, of which the first is float32."""
+    """One federation, trained with one codec after another, float32 first."""
 
     setting: Setting
     runs: Sequence[tuple[Contender, CodecRun]]
 
     def percent(self, trained: CodecRun) -> float:
-        """The accuracy at the end: the mean of the last scores."""
+        """The final accuracy in per cent."""
         return 100 * trained.accuracy(self.setting.n_last)
 
 
 def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> tuple[list[BenchRow], str]:
-    """Rows, and a note on them. `data`: a folder with MNIST in it; None: nothing is measured, and the note says so.
+    """Rows, and a note on them. `data`: a folder with MNIST; None: nothing is measured. `curves`: for the picture.
 
-    `curves`: where a picture of it is drawn. Raises `OSError` for what cannot be read or written, `NotIdx` for data
-    that are no MNIST.
+    Raises `OSError`, and `NotIdx` for data that are no MNIST.
     """
     if data is None:
         return [], "Training is left out: --data names a folder with MNIST in it."
@@ -200,14 +197,14 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
         (data / MNIST.folder / file.name).stat()  # the simulator would fetch one that is missing
     contests = train_all(data, quick=quick)
     if curves is not None:
-        from umbel.sim.bench.codec.training_plot import draw
+        from umbel.sim.bench.plots import draw_codec_training
 
-        draw(contests, curves)
+        draw_codec_training(contests, curves)
     return training_rows(contests, quick=quick), training_note(contests)
 
 
 def train_all(data: Path, *, quick: bool) -> Sequence[CodecContest]:
-    """Every contender in its federation; if `quick`, three rounds of the one that has a promise."""
+    """Every contender in its federation; if `quick`, three rounds of the one with a promise."""
     chosen: Mapping[Setting, Sequence[Contender]] = {_QUICK: (FLOAT32, PROMISED)} if quick else CONTENDERS
     return [hold_codec_contest(setting, data, contenders) for setting, contenders in chosen.items()]
 
@@ -219,7 +216,7 @@ def hold_codec_contest(setting: Setting, data: Path | None, contenders: Sequence
 
 
 def training_rows(contests: Sequence[CodecContest], *, quick: bool) -> list[BenchRow]:
-    """The accuracy of each run beside float32's; where there is a promise, what is lost, and the bytes."""
+    """The accuracy of each run against float32; for the promised one also the loss of accuracy and the bytes."""
     rows = list[BenchRow]()
     for contest in contests:
         float32 = contest.runs[0][1]
@@ -228,7 +225,7 @@ def training_rows(contests: Sequence[CodecContest], *, quick: bool) -> list[Benc
             what, ours = f"{contest.setting.name}, {contender.title}", contest.percent(trained)
             rows.append(BenchRow(f"{what}, {trained.bits:.2f} bits: accuracy", ours, "float32", theirs, "%"))
             if contender is PROMISED:
-                lost = None if quick else Hold(LOST_POINTS_MAX, "ours")  # three rounds in, accuracies are anywhere
+                lost = None if quick else Hold(LOST_POINTS_MAX, "ours")  # accuracies vary too much after three rounds
                 rows.append(
                     BenchRow(f"{what}: accuracy lost", theirs - ours, "allowed", LOST_POINTS_MAX, "points", lost)
                 )

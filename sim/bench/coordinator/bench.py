@@ -1,9 +1,9 @@
-"""`umbel bench coordinator`: how long a round takes in which nobody has anything to do.
+"""`umbel bench coordinator`: how long a round without work takes.
 
-Ours: a real coordinator process (SQLite, every report durable before it is answered) and ten real SDK clients over HTTP
-on loopback; a round's time runs from its opening to the next round's, so that nothing between rounds is left out.
+Ours: a real coordinator process (SQLite, every report durable before the answer) and ten real SDK clients over HTTP on
+loopback. A round lasts from its opening to the next round's, so that the time between rounds counts.
 The limit: the same number of requests of the same size, at the same time, to an application that does nothing.
-The peer: Flower's deployment engine, run for real where `--peer-python` names an interpreter that has it.
+The peer: Flower's deployment engine, if `--peer-python` names an interpreter that has it.
 """
 
 import statistics
@@ -24,6 +24,7 @@ from umbel.client import Operator
 from umbel.sim.bench.coordinator import load
 from umbel.sim.bench.coordinator.clients import IdleModel
 from umbel.sim.bench.coordinator.flower import PUBLISHED_ROUND_S, flower_round_s
+from umbel.sim.bench.coordinator.load import start_empty
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.demo.client import DemoSite
 from umbel.sim.demo.plan import run_toml
@@ -40,7 +41,7 @@ _LIMIT_S = 120.0
 
 
 def measure(*, quick: bool, peer_python: Path | None, n_devices: int = 10_000, soak_s: float = 0.0) -> Report:
-    """Run all. Raises `ChildDied`, `TimeoutError`, `LoadFailed` or `FlowerFailed`."""
+    """Run all. Raises `ChildDied`, `TimeoutError`, `BenchFailed` or `BenchFailed`."""
     n_rounds = 15 if quick else 40
     ours = coordinator_round_s(n_rounds)
     limit = limit_round_s(n_rounds)
@@ -80,7 +81,7 @@ def _start_clients(folder: Path, url: str, tokens: list[str]) -> Child:
 
 
 def _finish(operator: Operator, children: list[Child]) -> list[RoundRecord]:
-    """Wait for the run to finish; its rounds."""
+    """Wait for the run to finish; return its rounds."""
     records: list[RoundRecord] = []
     deadline = time.monotonic() + _LIMIT_S
     for progress in operator.follow(RUN, wait_s=1.0):
@@ -95,7 +96,7 @@ def _finish(operator: Operator, children: list[Child]) -> list[RoundRecord]:
 def limit_round_s(n_rounds: int) -> float:
     """Median seconds that the same requests take, from the same number of threads, to an endpoint that does nothing."""
     with tempfile.TemporaryDirectory(prefix="umbel-bench-") as folder, stopping([]) as children:
-        server = start("the empty endpoint", ["-m", "umbel.sim.bench.coordinator.echo"], Path(folder) / "echo.log")
+        server = start_empty("asgi", Path(folder))
         children.append(server)
         url = server.stdout.readline().strip()
         server.require_alive()

@@ -1,4 +1,4 @@
-"""Ten SDK clients that do no work, each a thread with the real client loop; started by `bench_coordinator`.
+"""Ten SDK clients that do no work, each a thread with the real client loop; started by `bench.py`.
 
 `python -m umbel.sim.bench.coordinator.clients`: the first line of standard input is the JSON list of sites.
 """

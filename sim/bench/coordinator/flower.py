@@ -15,6 +15,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from umbel.sim.bench.report import BenchFailed
+
 PUBLISHED_ROUND_S = 6.7
 _LIMIT_S = 420.0
 
@@ -88,14 +90,10 @@ def train(message: Message, context: Context) -> Message:
 """
 
 
-class FlowerFailed(Exception):
-    """The peer could not be run; the message says what to look at."""
-
-
 def flower_round_s(python: Path, n_nodes: int, n_rounds: int) -> float:
     """Median seconds from one round's beginning to the next one's, the first round (start-up) left out."""
     if not (python.parent / "flower-superlink").exists():
-        raise FlowerFailed(f"no flower-superlink beside {python}; install flwr there, or leave out --peer-python")
+        raise BenchFailed(f"no flower-superlink beside {python}; install flwr there, or leave out --peer-python")
     with tempfile.TemporaryDirectory(prefix="umbel-flower-") as folder:
         return _Deployment(python.absolute().parent, Path(folder), n_nodes, n_rounds).round_s()
 
@@ -158,14 +156,14 @@ class _Deployment:
             command, env=self._environment, cwd=self._folder, capture_output=True, timeout=_LIMIT_S, check=False
         )
         if done.returncode:
-            raise FlowerFailed(f"flwr run failed:\n{done.stdout.decode(errors='replace')[-2000:]}")
+            raise BenchFailed(f"flwr run failed:\n{done.stdout.decode(errors='replace')[-2000:]}")
 
     def _wait(self) -> float:
         deadline = time.monotonic() + _LIMIT_S
         while not (self._times.exists() and "done" in self._times.read_text()):
             if time.monotonic() > deadline:
                 log = (self._folder / "flower.log").read_text(errors="replace")
-                raise FlowerFailed(f"Flower's rounds did not finish within {_LIMIT_S:.0f} s:\n{log[-2000:]}")
+                raise BenchFailed(f"Flower's rounds did not finish within {_LIMIT_S:.0f} s:\n{log[-2000:]}")
             time.sleep(0.2)
         times = [float(line.split()[0]) for line in self._times.read_text().splitlines()]
         return statistics.median(later - earlier for earlier, later in pairwise(times[1:]))
@@ -198,5 +196,5 @@ def _wait_for_port(port: int) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise FlowerFailed("the SuperLink did not start within 60 s") from error
+                raise BenchFailed("the SuperLink did not start within 60 s") from error
             time.sleep(0.2)

@@ -1,21 +1,33 @@
-"""Many simulated devices from one thread: scripts that send raw HTTP/1.1 requests over keep-alive sockets.
+"""Many simulated devices from one thread: signed requests of docs/reference/wire.md over keep-alive sockets.
 
-A script is a generator: it yields the bytes of a request and is sent its `RawAnswer`, or yields an `Until`. Scripts
-that are ready queue for an idle connection, so ten thousand devices do not need ten thousand sockets. Only what the
-measurement needs is parsed, because the load must cost a fraction of what the server does.
+A script is a generator. It yields the bytes of a request and is sent its `RawAnswer`, or yields an `Until`. Scripts
+that are ready wait for an idle connection, so ten thousand devices do not need ten thousand sockets. There is no
+training and no SDK, and an answer is parsed only as far as the measurement needs, because the load must cost a fraction
+of what the server does.
 """
 
+import base64
+import hashlib
 import heapq
+import json
+import secrets
 import selectors
 import socket
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.trust.signatures import Target, content_digest, sign
+from umbel.aggregation.update.wire import float32_header
+from umbel.sim.bench.report import BenchFailed
 
 _READ_BYTES = 1 << 16
 _LENGTH = b"\r\ncontent-length: "
@@ -23,14 +35,14 @@ _LENGTH = b"\r\ncontent-length: "
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Nothing to send before this time, in `time.perf_counter()`; a request that follows at once is due then."""
+    """A script waits until this time, in `time.perf_counter()`; its next request is due then."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """One response. `body`: without the head; `took_s`: from the request's being due to the answer's last byte."""
+    """One response. `body`: without the head; `took_s`: from the request's due time to the answer's last byte."""
 
     status: int
     body: bytes
@@ -40,13 +52,9 @@ class RawAnswer:
 Script: TypeAlias = Generator["bytes | Until", RawAnswer, None]
 
 
-class LoadFailed(Exception):
-    """The server hung up, or did not answer; the message says on what."""
-
-
 @dataclass(slots=True)
 class Tally:
-    """What a load has seen. `latencies_s`: one for each answer, in order of arrival."""
+    """The answers of a load. `latencies_s`: in order of arrival."""
 
     latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
     statuses: Counter[int] = field(default_factory=Counter[int])
@@ -69,9 +77,9 @@ class Tally:
         return 1e3 * ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
     def require_all(self, status: int) -> None:
-        """Raise `LoadFailed` unless every answer had this status."""
+        """Raise `BenchFailed` unless every answer had this status."""
         if set(self.statuses) - {status}:
-            raise LoadFailed(f"not every answer was {status}: {dict(self.statuses)}, such as {self.first_refusal!r}")
+            raise BenchFailed(f"not every answer was {status}: {dict(self.statuses)}, such as {self.first_refusal!r}")
 
     def note(self, answer: RawAnswer) -> None:
         self.latencies_s.append(answer.took_s)
@@ -82,7 +90,7 @@ class Tally:
 
 @dataclass(slots=True)
 class _Link:
-    """One connection. `script`: whose request is on its way; `received`: what has come of the answer."""
+    """One connection. `script`: that waits for an answer; `received`: of the answer so far."""
 
     socket: socket.socket
     script: Script | None = None
@@ -122,10 +130,9 @@ class Load:
     def run(
         self, scripts: Iterable[Script], is_over: Callable[[], bool] = lambda: False, stall_s: float = 60.0
     ) -> Tally:
-        """Run all scripts to their ends, or until `is_over()`; then what was sent is waited for.
+        """Run all scripts to their ends, or until `is_over()`; then wait for open answers.
 
-        An endless iterable is taken from as connections become idle. Raises `LoadFailed` if nothing moves for
-        `stall_s`.
+        `scripts` may be endless. Raises `BenchFailed` if nothing moves for `stall_s`.
         """
         tally, fresh = Tally(), iter(scripts)
         while self._work_left(fresh, is_over):
@@ -134,14 +141,14 @@ class Load:
                 timeout_s = max(0.0, min(stall_s, self._paused[0][0] - time.perf_counter()))
             events = self._selector.select(timeout_s)
             if not events and timeout_s == stall_s and (n_owed := len(self._links) - len(self._idle)):
-                raise LoadFailed(f"no answer for {stall_s:.0f} s, {n_owed} are owed")
+                raise BenchFailed(f"no answer for {stall_s:.0f} s, {n_owed} are owed")
             for key, _ in events:
                 self._attend(key.data, tally)
         tally.ended_at = time.perf_counter()
         return tally
 
     def _work_left(self, fresh: Iterator[Script], is_over: Callable[[], bool]) -> bool:
-        """Send what can be sent; whether anything is still to come."""
+        """Send what can be sent; return whether work is left."""
         now = time.perf_counter()
         if is_over():
             self._ready.clear()
@@ -161,7 +168,7 @@ class Load:
         return bool(self._paused or self._ready) or len(self._idle) < len(self._links)
 
     def _step(self, script: Script, answer: RawAnswer | None, due_at: float) -> None:
-        """Let a script go on, and queue what it wants next."""
+        """Resume a script, and queue its next request or pause."""
         try:
             wanted = next(script) if answer is None else script.send(answer)
         except StopIteration:
@@ -186,7 +193,7 @@ class Load:
             return
         piece = link.socket.recv(_READ_BYTES)
         if not piece or link.script is None:
-            raise LoadFailed(f"the server hung up after {link.received[:200]!r}")
+            raise BenchFailed(f"the server hung up after {link.received[:200]!r}")
         link.received = link.received + piece if link.received else piece
         if (parsed := _parse(link.received)) is None:
             return
@@ -199,10 +206,97 @@ class Load:
 
 
 def _parse(received: bytes) -> tuple[int, bytes] | None:
-    """Status and body of a whole response with a Content-Length, or None while it is not whole."""
+    """Status and body of a response with a Content-Length, or None while it is incomplete."""
     head, end, body = received.partition(b"\r\n\r\n")
     if not end:
         return None
     at = head.lower().find(_LENGTH)
     length = 0 if at < 0 else int(head[at + len(_LENGTH) :].split(b"\r\n", 1)[0])
     return (int(head[9:12]), body) if len(body) >= length else None
+
+
+SAMPLE_COUNT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SimDevice:
+    """A simulated device with its key."""
+
+    name: str
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
+
+    def request(self, method: str, path: str, body: bytes = b"", fields: Mapping[str, str] | None = None) -> bytes:
+        """A signed request as bytes. `fields`: further header fields."""
+        head = self.head(method, path, hashlib.sha256(body).digest(), len(body), fields)
+        return head + body
+
+    def head(
+        self, method: str, path: str, sha256: bytes, n_bytes: int, fields: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The head of a request with a body of `n_bytes` that hashes to `sha256`."""
+        target, _, query = path.partition("?")
+        created, nonce = int(time.time()), secrets.token_urlsafe(16)
+        signed = sign(self.key, self.name, Target(method, target, query), sha256, created, nonce)
+        lines = {"Host": "bench", "Content-Type": "application/json", "Content-Length": str(n_bytes)}
+        lines |= signed.as_dict() | dict(fields or {})
+        text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"{method} {path} HTTP/1.1\r\n{text}\r\n".encode()
+
+    def enrolment(self, token: str, tier: str) -> bytes:
+        """POST /v1/enrolments."""
+        public_key = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
+        body = {"token": token, "client": self.name, "public_key": public_key, "labels": {"tier": tier}}
+        return self.request("POST", "/v1/enrolments", json.dumps(body).encode())
+
+    def check_in(self, body: bytes) -> bytes:
+        """POST /v1/check-ins."""
+        return self.request("POST", "/v1/check-ins", body)
+
+    def upload(self, assignment: str, update: bytes) -> bytes:
+        """POST the whole update."""
+        digest = content_digest(hashlib.sha256(update).digest())
+        fields = {"Upload-Length": str(len(update)), "Upload-Complete": "?1", "Repr-Digest": digest}
+        return self.request("POST", f"/v1/assignments/{assignment}/update", update, fields)
+
+    def report(self, assignment: str, update: bytes) -> bytes:
+        """PUT the report of that update."""
+        sha256 = hashlib.sha256(update).hexdigest()
+        work = {"sample_count": SAMPLE_COUNT, "steps_done": 1, "steps_planned": 1, "update_sha256": sha256}
+        return self.request("PUT", f"/v1/assignments/{assignment}/report", json.dumps(work).encode())
+
+
+def check_in_body(run: str, layout_digest: str, sample_count: int, wait_s: float = 0.0) -> bytes:
+    """The JSON of a check-in."""
+    message = {"run": run, "sample_count": sample_count, "layout_digest": layout_digest, "wait_s": wait_s}
+    return json.dumps(message).encode()
+
+
+def once(request: bytes) -> Script:
+    """A script of one request."""
+    yield request
+
+
+def take_part(device: SimDevice, run: str, layout: Layout, outcomes: list[str]) -> Script:
+    """Check in until the run is over, carry out assignments, and collect the outcomes of reports.
+
+    An upload that comes too late for its round (409) counts as released.
+    """
+    body = check_in_body(run, layout.digest, SAMPLE_COUNT)
+    update = float32_header(layout).encode() + bytes(4 * layout.n_values)
+    while True:
+        answer = yield device.check_in(body)
+        checked_in: dict[str, Any] = json.loads(answer.body)
+        if answer.status != 200:
+            raise BenchFailed(f"a check-in was answered {answer.status}: {answer.body!r}")
+        if checked_in["assignment"] is not None:
+            assignment = str(checked_in["assignment"]["id"])
+            answer = yield device.upload(assignment, update)
+            if answer.status == 409:
+                outcomes.append("released")
+                continue
+            answer = yield device.report(assignment, update)
+            outcomes.append(str(json.loads(answer.body).get("outcome", answer.status)))
+        elif checked_in["run_status"] != "running":
+            return
+        else:
+            yield Until(time.perf_counter() + float(checked_in["retry_after_s"]))

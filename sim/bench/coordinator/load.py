@@ -1,8 +1,8 @@
 """The load rows of `umbel bench coordinator`: a fleet of simulated devices against one coordinator process.
 
 Devices enrol over HTTP, each with its own key and token; every request is signed and its nonce durable before the
-answer. Check-ins find no work, beside an empty FastAPI endpoint that gets the same bytes over as many connections,
-in turns. Then one round in which 300 of all devices are asked and 256 must count; then, if asked for, a soak.
+answer. Check-ins find no work; an empty FastAPI endpoint gets the same bytes over as many connections, in turns. Then
+comes one round that asks 300 of all devices and needs 256, and then, on request, a soak.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -22,9 +23,8 @@ from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Operator
 from umbel.sim.bench.coordinator.clients import IdleModel
-from umbel.sim.bench.coordinator.http_devices import SimDevice, check_in_body, once, take_part
-from umbel.sim.bench.coordinator.http_load import Load, LoadFailed, Script, Tally, Until
-from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.bench.coordinator.http_load import Load, Script, SimDevice, Tally, Until, check_in_body, once, take_part
+from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import Child, CoordinatorProcess, start, start_coordinator, stopping
 
@@ -49,11 +49,11 @@ class Soaked:
 
 
 def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
-    """The rows, and notes on them. Raises `LoadFailed` where an answer is wrong."""
+    """The rows, and notes on them. Raises `BenchFailed` where an answer is wrong."""
     with tempfile.TemporaryDirectory(prefix="umbel-load-") as folder, stopping([]) as children:
         coordinator = start_coordinator(Path(folder) / "coordinator")
         children.append(coordinator.child)
-        empty = start("the empty endpoint", ["-m", "umbel.sim.bench.coordinator.empty"], Path(folder) / "empty.log")
+        empty = start_empty("fastapi", Path(folder))
         children.append(empty)
         fleet = LoadFleet.enrolled(coordinator, n_devices)
         bursts = _in_turns(fleet, empty, n_requests=4000 if quick else 15_000)
@@ -61,6 +61,12 @@ def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[BenchR
         soaked = fleet.soak(soak_s) if soak_s else None
         coordinator.child.require_alive()
     return _rows(n_devices, bursts, round_s, record, soaked), _notes(fleet, bursts, soaked)
+
+
+def start_empty(kind: Literal["asgi", "fastapi"], folder: Path) -> Child:
+    """An endpoint that does nothing; it prints its address."""
+    argv = ["-m", "umbel.sim.bench.coordinator.empty", kind]
+    return start("the empty endpoint", argv, folder / "empty.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Burst:
 
 
 class LoadFleet:
-    """Enrolled devices of one coordinator, and a run that waits for more of them than there are."""
+    """Enrolled devices of one coordinator, and a run that waits for more devices than exist."""
 
     def __init__(self, coordinator: CoordinatorProcess, devices: list[SimDevice], enrolled: Tally) -> None:
         self.coordinator = coordinator
@@ -85,7 +91,7 @@ class LoadFleet:
 
     @classmethod
     def enrolled(cls, coordinator: CoordinatorProcess, n_devices: int) -> "LoadFleet":
-        """Enrol all over HTTP, and create the run they will wait in."""
+        """Enrol all over HTTP, and create the run in which they wait."""
         devices = [SimDevice(f"device-{i:05}") for i in range(n_devices)]
         with Operator(coordinator.url, coordinator.admin_key) as operator:
             tokens = [
@@ -108,12 +114,12 @@ class LoadFleet:
             operator.create_run(name, run_toml(RunFile(name, rounds)), sha256)
 
     def check_ins(self) -> Iterator[bytes]:
-        """Signed check-ins without end, of one device after the other, that find no work."""
+        """Endless signed check-ins of one device after the other, which find no work."""
         body = check_in_body(_WAITING, self._layout.digest, 10)
         return (device.check_in(body) for device in self._next)
 
     def burst(self, url: str, pid: int, n_requests: int) -> Burst:
-        """Send so many check-ins, signed beforehand, as fast as they are answered."""
+        """Send check-ins, signed beforehand, as fast as they are answered."""
         requests = list(itertools.islice(self.check_ins(), n_requests))
         process = psutil.Process(pid)
         with Load(url, N_CONNECTIONS) as load:
@@ -124,7 +130,7 @@ class LoadFleet:
         return Burst(tally.rate, tally.quantile_ms(0.5), tally.quantile_ms(0.99), 1e6 * cpu_s / n_requests)
 
     def run_round(self) -> tuple[float, RoundRecord]:
-        """One round of all devices: seconds from its creation to its end, and its record, which must add up."""
+        """One round of all devices: seconds from its creation to its end, and its checked record."""
         self._create_run(_ROUND, RoundsSection(1, TARGET, TARGET, over_selection=ASKED / TARGET, window_s=300.0))
         outcomes: list[str] = []
         started = time.perf_counter()
@@ -143,10 +149,10 @@ class LoadFleet:
                     return progress.ended[0]
                 if time.monotonic() > deadline:
                     break
-        raise LoadFailed(f"the round of {ASKED} did not end")
+        raise BenchFailed(f"the round of {ASKED} did not end")
 
     def soak(self, soak_s: float) -> Soaked:
-        """Check-ins at a steady rate, whatever the server does; memory sampled meanwhile."""
+        """Check-ins at a fixed rate, with samples of the memory."""
         process = psutil.Process(self.coordinator.pid)
         samples: list[float] = []
         requests, began = self.check_ins(), time.perf_counter()
@@ -187,12 +193,12 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _check_accounts(record: RoundRecord, outcomes: list[str]) -> None:
-    """Raise `LoadFailed` unless the round's record and what the devices were told say the same."""
-    told = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    """Raise `BenchFailed` unless the round's record and the answers to devices agree."""
+    counts = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
     if not record.committed or record.selected != ASKED or record.reported != TARGET:
-        raise LoadFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
-    if told.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
-        raise LoadFailed(f"{len(outcomes)} devices reported and were told {told}; dropped: {record.dropped}")
+        raise BenchFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
+    if counts.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
+        raise BenchFailed(f"{len(outcomes)} devices reported, with outcomes {counts}; dropped: {record.dropped}")
 
 
 def _rows(

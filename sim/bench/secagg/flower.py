@@ -1,8 +1,8 @@
 """The peer of `umbel bench secagg`: Flower's SecAgg+ functions, called as its client app does, on the same numbers.
 
-They are compared only where `flwr` is installed (written for 1.42). What differs in kind: Flower's masks are NumPy's
-Mersenne Twister, seeded with 32 bits folded from the shared key; its keys are P-384, the private one shared as PEM;
-nothing is signed and no share is committed to. The time is this process's CPU time, with all of its threads.
+The comparison needs an installed `flwr` (written for 1.42). Flower differs in kind: its masks are NumPy's Mersenne
+Twister, seeded with 32 bits folded from the shared key; its keys are P-384, the private one shared as PEM; it has no
+signatures and no commitments to shares. The time is this process's CPU time, with all of its threads.
 """
 
 import contextlib
@@ -17,10 +17,9 @@ import torch
 from umbel.aggregation.secagg.crypto.shamir import Interpolation, split
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
+from umbel.sim.bench.measuring import least_ms
 from umbel.sim.bench.report import BenchRow
-from umbel.sim.bench.secagg.cohort import advertised
-from umbel.sim.bench.secagg.masks import least_ms, ready_client
-from umbel.sim.secure.rounds import bits_of_sums, composition_of, secure_plan
+from umbel.sim.bench.secagg.cohort import advertised, bits_of_sums, composition_of, ready_client, secure_plan
 
 K, N_VALUES = 100, 1_000_000
 _THRESHOLD = 2 * (K + 1) // 3 + 1
@@ -29,7 +28,7 @@ _WORK = LocalWork(1, 1, 1)
 
 
 def flower_rows(*, repetitions: int, n_values: int = N_VALUES) -> Sequence[BenchRow]:
-    """Mask step, share step, and what opens one secret; nothing where Flower is not installed."""
+    """The mask step, the share step, and the reconstruction of a secret; no rows without Flower."""
     with contextlib.suppress(ImportError):
         peer = Peer(K, n_values)
         return (*_client_rows(peer, repetitions, n_values), *_secret_rows(peer, repetitions))
@@ -37,7 +36,7 @@ def flower_rows(*, repetitions: int, n_values: int = N_VALUES) -> Sequence[Bench
 
 
 class Peer:
-    """A Flower client with k neighbours, as `secaggplus_mod` has it. Raises `ImportError`."""
+    """A Flower client with k neighbours, as in `secaggplus_mod`. Raises `ImportError`."""
 
     def __init__(self, k: int, n_values: int) -> None:
         self._mod: Any = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
@@ -69,7 +68,7 @@ class Peer:
         self._mod._share_keys(self.states[0], self.roster)
 
     def received(self) -> dict[str, Any]:
-        """What the coordinator has for it: everybody's shares, which here are all its own."""
+        """The shares that the coordinator sends it; here all are its own."""
         state, sources = self.states[0], list(range(1, len(self.states)))
         seed, key = state.rd_seed_share_dict[0], state.sk1_share_dict[0]
         plain = {node: self._utils.share_keys_plaintext_concat(node, 0, seed, key) for node in sources}
@@ -100,11 +99,11 @@ def _client_rows(peer: Peer, repetitions: int, n_values: int) -> Sequence[BenchR
 
 
 def _secret_rows(peer: Peer, repetitions: int) -> Sequence[BenchRow]:
-    """A survivor's seed, and the key of one that is gone: t shares each. Ours takes the same time for both."""
+    """A survivor's seed, and the key of a lost client: t shares each. Ours takes the same time for both."""
     points = list(range(1, _THRESHOLD + 1))
     shares = split(os.urandom(32), _THRESHOLD, points, os.urandom)
     rows = list[BenchRow]()
-    for what, secret in (("a survivor's seed", os.urandom(32)), ("the key of one that is gone", peer.states[0].sk1)):
+    for what, secret in (("a survivor's seed", os.urandom(32)), ("the key of a lost client", peer.states[0].sk1)):
         theirs: list[bytes] = peer.shamir.create_shares(secret, _THRESHOLD, _THRESHOLD)
         kernels: tuple[Callable[[], object], ...] = (
             lambda: Interpolation(tuple(points), _THRESHOLD).secret(shares),

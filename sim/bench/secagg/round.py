@@ -1,4 +1,4 @@
-"""What a secure round costs a client, step by step, and the coordinator: CPU time of this process, one thread."""
+"""The CPU time of a secure round for a client, step by step, and for the coordinator: one thread."""
 
 import ctypes
 import gc
@@ -24,11 +24,18 @@ from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.sim.bench.aggregate import RssPeak
+from umbel.sim.bench.measuring import RssPeak
 from umbel.sim.bench.report import BenchRow, Hold
-from umbel.sim.bench.secagg.cohort import Advertised, advertised
-from umbel.sim.bench.secagg.masks import keystream
-from umbel.sim.secure.rounds import bits_of_sums, composition_of, made_contribution, plain_sums, secure_plan
+from umbel.sim.bench.secagg.cohort import (
+    Advertised,
+    advertised,
+    bits_of_sums,
+    composition_of,
+    keystream,
+    made_contribution,
+    plain_sums,
+    secure_plan,
+)
 
 N, N_GONE, N_VALUES, K_SHARED = 100, 10, 1_000_000, 100
 SHARE_MS_MAX, COORDINATOR_S_MAX = 20.0, 1.0
@@ -44,7 +51,7 @@ class Cost:
         self.seconds: dict[str, float] = {}
 
     def of(self, step: str, do: Callable[[], Made]) -> Made:
-        """Take a step, and count it."""
+        """Take a step, and count its time."""
         started = time.process_time()
         made = do()
         self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - started
@@ -61,7 +68,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rows, and what was counted beside them."""
+    """Rows, and the times of single steps."""
 
     rows: Sequence[BenchRow]
     notes: Sequence[str]
@@ -79,7 +86,7 @@ def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
 
 
 def share_rows(k: int = K_SHARED) -> Sequence[BenchRow]:
-    """ShareKeys with k neighbours, the least of all clients; and the check of the roster that comes before it."""
+    """ShareKeys with k neighbours, the least of all clients; and the check of the roster before it."""
     cohort = advertised(k + 1, os.urandom)
     share_ms = min(_ms(partial(client.share, cohort.roster)) for client in cohort.clients)
     exchange_ms = min(_ms(lambda: _exchange_keys(cohort)) for _ in range(9))
@@ -107,7 +114,7 @@ def _verify(cohort: Advertised) -> None:
 
 
 def _client(cohort: Advertised, n_values: int) -> tuple[BenchRow, str]:
-    """Every step of a client, in a round that all go through; of the first few, the one that took least."""
+    """Every step of a client in a round without drop-outs; the fastest of the first few clients."""
     composition = composition_of(secure_plan(N, bits=bits_of_sums(N)), n_values)
     clients, inputs, change = cohort.clients[:_MEASURED], encode_indices(range(N)), torch.randn(n_values) * 0.01
     costs = [Cost() for _ in clients]
@@ -134,7 +141,7 @@ def _client(cohort: Advertised, n_values: int) -> tuple[BenchRow, str]:
 
 
 def _make_keys(client: SecureClient) -> None:
-    """What a client does before it advertises, again, and its AdvertiseKeys message."""
+    """Make keys and the AdvertiseKeys message again."""
     _ = KeyPair(os.urandom(32)), KeyPair(os.urandom(32))
     client.advertise()
 
@@ -152,7 +159,7 @@ def _sign(client: SecureClient, update: bytes) -> None:
 
 
 def _agreements(cohort: Advertised, indices: Sequence[int], inputs: bytes) -> dict[int, bytes]:
-    """The ConsistencyCheck messages of these clients, who have heard, and are made to have signed an update."""
+    """The ConsistencyCheck messages of these clients, after they received shares and signed an update."""
     agreed = dict[int, bytes]()
     for index in indices:
         client = cohort.clients[index]
@@ -167,7 +174,7 @@ def _agreements(cohort: Advertised, indices: Sequence[int], inputs: bytes) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What a coordinator has when the last client has answered: updates and Unmasking messages, by index."""
+    """All that a coordinator needs at the end: updates and Unmasking messages, by index."""
 
     composition: Composition
     cohort: Advertised
@@ -176,7 +183,7 @@ class _Answers:
 
 
 def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[Sequence[BenchRow], str]:
-    """Folding the masked updates of those who stay, making the secrets of all, and taking the masks off."""
+    """Fold the masked updates of the survivors, reconstruct all secrets, and unmask."""
     evidence = _evidence(cohort, n_values)
     _trim()
     rss = RssPeak(psutil.Process().pid)
@@ -211,7 +218,7 @@ def _evidence(cohort: Advertised, n_values: int) -> _Answers:
 
 
 def _open(evidence: _Answers) -> tuple[Cost, Tensor, Tensor]:
-    """The coordinator's part, once, as a replica folds and unmasks; and the sums that it reads."""
+    """The coordinator's part, once, and the resulting sums."""
     composition, reader, cost = evidence.composition, MaskedReader(evidence.composition), Cost()
     total = reader.new_sum()
     for update in evidence.updates:
@@ -225,9 +232,9 @@ def _open(evidence: _Answers) -> tuple[Cost, Tensor, Tensor]:
 
 
 def _trim() -> None:
-    """Give back what the allocator has kept, or growth would not show."""
+    """Return free memory to the system, so that growth shows."""
     gc.collect()
-    with suppress(AttributeError, OSError):  # not every libc has it
+    with suppress(AttributeError, OSError):  # missing in some libc
         ctypes.CDLL(None).malloc_trim(0)
 
 

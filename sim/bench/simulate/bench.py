@@ -1,13 +1,17 @@
-"""`umbel bench simulate`: local training, and whole simulated rounds, against a plain loop.
+"""`umbel bench simulate`: local training and whole simulated rounds against a plain loop, and the start of a run.
 
-*Training* is an engine's work and a weighted sum of what comes of it, and theirs (`tight_loop.py`) likewise: what is
-promised is of that. A *whole round* is everything beside: who waits, who is drawn, virtual time, updates on the grid,
-the exact sum, the next model and its hash, the record of each client. Both sides train the same batches of the same
-clients, and that they come to the same weights is asserted. Of the peers, `simulate_peers.py`.
+*Training* is an engine's work and the weighted sum of its changes; the plain loop (`timing.py`) does the same. The
+promises are about this. A *whole round* adds the rest: who waits, the draw, virtual time, updates on the grid, the
+exact sum, the next model and its hash, a record for each client. Both sides train the same batches of the same clients
+and must come to the same weights. `peers.py` compares with Flower and pfl.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +19,11 @@ from pathlib import Path
 
 import torch
 
-from umbel.sim.bench.child_process import in_child
+from umbel.sim.bench.measuring import in_child
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.simulate.cohorts import cohort_rows
-from umbel.sim.bench.simulate.peers import TRAINING, Peers, find_peers, peer_rows
+from umbel.sim.bench.simulate.peers import TRAINING, Best, Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
-from umbel.sim.bench.simulate.start import start_rows
 from umbel.sim.bench.simulate.timing import (
     PlainLoop,
     plain_loop,
@@ -34,9 +37,82 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import AutoEngine, named_engine
 from umbel.sim.engines.device import one_thread, require_device_name
-from umbel.sim.engines.recipe import LOSSES
+from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.stacked.stacked import StackedEngine
+from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.experiment.trials import seldom_collected
+from umbel.sim.simulation import RUNS_FOLDER
+
+_START_S_MAX = 3.0  # beyond importing torch
+_WHAT = "start to first round"
+_PATIENCE_S, _LOOK_S = 120.0, 0.005
+_EXPERIMENT = """
+name = "start"
+seeds = [0]
+[data]
+name = "digits"
+[partition]
+scheme = "dirichlet"
+clients = 100
+alpha = 0.3
+[model]
+name = "mlp"
+hidden = [64]
+[rounds]
+count = 1000
+target = 10
+[training]
+local_epochs = 5
+batch_size = 10
+learning_rate = 0.05
+"""
+
+
+def start_rows(peers: Sequence[Best]) -> list[BenchRow]:
+    """The start with 100 clients, of which ten are asked; the promise excludes the import of torch, measured at once.
+
+    `peers`: the same for them, with imports and Ray, but with the data made before.
+    """
+    torch_s = _importing_torch_s()
+    start_s = _first_round_s()
+    beyond = BenchRow(
+        f"{_WHAT}, beyond importing torch",
+        1e3 * (start_s - torch_s),
+        "importing torch",
+        1e3 * torch_s,
+        "ms",
+        Hold(1e3 * _START_S_MAX, of="ours"),
+    )
+    return [beyond, *(BenchRow(_WHAT, 1e3 * start_s, one.title, 1e3 * one.times.start_s, "ms") for one in peers)]
+
+
+def _importing_torch_s() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - began
+
+
+def _first_round_s() -> float:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "start.toml").write_text(_EXPERIMENT)
+        command = [sys.executable, "-m", "umbel", "simulate", str(folder / "start.toml"), "--out", str(folder / "out")]
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while not _has_row(folder / "out"):
+                if process.poll() is not None or time.perf_counter() - began > _PATIENCE_S:
+                    raise RuntimeError(f"no round was simulated: {' '.join(command)}")
+                time.sleep(_LOOK_S)
+            return time.perf_counter() - began
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _has_row(out: Path) -> bool:
+    return any(path.stat().st_size for path in out.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}"))
+
 
 _BY_HAND, _ANY = "linear chains", "any module"
 _WHOLE = "whole round"
@@ -48,7 +124,7 @@ _PROMISES = {("A", _BY_HAND): 5.0, ("A", _ANY): 3.0, ("C", _BY_HAND): 8.0, ("Cs"
 
 
 class NoSuchWorkload(ValueError):
-    """One part alone was asked for, by a name that none has."""
+    """No part has the requested name."""
 
 
 def measure(
@@ -59,11 +135,10 @@ def measure(
     device: str | None = None,
     plot: Path | None = None,
 ) -> Report:
-    """Run them all, or the one of that name; against the peers, too, that `peer_python` has.
+    """Run all parts, or `only` one, also against the peers of `peer_python`.
 
-    `device`: where cohorts of all sizes are trained, and drawn to `plot`; None: on a GPU, if torch finds one. Raises
-    `NoSuchWorkload` or `NoSuchDevice` for a name that none has, `EngineError` for a device that is not here, and
-    `PeerFailed`.
+    `device`: for cohorts of all sizes, drawn to `plot`; None: a GPU, if torch finds one. Raises `NoSuchWorkload`,
+    `NoSuchDevice`, `EngineError` for a missing device, and `BenchFailed`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else None)
     require_device_name(device or "cpu")
@@ -75,7 +150,7 @@ def measure(
     parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
     parts["cohorts"] = lambda: cohort_rows(device or "cpu", quick=quick, plot=plot)
     if only is not None and only not in parts:
-        raise NoSuchWorkload(f"there is no workload {only}; there are {', '.join(parts)}")
+        raise NoSuchWorkload(f"there is no part {only}; choose one of {', '.join(parts)}")
     left_out = {"cohorts"} if device is None and plot is None else set[str]()
     wanted = [name for name in parts if name == only or (only is None and name not in left_out)]
     rows = [row for name in wanted for row in parts[name]()]
@@ -96,7 +171,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """`ours`: seconds of a round that peers are compared with, by what is in it."""
+    """`ours`: seconds of a round, by what it includes, for the comparison with peers."""
 
     rows: list[BenchRow]
     plain: PlainLoop
@@ -136,7 +211,7 @@ def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> 
 
 
 def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> BenchRow:
-    """What the engine took by itself against the best that there is: they take turns, and the least time counts."""
+    """The engine that "auto" chose against the fastest one. They take turns; the least time counts."""
     with closing(AutoEngine(workload.recipe)) as auto:
         training_s(workload, population, auto, cohorts[:1])
         chosen = auto.name
@@ -158,14 +233,14 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
 
 
 def _memory_row(workload: Workload) -> BenchRow:
-    """Of a process that does nothing else, the engine's workers included: they are its threads."""
+    """The memory of a process that does nothing else, with the engine's worker threads."""
     idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
     what = f"{workload.name}: peak memory"
     return BenchRow(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
 
 
 def _idle() -> None:
-    """Imports what this module imports."""
+    """Only import this module."""
 
 
 def _rounds_of(name: str) -> None:

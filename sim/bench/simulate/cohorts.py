@@ -1,4 +1,4 @@
-"""Cohorts of one client to a thousand, stacked, and one client after another, both on the same device."""
+"""Cohorts of one to a thousand clients, stacked and one client after another, on the same device."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +18,7 @@ from umbel.sim.federation.local_work import steps_asked
 
 _NAMES = ("A", "B", "C")
 _SIZES, _QUICK = (1, 3, 10, 30, 100, 300, 1000), (1, 10, 100, 1000)
-_REPEATED = 10  # times the clients that there are: B has ten, and a GPU has room for more
+_REPEATED = 10  # times the clients of B, which has only ten
 _TURNS = 3
 _LONG_S, _QUICK_LONG_S = 30.0, 6.0
 ENGINES = "batched", "sequential"
@@ -26,7 +26,7 @@ ENGINES = "batched", "sequential"
 
 @dataclass(frozen=True, slots=True)
 class CohortPoint:
-    """A cohort of `n_clients`, who take `n_steps` in all. `seconds`: by engine, where that was not left out."""
+    """A cohort of `n_clients`, which take `n_steps` in all. `seconds`: by engine that was measured."""
 
     workload: Workload
     n_clients: int
@@ -39,17 +39,17 @@ class CohortPoint:
 
 
 def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[BenchRow]:
-    """A row for each cohort that was trained in both ways. `plot`: where all of them are drawn."""
+    """A row for each cohort that was trained in both ways. `plot`: for the picture of all."""
     points = [point for name in _NAMES for point in _points(name, device, quick=quick)]
     if plot is not None:
-        from umbel.sim.bench.simulate.cohorts_plot import draw
+        from umbel.sim.bench.plots import draw_cohorts
 
-        draw([list(group) for _, group in groupby(points, lambda one: one.workload.name)], device, plot)
+        draw_cohorts([list(group) for _, group in groupby(points, lambda one: one.workload.name)], device, plot)
     return [_row(point, device) for point in points if len(point.seconds) == len(ENGINES)]
 
 
 def _points(name: str, device: str, *, quick: bool) -> Iterator[CohortPoint]:
-    """Of larger and larger cohorts; an engine that has taken long for one is not asked for the next."""
+    """Growing cohorts; an engine that took long for one is left out from then on."""
     workload = next(one for one in workloads() if one.name == name)
     population = workload.population()
     most = population.n_clients * (_REPEATED if name == "B" and device != "cpu" else 1)
@@ -65,14 +65,14 @@ def _points(name: str, device: str, *, quick: bool) -> Iterator[CohortPoint]:
 
 
 def _of_all_sizes(population: ShardedPopulation, n_clients: int) -> Indices:
-    """Clients from the smallest to the largest, evenly; each more than once where more are asked for than there are."""
+    """Clients evenly from the smallest to the largest, repeated if there are too few."""
     by_size = np.argsort(population.sizes(np.arange(population.n_clients)), kind="stable")
     places = (np.arange(n_clients) + 0.5) * len(by_size) / n_clients
     return by_size[places.astype(np.int64)]
 
 
 def _seconds(workload: Workload, population: ShardedPopulation, engine: str, device: str, cohort: Indices) -> float:
-    """The first time is left out: it makes kernels ready, and records the model."""
+    """Without the first turn, which prepares kernels and records the model."""
     with closing(named_engine(engine, workload.recipe, device=device)) as made:
         return training_s(workload, population, made, (cohort,) * _TURNS)
 

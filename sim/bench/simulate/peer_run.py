@@ -1,7 +1,8 @@
-"""A peer at work: in an interpreter of its own, over files in a folder, with a limit of time, and nothing left behind.
+"""A peer's job, and its run in an interpreter of its own: files in a folder, a time limit, and no process left behind.
 
-All that it starts carries the folder's name in its environment, and is found by that when it is over: Ray's processes
-and those of `torchrun` are in groups of their own.
+The job names the data, the first weights, the cohorts and every batch. Every process that the peer starts carries the
+folder's name in its environment, by which it is found and ended: Ray's processes and those of `torchrun` are in groups
+of their own.
 """
 
 import contextlib
@@ -14,19 +15,97 @@ import time
 import zipfile
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from umbel.sim.bench.report import BenchFailed
 from umbel.sim.bench.simulate import peer_work
+from umbel.sim.bench.simulate.peer_work import write_work
+from umbel.sim.bench.simulate.timing import seeds_of, steps_of
+from umbel.sim.bench.simulate.workloads import Workload
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.population import ShardedPopulation
 
-if TYPE_CHECKING:  # whoever names `PeerFailed` need not load the workloads
-    from umbel.sim.bench.simulate.peer_job import Job
+_ARGUMENTS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("in_features", "out_features"),
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "padding"),
+    nn.MaxPool2d: ("kernel_size",),
+    nn.Flatten: (),
+    nn.ReLU: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rounds of a workload. `cohorts`: of equal size, by round; `weights`: the expected result of the last."""
+
+    workload: Workload
+    population: ShardedPopulation
+    cohorts: tuple[Indices, ...]
+    weights: Tensor
+
+    @property
+    def n_asked(self) -> int:
+        return len(self.cohorts[0])
+
+    def write(self, folder: Path, **words: Any) -> None:
+        """Write it into a folder, for `peer_work.py`. `words`: further settings."""
+        model, plan = self.workload.recipe.make(), self.workload.plan
+        data = self.population.data_of(np.arange(self.population.n_clients))
+        steps = [self._steps(number, cohort) for number, cohort in enumerate(self.cohorts, start=1)]
+        turns = [turn for of_round in steps for turn in of_round]
+        arrays = {
+            "start": _vector(model).numpy(),
+            "clients": np.stack(self.cohorts),
+            "sizes": np.concatenate([data.sizes_of(cohort) for cohort in self.cohorts]),
+            "inputs": data.samples.inputs.numpy(),
+            "targets": data.samples.targets.numpy(),
+            "rows": np.concatenate([step for turn in turns for step in turn]),
+            "step_ends": np.cumsum([len(step) for turn in turns for step in turn]),
+            "turn_ends": np.cumsum([len(turn) for turn in turns]),
+        }
+        known = {
+            "layers": layers_of(model),
+            "learning_rate": plan.learning_rate,
+            "batch_size": plan.batch_size,
+            "n_clients": self.population.n_clients,
+        }
+        write_work(folder, arrays, known | words)
+
+    def apart(self, weights: Tensor) -> float:
+        """The relative distance of a peer's weights from the expected ones; infinite for another shape."""
+        if weights.shape != self.weights.shape:
+            return float("inf")
+        start = _vector(self.workload.recipe.make())
+        return float((weights - self.weights).norm() / (self.weights - start).norm())
+
+    def _steps(self, number: int, cohort: Indices) -> Sequence[Sequence[Indices]]:
+        """The population's samples in each step of each turn of a round."""
+        data, seeds = self.population.data_of(cohort), seeds_of(self.workload, cohort, number)
+        turns = list[list[Indices]]()
+        for seed, first, last in zip(seeds, data.starts, islice(data.starts, 1, None), strict=False):
+            own = data.rows[first:last]
+            turns.append([own[step.numpy()] for step in steps_of(seed, len(own), self.workload.plan)])
+        return turns
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
+    """A chain of layers: names in `torch.nn` and arguments. Raises `KeyError` for an unknown layer."""
+    return [
+        (type(layer).__name__, {name: getattr(layer, name) for name in _ARGUMENTS[type(layer)]})
+        for layer in model.children()
+    ]
+
+
+def _vector(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
 
 _MARK = "UMBEL_PEER_FOLDER"
 _PROBE_S, _GRACE_S, _LOG_LINES = 60.0, 10.0, 15
@@ -43,15 +122,11 @@ print(json.dumps(found))
 """
 
 
-class PeerFailed(Exception):
-    """A peer could not be measured, or did other work; the message says what to look at."""
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One way to run a peer. `title`: which, with its versions; `words`: what `program` is told beside the work.
+    """One way to run a peer. `title`: which, with its versions; `words`: further settings for `program`.
 
-    `torchrun`: in so many processes of torch's launcher; 0: in one of its own.
+    `torchrun`: number of processes of torch's launcher; 0: a plain process.
     """
 
     title: str
@@ -67,7 +142,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class PeerTimes:
-    """`start_s`: from the command to the end of the first round; `round_s`: of the others, the median."""
+    """`start_s`: from the command to the end of the first round; `round_s`: the median of the others."""
 
     start_s: float
     round_s: float
@@ -75,17 +150,17 @@ class PeerTimes:
 
 
 def versions_of(python: Path) -> dict[str, str]:
-    """Which of the peers' packages an interpreter has. Raises `PeerFailed` for what is no interpreter."""
+    """The peers' packages of an interpreter. Raises `BenchFailed` if it cannot be run."""
     try:
         done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, timeout=_PROBE_S, check=True)
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise PeerFailed(f"{python} cannot be asked what it has: {error}") from error
+        raise BenchFailed(f"{python} cannot be asked what it has: {error}") from error
     return found
 
 
-def run_peer(python: Path, setup: Setup, job: "Job", limit_s: float) -> PeerTimes:
-    """Let it do the job. Raises `PeerFailed`."""
+def run_peer(python: Path, setup: Setup, job: Job, limit_s: float) -> PeerTimes:
+    """Run the job. Raises `BenchFailed`."""
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         job.write(folder, **setup.words)
@@ -96,9 +171,9 @@ def run_peer(python: Path, setup: Setup, job: "Job", limit_s: float) -> PeerTime
             try:
                 process.wait(limit_s)
             except subprocess.TimeoutExpired as error:
-                raise PeerFailed(f"{setup.title} had not finished after {limit_s:.0f} s{_log_tail(folder)}") from error
+                raise BenchFailed(f"{setup.title} had not finished after {limit_s:.0f} s{_log_tail(folder)}") from error
         if not (folder / peer_work.REPORT_FILE).exists():
-            raise PeerFailed(f"{setup.title} ended with status {process.returncode} and no result{_log_tail(folder)}")
+            raise BenchFailed(f"{setup.title} ended with status {process.returncode} and no result{_log_tail(folder)}")
         return _read_report(folder, began, len(job.cohorts), setup.title)
 
 
@@ -107,16 +182,16 @@ def _read_report(folder: Path, began: float, n_rounds: int, title: str) -> PeerT
         with np.load(folder / peer_work.REPORT_FILE) as arrays:
             times, weights = arrays["times"].tolist(), torch.from_numpy(arrays["weights"])
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise PeerFailed(f"what {title} reports cannot be read: {error}") from error
+        raise BenchFailed(f"what {title} reports cannot be read: {error}") from error
     if len(times) != n_rounds + 1:
-        raise PeerFailed(f"{title} reports {len(times) - 1} rounds instead of {n_rounds}")
+        raise BenchFailed(f"{title} reports {len(times) - 1} rounds instead of {n_rounds}")
     rounds = [later - earlier for earlier, later in pairwise(times)]
     return PeerTimes(times[1] - began, statistics.median(rounds[1:] or rounds), weights)
 
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Popen[bytes]"]:
-    """The peer's process; whatever happens inside, it and all that it has started are gone at the end."""
+    """The peer's process. At the end it and all processes that it started are killed."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -142,7 +217,7 @@ def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Pope
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """As its users have it, one thread a process, no GPU; nothing of this interpreter's, nothing sent to anybody."""
+    """A user's environment with one thread a process, without GPU, telemetry, or settings of this interpreter."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "FLWR_"))}
     ours = {
         _MARK: str(folder),
@@ -161,7 +236,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def _marked(folder: Path) -> list[psutil.Process]:
     found = list[psutil.Process]()
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+        with contextlib.suppress(psutil.Error, OSError):  # of another user, or just ended
             if process.environ().get(_MARK) == str(folder):
                 found.append(process)
     return found

@@ -1,8 +1,8 @@
-"""The work that a peer is given, as its own interpreter reads it, and what it answers.
+"""A peer's work, as its own interpreter reads it, and its report.
 
-A copy of this file lies beside the peer's driver, whose interpreter has no umbel: it imports numpy and torch alone. A
-*turn* is the work of one client in one round; turns are counted from 0, round after round. Which samples each step of a
-turn sees is spelled out, so that nobody draws anything, and everybody trains the same batches.
+A copy of this file lies beside the peer's program, whose interpreter has no umbel, so it imports only numpy and torch.
+A *turn* is the work of one client in one round; turns are counted from 0, round after round. The samples of each step
+are listed, so that nothing is drawn and all sides train the same batches.
 """
 
 import json
@@ -21,7 +21,7 @@ ARRAYS_FILE, WORDS_FILE, REPORT_FILE = "work.npz", "work.json", "report.npz"
 
 
 class Work:
-    """What `write_work` has written into a folder.
+    """The work that `write_work` has written into a folder.
 
     `start`: the first weights, one vector in the order of `parameters()`; `clients`: of each round, (rounds, asked);
     `sizes`: samples of each turn; `words`: `layers`, `learning_rate`, `n_clients` and `n_processes`.
@@ -39,7 +39,7 @@ class Work:
 
     @cached_property
     def model(self) -> nn.Sequential:
-        """One module, the same whenever it is asked for, of whatever weights."""
+        """The one module; its weights change."""
         return nn.Sequential(*(getattr(nn, kind)(**arguments) for kind, arguments in self.words["layers"]))
 
     @cached_property
@@ -53,7 +53,7 @@ class Work:
             yield self._inputs[rows], self._targets[rows]
 
     def trained(self, start: Tensor, turn: int) -> Tensor:
-        """The weights after a turn that begins from `start`: both one vector."""
+        """The weights after a turn from `start`, as vectors."""
         self.load(start)
         for inputs, targets in self.batches(turn):
             self._optimizer.zero_grad()

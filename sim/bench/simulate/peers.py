@@ -1,8 +1,8 @@
 """The peers of `umbel bench simulate`: Flower on Ray and pfl-research, each in its best configuration.
 
-They train the same batches of the same clients from the same weights, in the interpreter that `--peer-python` names,
-and must come to the plain loop's weights, or the benchmark fails. The promises are of our training against their round,
-for so the figures were found that they come from; what a whole round of ours takes stands beside it.
+They train the same batches of the same clients from the same weights, in the interpreter of `--peer-python`, and must
+come to the plain loop's weights, or the benchmark fails. The promises compare our training with their round; another
+row has our whole round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.bench.report import BenchRow, Hold
-from umbel.sim.bench.simulate.peer_flower import flower_setups
-from umbel.sim.bench.simulate.peer_job import Job
-from umbel.sim.bench.simulate.peer_pfl import pfl_setups
-from umbel.sim.bench.simulate.peer_run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
-from umbel.sim.bench.simulate.tight_loop import TightLoop
-from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
+from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
+from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
+from umbel.sim.bench.simulate.peer_run import Job, PeerTimes, Setup, run_peer, versions_of
+from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.device import one_thread
@@ -31,16 +28,16 @@ _PROMISES = {
     ("Cs", _PFL): 35.0,
     ("Cs", _FLOWER): 500.0,
 }
-_AGREE = 1e-3  # of the way that weights have gone
-_AGREE_OF_B = 0.1  # in which rounding grows; without one client it is 0.17, with batches in another order 0.3
+_AGREE = 1e-3  # of the distance that weights have moved
+_AGREE_OF_B = 0.1  # rounding grows in B; a missing client gives 0.17, another order of batches 0.3
 _LIMIT_S = 900.0
 _ROUNDS_MIN, _TURNS_MAX = 3, 400  # timed: Flower takes 8 ms a turn, and more
-TRAINING = "training"  # what of ours the promises are about
+TRAINING = "training"  # the figure of ours that has promises
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The quickest way to run a peer. `title`: which one, and its versions."""
+    """The fastest setup of a peer. `title`: which one, with its versions."""
 
     peer: str
     title: str
@@ -49,7 +46,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """`versions`: of the packages that `python` has. `notes`: every way that was measured, a sentence a workload."""
+    """The peers of an interpreter. `versions`: of its packages. `notes`: the setups measured, a sentence a workload."""
 
     python: Path
     versions: Mapping[str, str]
@@ -57,7 +54,7 @@ class Peers:
     notes: list[str] = field(default_factory=list[str])
 
     def best(self, job: Job) -> list[Best]:
-        """Of each peer that is there. Raises `PeerFailed`, also for one that comes to other weights."""
+        """The best setup of each peer. Raises `BenchFailed`, also for a peer that comes to other weights."""
         found, said = list[Best](), list[str]()
         for peer, setups in self._setups(job.n_asked).items():
             taken = [Best(peer, setup.title, self._measured(setup, job)) for setup in setups]
@@ -67,7 +64,7 @@ class Peers:
         return found
 
     def starts(self) -> list[Best]:
-        """Of each peer, in one configuration, with 100 clients of whom ten are asked: A, and its first clients."""
+        """Each peer in one setup, with 100 clients of which ten are asked: workload A with its first clients."""
         workload = next(one for one in workloads() if one.name == "A")
         population, cohort = workload.population(), np.arange(workload.n_asked)
         loop = TightLoop(workload.recipe.make(), workload.plan)
@@ -81,9 +78,9 @@ class Peers:
         times = run_peer(self.python, setup, job, self.limit_s)
         allowed = _AGREE_OF_B if job.workload.name == "B" else _AGREE
         if not (apart := job.apart(times.weights)) < allowed:
-            raise PeerFailed(
+            raise BenchFailed(
                 f"{setup.title} comes to other weights than the plain loop in {job.workload.name}: "
-                f"{apart:.2%} of the way apart, of which {allowed:.1%} may be rounding"
+                f"{apart:.2%} of the distance apart, of which {allowed:.1%} may be rounding"
             )
         return times
 
@@ -93,20 +90,20 @@ class Peers:
 
 
 def find_peers(python: Path) -> Peers:
-    """The peers of an interpreter. Raises `PeerFailed` where it has none that can be run."""
-    python = python.absolute()  # not resolved: a virtual environment's is a link
+    """The peers of an interpreter. Raises `BenchFailed` if it has none."""
+    python = python.absolute()  # not resolved: in a virtual environment it is a link
     versions = versions_of(python)
     if "flwr" in versions and "ray" not in versions:
-        raise PeerFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
+        raise BenchFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
     if not versions.keys() & {"flwr", "pfl"}:
-        raise PeerFailed(f"{python} has neither flwr nor pfl; install one there, or leave out --peer-python")
+        raise BenchFailed(f"{python} has neither flwr nor pfl; install one there, or leave out --peer-python")
     return Peers(python, versions)
 
 
 def peer_rows(
     peers: Peers, workload: Workload, population: ShardedPopulation, plain: PlainLoop, ours: Mapping[str, float]
 ) -> list[BenchRow]:
-    """`ours`: seconds of a round of ours, by what is in it. Raises `PeerFailed`."""
+    """`ours`: seconds of our round, by what it includes. Raises `BenchFailed`."""
     n_rounds = 1 + min(len(plain.cohorts) - 1, max(_ROUNDS_MIN, _TURNS_MAX // workload.n_asked))
     job = Job(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
     return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]

@@ -1,9 +1,9 @@
-"""A million enrolled clients of whom ten thousand are asked: what a round takes beside training, and how much memory.
+"""A million enrolled clients, of which ten thousand are asked: the time of a round beside training, and the memory.
 
-Logistic regression on Synthetic(1, 1), 20 samples a client, whose data are made when they are asked for. Of 20 epochs,
-as Li et al. 2020 train there, and of one, in which a client takes two steps. *Training* is the time inside the engine;
-all else is beside it: who waits, who is drawn, the clients' data, seeds, virtual time, updates on the grid and their
-exact sum, the next model and its hash, the record of each client.
+Logistic regression on Synthetic(1, 1), 20 samples a client, generated on demand; with 20 epochs, as in Li et al. 2020,
+and with one, in which a client takes two steps. *Training* is the time inside the engine. The rest of the round is who
+waits, the draw, the clients' data, seeds, virtual time, updates on the grid, their exact sum, the next model and its
+hash, and a record of each client.
 """
 
 import statistics
@@ -17,11 +17,11 @@ from torch import Tensor
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.sim.bench.child_process import MeasuredCall, in_child
+from umbel.sim.bench.measuring import MeasuredCall, in_child
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
 from umbel.sim.engines.device import one_thread
-from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.experiment.trials import seldom_collected
@@ -37,7 +37,7 @@ _N_ASKED, _N_SAMPLES, _SEED = 10_000, 20, 1
 _PLAN = TrainingPlan(local_epochs=20, batch_size=10, learning_rate=0.01)
 M_WORDS = f"{_N_ASKED:,} of {_MANY:,} clients, logistic, {_N_SAMPLES} samples each"
 _OVERHEAD_MAX = 0.2  # of the round
-_MEMORY = Hold(1.25)  # of what a population takes that is a fiftieth
+_MEMORY = Hold(1.25)  # of the memory for a fiftieth of the population
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _round(what: str, measured: MeasuredCall[Scale], promise: Hold | None) -> Be
 
 
 def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
-    """So many rounds are timed, after one that is not."""
+    """Time `n_rounds` rounds, after one to warm up."""
     recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
     population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)
     engine = _TimedEngine(StackedEngine(recipe.make(), LOSSES[recipe.loss]))
@@ -91,7 +91,7 @@ def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
 
 
 class _TimedEngine:
-    """An engine, and how long it was at work."""
+    """An engine, and its working time."""
 
     name = "watched"
 

@@ -1,8 +1,13 @@
-"""How long rounds of a workload take: simulated whole, trained by an engine alone, and by the plain loop."""
+"""How long rounds of a workload take: simulated whole, trained by an engine alone, and by a plain loop.
+
+The plain loop is what a careful person writes without a framework: one model, one client after another, slices of
+tensors, `torch.optim`, one thread, no loader and no object for a client. It sees the same samples in the same batches
+as the simulator, in the order of `aggregation/sample_order.py`, and takes the mean of the clients' weights by samples.
+"""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,16 +15,18 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.types import ClientId
-from umbel.sim.bench.simulate.tight_loop import TightLoop
+from umbel.client.training.batches import split_sizes
 from umbel.sim.bench.simulate.workloads import Workload
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import ShardedPopulation, client_name, client_number
-from umbel.sim.engines.recipe import LOSSES
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.data.population import CohortData, ShardedPopulation, client_name, client_number
+from umbel.sim.engines.model import LOSSES, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
@@ -28,13 +35,58 @@ from umbel.sim.federation.versions import ModelState
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 
+
+class TightLoop:
+    """Trains rounds of a model. `state`: its weights now, one vector in the order of `parameters()`."""
+
+    def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
+        self._model, self._plan = model, plan
+        self._parameters = list(model.parameters())
+        self.state = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        self._optimizer = torch.optim.SGD(self._parameters, lr=plan.learning_rate)
+
+    def round(self, data: CohortData, seeds: Sequence[int]) -> None:
+        """Every client of the cohort, and the mean."""
+        self.move(self.sum_of(data, seeds, np.arange(len(data))), int(data.sizes.sum()))
+
+    def sum_of(self, data: CohortData, seeds: Sequence[int], positions: Indices) -> Tensor:
+        """The sum of the weights of some clients, times their samples."""
+        total = torch.zeros_like(self.state)
+        for position in positions.tolist():
+            total.add_(self.trained(data, position, seeds[position]), alpha=int(data.sizes[position]))
+        return total
+
+    def move(self, total: Tensor, n_samples: int) -> None:
+        """To the mean."""
+        self.state = total / n_samples
+
+    def trained(self, data: CohortData, position: int, seed: int) -> Tensor:
+        """The weights of one client after its work."""
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(self.state.clone(), self._parameters)
+        own = data.of(position)
+        for rows in steps_of(seed, len(own), self._plan):
+            self._optimizer.zero_grad()
+            functional.cross_entropy(self._model(own.inputs[rows]), own.targets[rows]).backward()
+            self._optimizer.step()
+        with torch.no_grad():
+            return torch.cat([p.reshape(-1) for p in self._parameters])
+
+
+def steps_of(seed: int, n_samples: int, plan: TrainingPlan) -> Iterator[Tensor]:
+    """A client's samples in each step, of all epochs: int64, numbers of its own samples."""
+    sizes = split_sizes(n_samples, plan.batch_size)
+    for epoch in range(plan.local_epochs or 1):
+        yield from torch.from_numpy(sample_order(seed, epoch, n_samples)).split(sizes)
+
+
 Vector: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
-_AGREE = 1e-3  # of the way that weights have gone; one batch in another order makes it a hundred times that
+_AGREE = 1e-3  # of the distance that weights have moved; another order of one batch gives a hundred times that
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """`seconds`: of a round. `cohorts`: who was in each, the first included, which is not timed; `model`: the last."""
+    """`seconds`: of a round. `cohorts`: of all rounds, the untimed first one included; `model`: the last."""
 
     seconds: float
     cohorts: tuple[Indices, ...]
@@ -43,7 +95,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class PlainLoop:
-    """`seconds`: of a round. `cohorts`: as of `Timed`; `weights`: after each of these rounds, as of `TightLoop`."""
+    """`seconds`: of a round. `cohorts`: as in `Timed`; `weights`: after each round, as in `TightLoop`."""
 
     seconds: float
     cohorts: tuple[Indices, ...]
@@ -51,7 +103,7 @@ class PlainLoop:
 
 
 def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> Timed:
-    """The first round is left out: it makes the workers, and records the model."""
+    """Time simulated rounds, without the first, which makes the workers and records the model."""
     state = ModelState.first(workload.recipe.make().state_dict())
     meter = Meter(workload.recipe.make(), LOSSES[workload.recipe.loss], accuracy=True)
     world = World(population, build_fleet(FleetSection(), 1, Path()), engine, meter)
@@ -68,7 +120,7 @@ def simulated(workload: Workload, population: ShardedPopulation, engine: Engine,
 def training_s(
     workload: Workload, population: ShardedPopulation, engine: Engine, cohorts: tuple[Indices, ...]
 ) -> float:
-    """The engine alone, and the sum of what comes of it, for these cohorts."""
+    """The time of the engine alone, and of the sum of its changes, for these cohorts."""
     state = workload.recipe.make().state_dict()
     layout = Layout.of_state(state)
     start, taken = start_vector(layout, state), list[float]()
@@ -97,13 +149,13 @@ def plain_loop(workload: Workload, population: ShardedPopulation, ours: Timed) -
 
 
 def seeds_of(workload: Workload, cohort: Indices, number: int) -> list[int]:
-    """Of the clients of round `number`, counted from 1: as a coordinator gives them."""
+    """The seeds that a coordinator gives the clients of round `number`, from 1."""
     plan = workload.run_file(number).round_plan(number, 1)
     return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
 
 
 def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None:
-    """Both have moved the model to the same place. Raises `AssertionError`."""
+    """Raise `AssertionError` unless both sides have the same weights."""
     model = workload.recipe.make()
     begun = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     mine = torch.cat([ours.model.master[name].reshape(-1) for name, _ in model.named_parameters()])
@@ -111,10 +163,10 @@ def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None
 
 
 def require_same_training(workload: Workload, population: ShardedPopulation, engine: Engine, cohort: Indices) -> None:
-    """An engine trains clients as the plain loop does, of a model in which rounding grows. Raises `AssertionError`.
+    """Raise `AssertionError` unless the engine trains the median client as the plain loop does.
 
-    In a deep network on random images a unit is now and then at the edge, and one bit takes it over: such a client's
-    weights go another way from there on, by a tenth of all that they go. So it is the client in the middle that counts.
+    In a deep network on random images, one bit may switch a unit, and such a client's weights then differ by a tenth of
+    their change. So the median client counts.
     """
     model, data, seeds = workload.recipe.make(), population.data_of(cohort), seeds_of(workload, cohort, 1)
     layout = Layout.of_state(model.state_dict())
@@ -131,11 +183,11 @@ def require_same_training(workload: Workload, population: ShardedPopulation, eng
 
 
 def _require_close(apart: float | Tensor) -> None:
-    assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the way apart"
+    assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the distance apart"
 
 
 def two_processes(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
-    """The plain loop over two processes, forked once, half of the clients each; it asks the first cohort always."""
+    """The plain loop in two forked processes, half of the clients each; always with the first cohort."""
     global _half
     loop = TightLoop(workload.recipe.make(), workload.plan)
     cohorts = ours.cohorts[:1] * len(ours.cohorts)
@@ -158,7 +210,7 @@ def two_processes(workload: Workload, population: ShardedPopulation, ours: Timed
     return PlainLoop(statistics.median(taken[1:]), cohorts, tuple(weights))
 
 
-_half: Callable[[int, int, Tensor], Tensor]  # what the forked processes find
+_half: Callable[[int, int, Tensor], Tensor]  # for the forked processes
 
 
 def _call_half(which: int, number: int, state: Vector) -> Vector:

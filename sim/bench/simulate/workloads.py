@@ -15,11 +15,11 @@ from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.data.data_set import SampleSet
+from umbel.sim.data.load import digits
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.sets.carried import digits
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 
 _SEED = 1
 _IMAGE = (1, 28, 28)
@@ -27,7 +27,7 @@ _IMAGE = (1, 28, 28)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`n_asked`: clients of a round; `rounds`: how many are timed, and how many with `--quick`."""
+    """`n_asked`: clients of a round; `rounds`: timed ones, and with `--quick`."""
 
     name: str
     words: str
@@ -40,7 +40,7 @@ class Workload:
     rounds_quick: int
 
     def run_file(self, n_rounds: int) -> RunFile:
-        """A run of so many rounds: nobody is asked in vain, so that both sides do the same work."""
+        """A run without over-selection, so that both sides do the same work."""
         rounds = RoundsSection(n_rounds, self.n_asked, over_selection=1.0, window_s=86_400.0)
         return RunFile(f"bench-{self.name.lower()}", rounds, _SEED, self.plan)
 
@@ -114,7 +114,7 @@ def _synthetic(samples: int | None) -> ShardedPopulation:
 
 
 def _images() -> ShardedPopulation:
-    """Random ones: how long it takes hangs on their shape alone."""
+    """Random images: the time depends only on their shape."""
     draw = torch.Generator().manual_seed(_SEED)
     n = 10 * 600
     samples = SampleSet(torch.randn(n, *_IMAGE, generator=draw), torch.randint(10, (n,), generator=draw))

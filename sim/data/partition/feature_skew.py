@@ -2,12 +2,12 @@
 
 *Noise.* Li, Diao, Chen and He 2021, "Federated Learning on Non-IID Data Silos: An Experimental Study"
 (arXiv:2102.02079), noise-based feature imbalance: the i-th of N clients, from 1, adds Gaussian noise of mean 0 and of
-variance `variance` * i / N to each value of its inputs. (Their program takes that number for the standard deviation,
-and draws new noise whenever a sample is read; here a client's data stay the same.)
+variance `variance` * i / N to each value of its inputs. (Their program uses that number as the standard deviation, and
+draws new noise whenever a sample is read; here a client's data stay the same.)
 
-*Rotation.* Images turned anticlockwise by a multiple of an angle, the multiples going round: client k, from 0, by
-(k mod `turns`) * `angle` degrees. With 90 degrees and 4 turns it is the rotated MNIST of Ghosh, Chung, Yin and
-Ramchandran 2020, "An Efficient Framework for Clustered Federated Learning" (arXiv:2006.04088).
+*Rotation.* Images turned anticlockwise by a multiple of an angle: client k, from 0, by (k mod `turns`) * `angle`
+degrees. With 90 degrees and 4 turns it is the rotated MNIST of Ghosh, Chung, Yin and Ramchandran 2020, "An Efficient
+Framework for Clustered Federated Learning" (arXiv:2006.04088).
 """
 
 import math
@@ -29,15 +29,12 @@ TURNS_MAX = 36_000
 
 @dataclass(frozen=True, slots=True)
 class FeaturesSection:
-    """How clients' inputs differ. `variance`: of the noise of the last of them. `angle`: in degrees.
-
-    `turns`: how many multiples of the angle there are, 0 among them; None: as many as make a full turn.
-    """
+    """How clients' inputs differ."""
 
     kind: Kind
-    variance: float | None = None
-    angle: float | None = None
-    turns: int | None = None
+    variance: float | None = None  # of the last client's noise
+    angle: float | None = None  # in degrees
+    turns: int | None = None  # how many multiples of the angle there are, 0 included; None: up to a full turn
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -61,13 +58,13 @@ class FeaturesSection:
 
     @property
     def n_angles(self) -> int:
-        """How many clients in a row are turned differently."""
+        """How many clients in a row have different angles."""
         assert self.angle is not None, "the section has checked it"
         return max(1, math.floor(FULL_TURN / self.angle)) if self.turns is None else self.turns
 
 
 def transform_of(section: FeaturesSection, n_clients: int, seed: int) -> Transform:
-    """What the section says, for a population of so many clients. `seed`: 64 bits."""
+    """The transform of a section. `seed`: 64 bits."""
     if section.variance is not None:
         return GrowingNoise(section.variance, n_clients, seed)
     assert section.angle is not None, "the section has checked it"
@@ -78,7 +75,7 @@ def transform_of(section: FeaturesSection, n_clients: int, seed: int) -> Transfo
 class GrowingNoise:
     """Gaussian noise whose variance grows with the number of the client, up to `variance`.
 
-    Each client draws from its own stream, keyed by the seed and its number, and from another for what it holds back.
+    Each client draws from its own stream, keyed by the seed and its number, and from another for its held-back data.
     """
 
     variance: float
@@ -87,7 +84,7 @@ class GrowingNoise:
 
     def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
         if not inputs.is_floating_point():
-            raise ValueError(f"noise is added to numbers that are not whole, these inputs are {inputs.dtype}")
+            raise ValueError(f"noise needs floating-point inputs; these inputs are {inputs.dtype}")
         noise = np.empty((len(inputs), math.prod(inputs.shape[1:])), dtype=np.float32)
         counter = np.array([0, 0, 0, int(are_held_back)], dtype=np.uint64)
         for client, first, end in zip(clients.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
@@ -104,7 +101,7 @@ class GrowingNoise:
 class Rotation:
     """Square images, (n, side, side), (n, channels, side, side) or (n, side * side), turned by a multiple of `angle`.
 
-    Quarter turns move pixels; others are bilinear, with 0 for what comes from outside the image.
+    Quarter turns move pixels; others are bilinear, with 0 outside the image.
     """
 
     angle: float
@@ -131,7 +128,7 @@ def turned(images: Tensor, degrees: float) -> Tensor:
 
 
 def _as_images(inputs: Tensor) -> Tensor:
-    """A view (n, channels, side, side). Raises `ValueError` for what is no square image."""
+    """A view (n, channels, side, side). Raises `ValueError` for inputs that are no square images."""
     side = math.isqrt(inputs.shape[1]) if inputs.dim() == 2 else inputs.shape[-1]
     images = inputs.unflatten(1, (side, side)) if inputs.dim() == 2 and side * side == inputs.shape[1] else inputs
     if not inputs.is_floating_point() or images.dim() not in (3, 4) or images.shape[-2:] != (side, side):

@@ -7,8 +7,8 @@ With p_k(y) the share of class y in client k's data and p(y) that in all clients
     distance            Learning with Non-IID Data" (arXiv:1806.00582), define it: all classes are equally far apart
     Jensen-Shannon      1/2 KL(p_k || m) + 1/2 KL(p || m) with m = (p_k + p) / 2, in bits, 0 to 1: Lin 1991, "Divergence
     divergence          measures based on the Shannon entropy"
-    effective classes   exp(-sum_y p_k(y) ln p_k(y)), the Hill number of order 1: as many equally frequent classes have
-                        that entropy; Hill 1973, "Diversity and Evenness"
+    effective classes   exp(-sum_y p_k(y) ln p_k(y)), the Hill number of order 1: the number of equally frequent classes
+                        with that entropy; Hill 1973, "Diversity and Evenness"
 
 With n_k the number of client k's samples, K clients:
 
@@ -35,7 +35,7 @@ _BLOCK = 1 << 22  # of clients times classes
 
 @dataclass(frozen=True, slots=True)
 class SizeSkew:
-    """How unequal clients are in how many samples they train on."""
+    """How unequal clients are in their numbers of training samples."""
 
     least: int
     median: float
@@ -47,7 +47,7 @@ class SizeSkew:
 
 @dataclass(frozen=True, slots=True)
 class LabelSkew:
-    """How far clients' mixtures of classes are from that of all together; of clients that hold any sample."""
+    """How far clients' class mixtures are from that of all clients; of clients that hold any sample."""
 
     n_classes: int
     total_variation_mean: float
@@ -63,7 +63,7 @@ class LabelSkew:
 
 @dataclass(frozen=True, slots=True)
 class Heterogeneity:
-    """`labels`: None where targets are no classes."""
+    """How different clients are. `labels`: None if targets are no classes."""
 
     n_clients: int
     n_samples: int
@@ -87,8 +87,8 @@ class Heterogeneity:
 
 
 def heterogeneity(partition: Partition, labels: npt.NDArray[Any] | None) -> Heterogeneity:
-    """What clients train on, compared. `labels`: of each sample of the data set; None, or other than one whole number
-    each, if they are no classes.
+    """Compare the clients' training data. `labels`: of each sample of the data set; None, or not one whole number each,
+    if they are no classes.
     """
     sizes = partition.sizes
     return Heterogeneity(
@@ -152,7 +152,7 @@ def _label_skew(partition: Partition, labels: Labels) -> LabelSkew:
 
 
 def _blocks(partition: Partition, n_classes: int) -> Iterator[tuple[Indices, ...]]:
-    """The shards in pieces, so that not all clients' counts are held at once."""
+    """The shards in blocks, so that not all clients' counts are held at once."""
     step = max(1, _BLOCK // n_classes)
     for first in range(0, partition.n_clients, step):
         yield partition.shards[first : first + step]
@@ -164,7 +164,7 @@ def _measures(counts: Indices, whole: Floats) -> Floats:
     shares = held / held.sum(1, keepdims=True)
     far = np.abs(shares - whole).sum(1) / 2
     between = _entropies((shares + whole) / 2) - (_entropies(shares) + _entropies(whole[None])) / 2
-    divergence = np.clip(between / np.log(2), 0.0, 1.0)  # of equal mixtures, rounding leaves -1e-16
+    divergence = np.clip(between / np.log(2), 0.0, 1.0)  # equal mixtures may give -1e-16
     return np.stack([far, divergence, np.exp(_entropies(shares))])
 
 

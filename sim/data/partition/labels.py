@@ -8,7 +8,7 @@ draws its own shares
 
 and fills its shard with classes drawn from q_k, without replacement; once a class is used up, q_k is renormalised over
 the others. alpha -> infinity gives every client the whole's mixture, alpha -> 0 a single class each. The paper's shards
-are equally large; here they may differ (`partition_sizes.py`).
+are equally large; here they may differ (`partition.py`).
 
 *Dirichlet by class.* Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks"
 (arXiv:1905.12022), and Li, Diao, Chen and He 2021, "Federated Learning on Non-IID Data Silos: An Experimental Study"
@@ -16,38 +16,44 @@ are equally large; here they may differ (`partition_sizes.py`).
 
     s_c ~ Dir_N(alpha)
 
-so that sizes differ as well. Both papers' programs give nothing more to a client that has got as many samples as the
-mean (`is_balanced`), and draw anew until all have their least number, which with many clients is never; here, what is
-missing is taken from the largest.
+so that sizes differ as well. Both papers' programs give no more to a client that has the mean number of samples
+(`is_balanced`), and draw again until all have the least number, which never happens with many clients; here, missing
+samples are taken from the largest clients.
 
 *Shards.* McMahan, Moore, Ramage, Hampson and Aguera y Arcas 2017, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data" (arXiv:1602.05629), section 3, the "pathological" split: samples sorted by label are cut into
 shards of equal size, and each client gets a few of them, so that most clients have only that many classes.
 
 *Classes.* Li et al. 2021, "#C = k": every client has samples of exactly k labels, and the samples of a label are
-divided equally among those who have it. As in their program, the first label of each goes round, so that none is left
-over if there are as many clients as labels; the others are drawn.
+divided equally among the clients with that label. As in their program, the first labels go round, so that every label
+has a client if there are as many clients as labels; the others are drawn.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.sim.data.partition.partition import Indices, Labels, drawn_of_each, shards_of
-from umbel.sim.data.partition.sizes import Floats, SizesSection, dirichlet, drawn_sizes, require_enough
+from umbel.sim.data.partition.partition import (
+    Floats,
+    Indices,
+    Labels,
+    SizesSection,
+    dirichlet,
+    drawn_of_each,
+    drawn_sizes,
+    require_enough,
+    shards_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DirichletSplit:
-    """`alpha`: label skew, smaller is more skewed. `size_alpha`: the same for sizes, None for equal sizes.
-
-    `min_samples`: every client gets at least so many.
-    """
+    """A Dirichlet split by client."""
 
     n_clients: int
-    alpha: float
-    size_alpha: float | None = None
-    min_samples: int = 1
+    alpha: float  # label skew; smaller is more skewed
+    size_alpha: float | None = None  # the same for sizes; None for equal sizes
+    min_samples: int = 1  # of each client at least
 
     def __post_init__(self) -> None:
         if self.n_clients < 1:
@@ -72,12 +78,12 @@ def dirichlet_partition(labels: Labels, split: DirichletSplit, seed: int) -> tup
 
 
 def dirichlet_by_client(labels: Labels, sizes: Indices, alpha: float, rng: np.random.Generator) -> tuple[Indices, ...]:
-    """Each client's indices into `labels`, ascending, as many as `sizes` says, which sum to all there are."""
+    """Each client's indices into `labels`, ascending. `sizes`: how many; they sum to the number of labels."""
     pools = _pools(labels, rng)
     left = np.array([len(pool) for pool in pools], dtype=np.int64)
     prior = left / max(len(labels), 1)
     counts = np.zeros((len(sizes), len(pools)), dtype=np.int64)
-    turns = rng.permutation(len(sizes))  # whoever comes last gets what is left, so the order is drawn too
+    turns = rng.permutation(len(sizes))  # the last client gets the rest, so the order is drawn too
     for client in turns:
         counts[client] = _class_counts(int(sizes[client]), prior, alpha, left, rng)
         left -= counts[client]
@@ -150,7 +156,7 @@ def classes_partition(
         if len(clients) > len(pool):
             raise ValueError(
                 f"label {labels[pool[0]]} has {len(pool)} samples for {len(clients)} clients that are to have some; "
-                "take fewer clients or fewer classes_each"
+                "use fewer clients or fewer classes_each"
             )
         if len(clients):
             owners[pool] = clients[np.arange(len(pool)) % len(clients)]
@@ -164,15 +170,13 @@ def _pools(labels: Labels, rng: np.random.Generator) -> list[Indices]:
 
 
 def _class_counts(size: int, prior: Floats, alpha: float, left: Indices, rng: np.random.Generator) -> Indices:
-    """How many of each class a client of `size` samples takes from what is `left` of it."""
+    """How many samples of each class a client of `size` samples takes, with `left` of each class remaining."""
     counts, missing = np.zeros_like(left), size
     shares = dirichlet(alpha * prior, rng) if missing else prior
     while missing:
         has_more = counts < left
         shares = shares * has_more
-        if (
-            total := shares.sum()
-        ) <= 0:  # what it has for the others underflows; renormalised, it has this distribution
+        if (total := shares.sum()) <= 0:  # the other shares underflow; renormalised, they have this distribution
             shares[has_more] = dirichlet(alpha * prior[has_more], rng)
             total = shares.sum()
         counts = np.minimum(counts + rng.multinomial(missing, shares / total), left)
@@ -181,7 +185,7 @@ def _class_counts(size: int, prior: Floats, alpha: float, left: Indices, rng: np
 
 
 def _give_the_least(owners: Indices, sizes: Indices, least: int, rng: np.random.Generator) -> None:
-    """Move drawn samples, in place, from the largest clients to those with fewer than `least`, which are enough."""
+    """Move drawn samples, in place, from the largest clients to those with fewer than `least`."""
     needed = np.maximum(least - sizes, 0)
     n_moved = int(needed.sum())
     if n_moved == 0:

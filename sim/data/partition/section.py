@@ -1,4 +1,4 @@
-"""The `[partition]` section of an experiment's file: how the training data are dealt out to clients.
+"""The `[partition]` section of an experiment's file: how the training data are divided among clients.
 
 ```toml
 [partition]
@@ -10,7 +10,7 @@ features = { kind = "noise", variance = 0.1 } # with any scheme
 holdout = 0.1                                 # of each client's samples, to measure models on
 ```
 
-Of `natural`, `only = ["cleveland", "va"]` makes clients of these groups alone.
+With `natural`, `only = ["cleveland", "va"]` makes clients of these groups alone.
 
 Label skew, quantity skew and feature skew are three choices that go together: quantity skew alone is `scheme = "iid"`
 with `sizes`, feature skew alone is `scheme = "iid"` with `features`.
@@ -32,8 +32,19 @@ from umbel.sim.data.partition.labels import (
     dirichlet_by_client,
     shard_partition,
 )
-from umbel.sim.data.partition.partition import Indices, Labels, Partition, Transform, natural_partition, with_holdouts
-from umbel.sim.data.partition.sizes import ALPHA_MAX, ALPHA_MIN, SizesSection, drawn_sizes, iid_partition
+from umbel.sim.data.partition.partition import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    Indices,
+    Labels,
+    Partition,
+    SizesSection,
+    Transform,
+    drawn_sizes,
+    iid_partition,
+    natural_partition,
+    with_holdouts,
+)
 
 Scheme: TypeAlias = Literal["iid", "dirichlet", "shards", "classes", "natural"]
 
@@ -45,26 +56,20 @@ _NEEDED: Mapping[Scheme, str] = {"dirichlet": "alpha", "shards": "shards_each", 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSection:
-    """How data are dealt out. `min_samples`: what a client gets at least; of what it has got, it holds `holdout` back.
-
-    `clients`: how many; None for all the groups of `natural`. `alpha`: label skew of `dirichlet`, smaller is more
-    skewed. `by`: whether each client draws its mixture of classes, or each class its mixture of clients; `balanced`, of
-    the latter: who has got as much as the mean gets no more. `shards_each`, `classes_each`: of each client, with
-    `shards` and `classes`. `only`: of `natural`, the groups that are clients, by name; None: all.
-    """
+    """How data are divided among clients."""
 
     scheme: Scheme = "iid"
-    clients: int | None = None
-    min_samples: int = 1
-    alpha: float | None = None
-    by: Literal["client", "class"] = "client"
-    balanced: bool = False
-    shards_each: int | None = None
-    classes_each: int | None = None
+    clients: int | None = None  # None: all groups of `natural`
+    min_samples: int = 1  # of each client at least
+    alpha: float | None = None  # label skew of `dirichlet`; smaller is more skewed
+    by: Literal["client", "class"] = "client"  # each client draws its classes, or each class its clients
+    balanced: bool = False  # with by = "class": a client with the mean number of samples gets no more
+    shards_each: int | None = None  # of a client, with `shards`
+    classes_each: int | None = None  # of a client, with `classes`
     sizes: SizesSection = field(default_factory=SizesSection)
     features: FeaturesSection | None = None
-    holdout: float = 0.0
-    only: tuple[str, ...] | None = None
+    holdout: float = 0.0  # share of its samples that a client holds back
+    only: tuple[str, ...] | None = None  # names of the groups of `natural` that are clients; None: all
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -72,7 +77,7 @@ class PartitionSection:
         if self.clients is not None:
             require_within(self.clients, "clients", 1, CLIENTS_MAX)
         elif self.scheme != "natural":
-            raise ValueError(f'scheme = "{self.scheme}" needs to know to how many clients it deals; set clients')
+            raise ValueError(f'scheme = "{self.scheme}" needs the number of clients; set clients')
         require_within(self.min_samples, "min_samples", 1, EACH_MAX)
         require_within(self.holdout, "holdout", 0.0, HOLDOUT_MAX)
 
@@ -80,7 +85,7 @@ class PartitionSection:
         if self.only is not None and self.scheme != "natural":
             raise ValueError(f'only is of scheme = "natural", not of scheme = "{self.scheme}"; leave it out')
         if self.only == ():
-            raise ValueError("only names nobody; name a group, or leave it out for all")
+            raise ValueError("only is empty; name a group, or leave it out for all")
         for scheme, name in _NEEDED.items():
             value = getattr(self, name)
             if scheme == self.scheme and value is None:
@@ -105,7 +110,7 @@ class PartitionSection:
 
     @property
     def n_clients(self) -> int:
-        """To how many clients data are dealt, unless that follows from the groups."""
+        """The number of clients, unless it follows from the groups."""
         assert self.clients is not None, "the section has checked it"
         return self.clients
 
@@ -117,23 +122,23 @@ def split(
     groups: npt.NDArray[Any] | None = None,
     group_names: Sequence[str] | None = None,
 ) -> Partition:
-    """Deal the training samples out. The same arguments give the same partition.
+    """Divide the training samples. The same arguments give the same partition.
 
-    `labels`: of each training sample; schemes that look at labels need one whole number each. `groups`: of each sample
-    whose it is by nature, a number or a word; `group_names`: of groups that are numbers, by number. Raises `ValueError`
-    with what to do where the data cannot be dealt out so.
+    `labels`: of each training sample; schemes that use labels need one whole number each. `groups`: each sample's
+    natural holder, a number or a text; `group_names`: of groups that are numbers, by number. Raises `ValueError`, with
+    what to do, if the data cannot be divided like this.
     """
     partition = _dealt(section, labels, derive_seed(seed, "partition"), groups, group_names)
     if (least := int(partition.sizes.min())) < section.min_samples:
         raise ValueError(
             f'with scheme = "{section.scheme}" a client would get {least} samples, min_samples = {section.min_samples} '
-            "are asked for; take fewer clients, or ask for fewer samples of each"
+            "is asked for; use fewer clients, or ask for fewer samples of each"
         )
     return with_holdouts(partition, section.holdout, derive_seed(seed, "holdout"))
 
 
 def features(section: PartitionSection, n_clients: int, seed: int) -> Transform | None:
-    """How the inputs of a partition's clients differ; None: not at all."""
+    """How the inputs of a partition's clients differ; None: they do not."""
     return (
         None if section.features is None else transform_of(section.features, n_clients, derive_seed(seed, "features"))
     )
@@ -149,7 +154,7 @@ def _dealt(
     rng = np.random.default_rng(seed)
     if section.scheme == "natural":
         if groups is None:
-            raise ValueError('these data do not say whose each sample is; choose another scheme than "natural"')
+            raise ValueError('these data have no natural holders; choose another scheme than "natural"')
         return natural_partition(groups, section.min_samples, section.clients, rng, group_names, section.only)
     if section.scheme == "iid":
         return Partition(iid_partition(_sizes(section, len(labels), rng), rng))

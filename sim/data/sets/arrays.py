@@ -1,4 +1,4 @@
-"""Data sets of one's own: from arrays, and from any torch data set that can say how long it is.
+"""Data sets of your own: from arrays, and from any torch data set with a length.
 
 ```
 from umbel.sim.data.sets.arrays import dataset
@@ -41,9 +41,8 @@ def dataset(
     """A data set of `inputs` (n, ...) and `targets`: n whole numbers from 0 on, or n texts, each a class.
 
     `test`: inputs and targets to measure on; without them, `test_share` of each class is held out, drawn from `seed`.
-    `groups`: who holds each sample by nature, such as a user's name, and holds it back if it is held out. `n_classes`:
-    where not all of them occur. Inputs of 64-bit floats become 32-bit ones. Raises `DataError` for what cannot be
-    trained on.
+    `groups`: each sample's natural holder, such as a user's name, which holds it back if it is held out. `n_classes`:
+    if not all of them occur. Inputs of 64-bit floats become 32-bit ones. Raises `DataError` for unusable data.
     """
     all_inputs, all_targets = _inputs(inputs, "inputs"), _array(targets)
     test_targets = None if test is None else _array(test[1])
@@ -69,9 +68,9 @@ def dataset(
 def from_torch(
     train: Dataset[Any], test: Dataset[Any] | None = None, *, test_share: float = TEST_SHARE, seed: int = 0
 ) -> DataSet:
-    """A data set of two torch data sets whose items are pairs of input and class; every item is asked for once.
+    """A data set of two torch data sets whose items are pairs of input and class.
 
-    So what a transform draws anew each time is drawn once. Raises `DataError` for a data set without a length.
+    Every item is read once, so a random transform applies once. Raises `DataError` for a data set without a length.
     """
     measured = None if test is None else _items(test)
     return dataset(*_items(train), test=measured, test_share=test_share, seed=seed)
@@ -84,7 +83,7 @@ def from_samples(data: TrainAndTest, name: str = "own data") -> DataSet:
 
 def _items(data: Dataset[Any]) -> tuple[Tensor, npt.NDArray[Any]]:
     if not isinstance(data, Sized):
-        raise DataError("the data set needs a length (__len__), for its samples are dealt out to clients")
+        raise DataError("the data set needs a length (__len__), because its samples are divided among clients")
     pairs = [data[number] for number in range(len(data))]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise DataError("each item of the data set must be a pair of an input and a class")
@@ -117,7 +116,7 @@ def _array(values: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
 
 
 def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], int]:
-    """The class of every sample, those of the test set behind the others, and how many classes there are."""
+    """The class of every sample, those of the test set last, and the number of classes."""
     targets = train if test is None else np.concatenate([train, test])
     if targets.ndim != 1 or not len(targets):
         raise DataError("targets must be one class for each input, and at least one")

@@ -1,7 +1,7 @@
 """The files of data sets: their official addresses, and how a missing file is fetched into a folder.
 
-A file is written beside its place and moved there once it is complete and its SHA-256 matches, so no file under its
-final name is ever incomplete. Files that are already there are not checked here: their readers do that.
+A file is written beside its place and moved there once it is complete and its SHA-256 matches, so a file under its
+final name is always complete. Existing files are checked by their readers.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _ARCHIVE_BYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file by its name, and the only bytes that it may hold."""
+    """A file's name, and the only bytes that it may hold."""
 
     name: str
     n_bytes: int
@@ -34,7 +34,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A ZIP file at a source in which the files are. It may be packed anew: what counts is what is in it."""
+    """A ZIP file at a source that holds the files. Only its contents are checked, because it may be repacked."""
 
     name: str
     bytes_max: int = _ARCHIVE_BYTES_MAX
@@ -42,15 +42,13 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """The files of one data set. `folder`: where they lie in the data folder; `address`: of where they are fetched,
-    ending in a slash, or None where nobody offers them for good; `archive`: what they are packed in there.
-    """
+    """The files of one data set."""
 
     title: str
-    folder: str
-    address: str | None
+    folder: str  # within the data folder
+    address: str | None  # from where they are fetched, ending in a slash; None without a permanent source
     files: tuple[RemoteFile, ...]
-    archive: Archive | None = None
+    archive: Archive | None = None  # that contains the files there
 
 
 MNIST = DataSource(
@@ -139,14 +137,14 @@ _AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 class _NotFetched(Exception):
-    """Why a file did not come, in words that follow its address."""
+    """Why a file could not be fetched."""
 
 
 def have(source: DataSource, folder: Path | None) -> Path:
-    """The folder in which all files of `source` are; what is not there yet is fetched into it.
+    """The folder of `source`'s files, after missing ones are fetched into it.
 
-    `folder`: that of all data sets, which may not exist yet. Raises `DataError` that says which files to put where if
-    they cannot be fetched, and `OSError` if they cannot be written.
+    `folder`: of all data sets; it may not exist yet. Raises `DataError`, which says where to put files that cannot be
+    fetched, and `OSError`.
     """
     if folder is None:
         raise DataError(
@@ -184,7 +182,7 @@ def _fetch(source: DataSource, address: str, missing: list[RemoteFile], place: P
 
 
 def _bytes_of(http: httpx.Client, url: str, bytes_max: int) -> bytes:
-    """What lies at `url`, no more of it held than `bytes_max`."""
+    """The content of `url`, of which at most `bytes_max` are held."""
     data = bytearray()
     try:
         with http.stream("GET", url) as answer:
@@ -200,7 +198,7 @@ def _bytes_of(http: httpx.Client, url: str, bytes_max: int) -> bytes:
 
 
 def _unpacked(packed: bytes, archive: Archive, file: RemoteFile) -> bytes:
-    """One file of an archive, no more of it than it may be long."""
+    """One file of an archive, read no further than its known length."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as opened:
             name = next((name for name in opened.namelist() if Path(name).name == file.name), None)

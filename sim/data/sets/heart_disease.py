@@ -2,12 +2,12 @@
 
 Janosi, Steinbrunn, Pfisterer and Detrano 1988, UCI Machine Learning Repository, CC BY 4.0. Ogier du Terrail et al.
 2022, "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare Settings",
-Fed-Heart-Disease: slope, vessels and thal (columns 10 to 12) are dropped, for they are rarely known, and then every
-record in which a value is missing. What is left are 8 numbers, the kind of chest pain as three columns of 0 and 1, and
-that of the ECG as two. Each hospital standardises them by the mean and the deviation (n - 1) of its own training
-records. The class: whether there is any disease.
+Fed-Heart-Disease: slope, vessels and thal (columns 10 to 12) are dropped because they are rarely known, then every
+record with a missing value. The inputs are 8 numbers, the kind of chest pain as three columns of 0 and 1, and that of
+the ECG as two. Each hospital standardises them by the mean and the deviation (n - 1) of its own training records. The
+class says whether there is any disease.
 
-Which records are for testing is FLamby's drawing (scikit-learn's, a third of each hospital), kept here as it came out.
+The test records are those that FLamby drew (by scikit-learn, a third of each hospital).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets`, and of Flower's `flwr-datasets`: what is already loaded becomes a `DataSet`.
+"""A `DataSet` from loaded data of Hugging Face's `datasets` or Flower's `flwr-datasets`.
 
 ```
 from datasets import load_dataset
@@ -6,7 +6,7 @@ from umbel.sim.data.sets.hugging_face import from_hugging_face
 data = from_hugging_face(load_dataset("ylecun/mnist"), input="image", target="label")
 ```
 
-Neither library is imported here: what they give is asked only for what their documentation promises.
+Neither library is imported here; only documented attributes of their objects are used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _COLOURS = (1, 3, 4)
 
 
 class HuggingFaceTable(Protocol):
-    """As `datasets.Dataset` is one."""
+    """Such as `datasets.Dataset`."""
 
     @property
     def column_names(self) -> list[str]: ...
@@ -36,7 +36,7 @@ class HuggingFaceTable(Protocol):
 
 
 class Partitioner(Protocol):
-    """As those of `flwr_datasets.partitioner` are."""
+    """Such as those of `flwr_datasets.partitioner`."""
 
     @property
     def num_partitions(self) -> int: ...
@@ -44,7 +44,7 @@ class Partitioner(Protocol):
 
 
 class Partitioned(Protocol):
-    """As `flwr_datasets.FederatedDataset` is."""
+    """Such as `flwr_datasets.FederatedDataset`."""
 
     @property
     def partitioners(self) -> Mapping[str, Any]: ...
@@ -63,8 +63,8 @@ def from_hugging_face(
     """A data set of the columns `input`, one that holds an array or several of a number each, and `target`, a class.
 
     `data`: a `Dataset`, or a `DatasetDict` whose parts "train" and "test" are taken; without a test part, `test_share`
-    of each class is held out. `group`: the column that says who holds a sample by nature. Images come between 0 and 1,
-    channels first. Raises `DataError` for columns that are not there, or that are no arrays of one shape.
+    of each class is held out. `group`: the column of natural holders. Images are scaled to 0 to 1, channels first.
+    Raises `DataError` for missing columns, and for columns that are no arrays of one shape.
     """
     train, test = _parts(data)
     groups = None if group is None else _columns(train, [group])[group]

@@ -43,13 +43,13 @@ class Readable(Protocol):
 
 
 class NotIdx(ValueError):
-    """A file is not what an IDX file is; it says which file, and what is wrong."""
+    """A file is not an IDX file; the message says which file, and what is wrong."""
 
 
 def read_idx(path: Path) -> Array:
-    """The array of an IDX file, of its shape, in this machine's byte order; to write over.
+    """The array of an IDX file in this machine's byte order; it may be overwritten.
 
-    Nothing longer than the header says is held, and no array above 4 GiB is read. Raises `NotIdx`, and `OSError` if
+    No more is held than the header says, and no array above 4 GiB is read. Raises `NotIdx`, and `OSError` if
     the file cannot be read.
     """
     with path.open("rb") as raw:

@@ -5,12 +5,12 @@ in a play. One with fewer than two lines is dropped. The first 80 % of a role's 
 at least one, for testing; lines are joined by spaces, and every 80 characters of the one text or the other are an
 input. A role without 81 characters to train on has no input, and is dropped, too. Characters are LEAF's 80.
 
-Two things differ from those papers, so that numbers can be near theirs and not equal: the text is another edition,
-whose lines are lines of verse (there, what a role says until another speaks may be a line), and speakers without a name
-are left out with the stage directions.
+Two things differ from those papers, so results are near theirs but not equal. The text is another edition, whose lines
+are lines of verse (there, a line may be a whole speech). Speakers without a name are left out with the stage
+directions.
 
-A million texts of 80 characters that overlap are kept as one text: `inputs` is a view of it, in which input i begins at
-character i. Inputs that span two roles are nobody's.
+A million overlapping texts of 80 characters are kept as one text: `inputs` is a view of it, in which input i begins at
+character i. Inputs that span two roles are unused.
 """
 
 import gzip
@@ -31,7 +31,7 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 _HEADER = ["line_id", "play", "line_number", "speaker", "text"]
 _DIRECTIONS = "Stage Directions"
 _TEST_EVERY = 5
-# Of each byte, its number; one that is not among them is taken for the last, as LEAF's search for it does.
+# The number of each byte; unknown ones count as the last character, as in LEAF.
 _NUMBERS = bytes(CHARACTERS.find(chr(byte)) % len(CHARACTERS) for byte in range(256))
 
 

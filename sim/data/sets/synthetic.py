@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): clients whose data and whose models differ as much as one asks for, as many as one likes.
+"""Synthetic(alpha, beta): any number of generated clients whose data and models differ by a chosen amount.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, "Federated Optimization in Heterogeneous Networks"
 (arXiv:1812.06127), section 5.1 and appendix C.1. Client k has samples x of 60 numbers and their classes y, of 10:
@@ -8,17 +8,17 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, "Federated Optimization in 
     y = argmax(W_k^T x + b_k)
     W_k,ij, b_k,i ~ N(u_k, 1)     u_k ~ N(0, alpha)
 
-and 50 + floor(LogNormal(4, 2)) of them, of which the last tenth is held back. In the IID variant v_k = 0, and one W and
-b are everybody's. The authors' code is followed where the paper says otherwise: alpha and beta are standard deviations
-there, not variances (the same for 0 and 1), and a tenth is held back, not a fifth.
+and 50 + floor(LogNormal(4, 2)) of them, of which the last tenth is held back. In the IID variant v_k = 0, and all
+clients share one W and b. Where the paper and the authors' code differ, the code is followed: alpha and beta are
+standard deviations, not variances (the same for 0 and 1), and a tenth is held back, not a fifth.
 
-u_k moves all ten logits alike, by u_k (1 + sum of x), so that it cannot change which is the largest. Hence alpha
-changes no sample and no class: Synthetic(0, 1) is Synthetic(1, 1). It is taken, checked, and no u_k is drawn.
+u_k adds u_k (1 + sum of x) to all ten logits, so it cannot change which is the largest. Hence alpha changes no sample
+and no class: Synthetic(0, 1) is Synthetic(1, 1). alpha is checked, and no u_k is drawn.
 
-Each client's numbers are drawn by a counter from the seed and its number (`aggregation.sample_order`), so that a
-million clients cost nothing until one is asked for, and a client has the same data whoever is asked for with it. A
-normal number is one of 65,536 equally likely ones, the quantiles at (i + 1/2) / 65536, by 16 bits of the stream: four
-to a word, in a fourth of the time. Their deviation is 0.99999, and the largest is 4.3.
+Each client's numbers are drawn by a counter from the seed and its number (`aggregation.sample_order`), so a million
+clients cost nothing, and a client's data do not depend on the rest of its cohort. A normal number is one of 65,536
+equally likely quantiles, at (i + 1/2) / 65536, chosen by 16 bits of the stream: four to a word, in a fourth of the
+time. Their deviation is 0.99999, and the largest is 4.3.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ _BLOCK_WORDS = 1 << 14  # as many as stay in the cache with what is made of them
 
 @dataclass(frozen=True, slots=True)
 class SyntheticLaw:
-    """`n_clients`: of the whole population. `samples`: that each trains on, None for the paper's law of sizes."""
+    """`samples`: of each client for training; None for the paper's law of sizes."""
 
     n_clients: int = 30
     alpha: float = 1.0
@@ -71,9 +71,7 @@ class SyntheticLaw:
 
 
 class SyntheticPopulation:
-    """A `Population` of Synthetic(alpha, beta). `test`: held back by the clients, or by a thousand of them, evenly
-    spread, where there are more.
-    """
+    """A `Population` of Synthetic(alpha, beta). `test`: the held-back data of at most a thousand clients."""
 
     name = "synthetic"
     task = LearningTask.CLASSIFICATION
@@ -112,12 +110,12 @@ class SyntheticPopulation:
         return self._drawn(clients, trained, held)
 
     def _drawn_sizes(self, clients: Indices) -> Indices:
-        """All that each has, held back or not."""
+        """All samples of each, held back or not."""
         logarithms = _SIZE_MEAN + _SIZE_DEVIATION * self._normal(clients, "size")
         return _SIZE_LEAST + np.exp(logarithms).astype(np.int64)
 
     def _drawn(self, clients: Indices, firsts: Indices, counts: Indices) -> CohortData:
-        """Of each client, so many of its samples from this one on."""
+        """`counts` samples of each client, from its first on."""
         starts = np.zeros(len(clients) + 1, dtype=np.int64)
         np.cumsum(counts, out=starts[1:])
         numbers = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
@@ -136,13 +134,13 @@ class SyntheticPopulation:
         return centres
 
     def _models(self, clients: Indices) -> Floats:
-        """W of each, and b as its last row: (clients, 61, 10), or (1, 61, 10) if it is everybody's."""
+        """W of each, with b as its last row: (clients, 61, 10), or (1, 61, 10) for a common one."""
         owners = np.zeros(1, dtype=np.int64) if self._law.is_iid else clients
         values = _normals(self._keys(owners, "model"), np.zeros(len(owners), dtype=np.int64), _MODEL_WORDS)
         return values[:, :_MODEL_VALUES].reshape(-1, N_INPUTS + 1, N_CLASSES)
 
     def _normal(self, clients: Indices, what: str) -> npt.NDArray[np.float64]:
-        """A normal number of each client, of 53 bits: quantiles this fine reach 8 deviations."""
+        """A normal number of each client, from 53 bits: such quantiles reach 8 deviations."""
         uniform = ((self._keys(clients, what) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         return np.asarray(torch.special.ndtri(torch.from_numpy(uniform)).numpy())
 
@@ -184,7 +182,7 @@ def _shift(inputs: Floats, centres: Floats, starts: Indices) -> None:
 
 
 def _classes(inputs: Floats, models: Floats, starts: Indices) -> Tensor:
-    """int64 (n,). Each client's logits are a product of their own, so that they round alike whoever is beside it."""
+    """int64 (n,). Each client's logits are a product of their own, so rounding does not depend on others."""
     logits = np.empty((len(inputs), N_CLASSES), dtype=np.float32)
     weights, biases = models[:, :-1], models[:, -1:]
     if (n := _equal(starts)) is not None:
@@ -201,6 +199,6 @@ def _classes(inputs: Floats, models: Floats, starts: Indices) -> Tensor:
 
 
 def _equal(starts: Indices) -> int | None:
-    """How many samples each client has, if all have as many."""
+    """How many samples each client has, if all have the same number."""
     sizes = np.diff(starts)
     return int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else None

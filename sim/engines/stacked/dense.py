@@ -1,12 +1,12 @@
 """Stacked training of a chain of linear layers: gradients by hand, a dozen calls a step however many clients.
 
-With m clients, W places in a batch, weights W_l (m, out, in), biases b_l (m, 1, out), and share s of one place in its
-batch's mean (zero if it is empty), the loss of a client is sum_w s_w * cross_entropy(z_w, y_w), so that
+With m clients, W places in a batch, weights W_l (m, out, in), biases b_l (m, 1, out), and share s of a place in its
+batch's mean (zero for an empty place), the loss of a client is sum_w s_w * cross_entropy(z_w, y_w), so that
 
     dz = s (softmax(z) - onehot(y)),    dW_l = dz^T a_{l-1},    db_l = sum_w dz,    da_{l-1} = dz W_l,
 
-and through an activation by its own derivative, of its output. Each client's part is a product of its own matrices
-(`bmm`), so what comes of it does not depend on who else is computed beside it.
+and an activation multiplies by its derivative, a function of its output. Each client's part is a product of its own
+matrices (`bmm`), so it does not depend on the other clients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from umbel.sim.engines.stacked.elementwise import sigmoid, whole_vectors
 from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
-_RUN_VALUES = 1 << 19  # of inputs and answers: what is gathered for some steps stays in the caches
+_RUN_VALUES = 1 << 19  # of inputs and outputs: what is gathered for some steps stays in the caches
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
@@ -33,7 +33,7 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One linear layer, where its tensors lie in the flat model, and what follows it. `bias_at` None: it has none."""
+    """A linear layer, the places of its tensors in the flat model (`bias_at` None: no bias), and its activation."""
 
     n_in: int
     n_out: int
@@ -43,11 +43,9 @@ class Dense:
 
 
 def dense_chain(model: nn.Module) -> tuple[Dense, ...] | None:
-    """The layers of a model that is a chain of linear ones and activations; None of any other. Places are those of its
-    layout.
+    """The layers of a chain of linear layers and activations, at the places of its layout; None for any other model.
 
-    `nn.Flatten` may come first. Only plain modules count: a hook, a parametrization or a frozen weight is another
-    model.
+    `nn.Flatten` may come first. A model with a hook, a parametrization or a frozen weight is not such a chain.
     """
     offsets = {spec.name: spec.offset for spec in Layout.of_state(model.state_dict()).owners()}
     places = {id(parameter): offsets[name] for name, parameter in model.named_parameters()}
@@ -72,7 +70,7 @@ def dense_chain(model: nn.Module) -> tuple[Dense, ...] | None:
 def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor) -> Tensor:
     """Train the clients of `steps` from `start`; the mean loss of each batch, float32, in the order of the batches.
 
-    `weights`: float32 (m, n_values), for what they end with.
+    `weights`: float32 (m, n_values), gets their final weights.
     """
     training = _Training(layers, start, work, len(steps.positions), weights)
     losses, done = torch.empty(int(steps.active.sum()), device=weights.device), 0
@@ -87,10 +85,7 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
 
 
 def _runs(steps: Lockstep, n_values: int) -> Iterator[tuple[int, int]]:
-    """So many clients for so many steps, again and again: what can be prepared is prepared once for each of these runs.
-
-    `n_values`: of a place in a batch.
-    """
+    """Numbers of clients and steps whose inputs are gathered at once. `n_values`: of a place in a batch."""
     numbers, lengths = np.unique(-steps.active, return_counts=True)
     for n_active, n_left in zip((-numbers).tolist(), lengths.tolist(), strict=True):
         most = max(1, _RUN_VALUES // (n_active * steps.width * n_values))
@@ -99,7 +94,7 @@ def _runs(steps: Lockstep, n_values: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """Of the clients at work: matrices (n, out, in), biases (n, 1, out), and room for products like the matrices."""
+    """Of the active clients: matrices (n, out, in), biases (n, 1, out), and memory for products like the matrices."""
 
     matrices: Tensor
     biases: Tensor | None
@@ -123,13 +118,13 @@ class _Training:
             self._matrix_gradients, self._bias_gradients = _views(layers, gradients)
 
     def run(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Some steps of the first so many clients: (steps, clients, places). The mean loss of each batch."""
+        """Some steps of the first clients: (steps, clients, places). The mean loss of each batch."""
         n_steps, n_active, width = rows.shape
         n_places, n_classes = n_active * width, self._layers[-1].n_out
         inputs = self._samples.inputs.index_select(0, rows.view(-1)).view(n_steps, n_active, width, -1)
         targets = self._samples.targets.index_select(0, rows.view(-1)).view(n_steps, 1, n_places)
         shares = shares.view(n_steps, 1, n_places)
-        # Turned, and filled up to whole vectors: see `elementwise.py`.
+        # Transposed and padded to whole vectors: see `elementwise.py`.
         n_columns = whole_vectors(n_places)
         in_mean = shares.new_zeros(n_steps, 1, n_columns)
         in_mean[:, :, :n_places] = shares
@@ -158,7 +153,7 @@ class _Training:
         ]
 
     def _forward(self, views: Sequence[_Views], inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What goes into each layer, (n, places, in), and what comes of the last, (n, classes, places)."""
+        """The inputs of each layer, (n, places, in), and the output of the last, (n, classes, places)."""
         into = [inputs]
         for layer, view in zip(self._layers[:-1], views, strict=False):
             into.append(_activated(layer.activation, _products(view.biases, into[-1], view.matrices.transpose(1, 2))))
@@ -175,7 +170,7 @@ class _Training:
                 errors = _passed_back(self._layers[number - 1].activation, before, inputs)
 
     def _descend(self, number: int, view: _Views, errors: Tensor, inputs: Tensor) -> None:
-        """Put the gradient where the optimizer wants it; or, of plain SGD, take the step with it at once."""
+        """Store the gradient for the optimizer; for plain SGD, take the step at once."""
         # `baddbmm_` into rows of the flat model takes four times as long as this
         gradient = torch.bmm(errors.transpose(1, 2), inputs, out=view.products)
         if self._steps is None:
@@ -190,7 +185,7 @@ class _Training:
 
 
 def _views(layers: Sequence[Dense], flat: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The matrices (m, out, in) and biases (m, 1, out) within the rows of a flat model each."""
+    """The matrices (m, out, in) and biases (m, 1, out) as views of the flat models."""
     matrices, biases = list[Tensor](), list[Tensor | None]()
     for layer in layers:
         weight = flat[:, layer.weight_at : layer.weight_at + layer.n_in * layer.n_out]
@@ -217,7 +212,7 @@ def _activated(activation: str, values: Tensor) -> Tensor:
 
 
 def _passed_back(activation: str, errors: Tensor, outputs: Tensor) -> Tensor:
-    """Times the derivative of the activation, which for these is a function of its output."""
+    """Multiply by the derivative of the activation, which for these is a function of its output."""
     backward = _BACKWARD.get(activation)
     return errors if backward is None else backward(errors, outputs)
 

@@ -1,8 +1,8 @@
 """Functions of single values that give the same bits wherever a value stands in memory.
 
-Torch works through a tensor in vectors of sixteen values or so and takes the last few one by one; for some functions
-these two ways differ in the last bit. A client's values would then depend on how many others are stacked before it. So
-those functions are made of others, of which both ways agree: `tanh`, `exp`, `erf`, and plain arithmetic.
+Torch computes in vectors of about sixteen values and handles the last few one by one; for some functions these two ways
+differ in the last bit. A client's values would then depend on how many others are stacked before it. So those functions
+are built from functions for which both ways agree: `tanh`, `exp`, `erf`, and plain arithmetic.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ def sigmoid(values: Tensor) -> Tensor:
 
 
 def whole_vectors(n: int) -> int:
-    """The least number of values from n on that processors take in whole vectors."""
+    """n rounded up to whole vectors."""
     return -(-n // _VECTOR) * _VECTOR
 
 
 def log_softmax(values: Tensor) -> Tensor:
-    """`torch.log_softmax` over the last dimension, float32 (..., classes); within rounding, for sums are made in turn.
+    """`torch.log_softmax` over the last dimension, float32 (..., classes), within rounding.
 
-    Torch takes a row of fewer values than a vector holds one by one, which takes it seven times as long. Those rows are
-    turned, so that the same class of many stands side by side, and filled up to whole vectors.
+    Torch handles a row shorter than a vector value by value, seven times as slowly. Such rows are transposed, so that
+    the same class of many rows is contiguous, and padded to whole vectors.
     """
     n_classes = values.shape[-1]
     if n_classes >= _VECTOR:
@@ -41,14 +41,14 @@ def log_softmax(values: Tensor) -> Tensor:
 
 
 def log_softmax_backward(errors: Tensor, logs: Tensor) -> Tensor:
-    """From the gradient of `log_softmax`'s outcome, `logs`, to that of what it was taken of, float32 (..., classes)."""
+    """The gradient of `log_softmax`'s input, float32 (..., classes), from that of its output `logs`."""
     if logs.shape[-1] >= _VECTOR:
         return torch._log_softmax_backward_data(errors, logs, logs.ndim - 1, torch.float32)
     return logs.exp().mul_(errors.sum(-1, keepdim=True)).neg_().add_(errors)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """For `make_fx`: what activations are made of instead, and their derivatives."""
+    """For `make_fx`: replacements of activations and their derivatives."""
     from torch._decomp import get_decompositions
 
     smooth = (_aten.silu, _aten.elu, _aten.softplus, _aten.gelu, _aten.mish, _aten.hardswish, _aten.log_sigmoid_forward)

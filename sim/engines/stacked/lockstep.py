@@ -1,7 +1,7 @@
-"""Many clients in step: which samples each takes in every step, and one step of SGD of all of them at once.
+"""Many clients in step: the samples of each in every step, and a step of SGD for all of them at once.
 
-Clients with more steps come first, so the clients that still train in a step are the first N. Nothing is computed for
-a client that is done.
+Clients with more steps come first, so the clients that still train in a step are the first N. Nothing is computed for a
+client that has finished.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from umbel.aggregation.sample_order import Words, epoch_seeds, sample_keys
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import CohortWork, LocalOptimizer
 
-_SORTED_AT_ONCE = 1 << 14  # samples: what is worked on stays in the second-level cache
-_PLACE_BITS = 32  # in a key: whose pass it is, and which sample; above them all, the upper half of the sample's own key
+_SORTED_AT_ONCE = 1 << 14  # samples: fits the second-level cache
+_PLACE_BITS = 32  # in a key: of the pass and the sample number
 
 
 def sample_orders(seeds: Words, epochs: Indices, sizes: Indices) -> Indices:
@@ -32,7 +32,7 @@ def sample_orders(seeds: Words, epochs: Indices, sizes: Indices) -> Indices:
 
 
 def _sort(starts: Words, sizes: Indices, out: Indices) -> None:
-    """One sort for all: by pass, then by the sample's key, then by its number."""
+    """Sort all at once: by pass, then by the upper half of the sample's key, then by its number."""
     index_bits = int(sizes.max()).bit_length()
     assert index_bits + len(sizes).bit_length() <= _PLACE_BITS, "either few passes, or few samples in each"
     firsts = (np.cumsum(sizes) - sizes).astype(np.uint64)
@@ -50,19 +50,13 @@ def _sort(starts: Words, sizes: Indices, out: Indices) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lockstep:
-    """`positions`: int64 (m,), whose place in the cohort; `width`: places in a batch, of which some may stay empty.
+    """The steps of m clients. `rows` and `shares` go step by step, client by client, on the device of the samples."""
 
-    `active`: int64 (steps,), how many of the m clients take each step. What follows lies step after step, client after
-    client: `rows`: int64, for each place of a batch the sample that is in it; `shares`: float32, one over the size of
-    the batch, and zero for a place that is empty (which holds a sample of the same client, so that whatever is computed
-    of it is the client's own). Both are where the samples are.
-    """
-
-    positions: Indices
-    width: int
-    active: Indices
-    rows: Tensor
-    shares: Tensor
+    positions: Indices  # int64 (m,), of the clients in the cohort
+    width: int  # places in a batch; some may stay empty
+    active: Indices  # int64 (steps,), how many of the m clients take each step
+    rows: Tensor  # int64, the sample at each place of a batch; an empty place holds a sample of the same client
+    shares: Tensor  # float32, one over the size of the batch; zero for an empty place
 
 
 def batches_in_pass(sizes: Indices, batch_size: int) -> Indices:
@@ -78,9 +72,9 @@ def widest_batch(sizes: Indices, batch_size: int) -> int:
 
 
 def lockstep(work: CohortWork, positions: Indices, width: int) -> Lockstep:
-    """The steps of some clients of a cohort, who come by falling numbers of steps. `width`: of the whole cohort."""
+    """The steps of some clients of a cohort, ordered by falling numbers of steps. `width`: of the whole cohort."""
     batch_size, steps = work.plan.batch_size, work.steps[positions]
-    assert bool((steps[:-1] >= steps[1:]).all()), "who has more steps comes first"
+    assert bool((steps[:-1] >= steps[1:]).all()), "clients with more steps come first"
     sizes, firsts = work.data.sizes[positions], work.data.starts[positions]
     in_pass = batches_in_pass(sizes, batch_size)
     active = np.searchsorted(-steps, -np.arange(int(steps[0])), side="left")
@@ -98,7 +92,7 @@ def lockstep(work: CohortWork, positions: Indices, width: int) -> Lockstep:
     slot = place - batch * batch_size
     step = batch + np.repeat(number * in_pass[owner], n)
     filled = np.where(batch < in_pass[of] - 1, batch_size, sizes[of] - batch * batch_size)
-    if (step >= steps[of]).any():  # the last pass is not gone through to its end
+    if (step >= steps[of]).any():  # the last pass is incomplete
         is_taken = step < steps[of]
         step, slot, of, order, filled = (values[is_taken] for values in (step, slot, of, order, filled))
     where = step_starts[step] + of * width + slot
@@ -115,7 +109,7 @@ def lockstep(work: CohortWork, positions: Indices, width: int) -> Lockstep:
 
 
 def owners(active: Indices) -> Indices:
-    """Whose each batch is, of clients in step of whom so many take each."""
+    """The client of each batch, where `active` clients take each step."""
     return np.arange(int(active.sum())) - np.repeat(np.cumsum(active) - active, active)
 
 
@@ -128,8 +122,8 @@ def is_plain(plan: TrainingPlan, optimizer: LocalOptimizer) -> bool:
 
 
 class StackedSteps:
-    """The optimizers of a group of clients. `start`: float32 (n,); `weights`, `gradients`: float32 (m, n), kept by the
-    caller, who puts the gradients of the first so many clients into their rows.
+    """The optimizers of a group of clients. `start`: float32 (n,); `weights`, `gradients`: float32 (m, n), the
+    caller's, which writes the gradients of the active clients into the first rows.
     """
 
     def __init__(

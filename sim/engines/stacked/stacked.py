@@ -1,12 +1,12 @@
-"""The engine "batched": many clients' local SGD as one stacked computation, each with weights of its own.
+"""The engine "batched": many clients' local SGD as one stacked computation, each client with its own weights.
 
 Small models wait for their framework, not for the processor: a step of a few thousand weights is some two hundred
 microseconds of bookkeeping. Stacked, a step of hundreds of clients takes about as many calls as a step of one.
 
-Clients go in groups, by falling numbers of steps, so large that their weights stay in the caches. Every group gives to
-the bit what its clients would give each alone (`tests/sim/engines/stacked/test_stacked.py`), with one thread per
-process. On a GPU groups are as large as its memory allows, and give the same within float32's rounding: its libraries
-choose how to multiply by how many matrices there are.
+Clients are grouped by falling numbers of steps, so that a group's weights fit the caches. A group gives exactly the
+bits that each client would give alone (`tests/sim/engines/stacked/test_stacked.py`), with one thread per process. On a
+GPU, groups are as large as its memory allows and agree within float32's rounding, because its libraries choose
+algorithms by the number of matrices.
 """
 
 import logging
@@ -21,7 +21,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import CPU, found_device, moved, one_thread, whole_float32
-from umbel.sim.engines.recipe import Loss, cross_entropy
+from umbel.sim.engines.model import Loss, cross_entropy
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
 from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, lockstep, owners, widest_batch
 from umbel.sim.engines.stacked.traced import Gradients, stacked_gradients
@@ -29,18 +29,18 @@ from umbel.sim.engines.training import require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _GROUP_BYTES = 1 << 24  # of weights
-_GPU_GROUP_BYTES, _GPU_SHARE = 1 << 30, 16  # of what is free there: gradients, momentum and activations come on top
+_GPU_GROUP_BYTES, _GPU_SHARE = 1 << 30, 16  # share of free memory; gradients, momentum, activations come on top
 _PLACES_MAX = 1 << 22  # of batches that are planned at once
 log = logging.getLogger("umbel.sim")
 
 
 class StackedEngine:
-    """`loss`: of each sample. `group_size`: at most so many clients at once; at first what fits the caches. `by_hand`:
-    take the gradients of chains of linear layers that were worked out by hand, where they apply. `device`: "cpu",
-    "cuda" or "cuda:1", to which the model is moved.
+    """`loss`: of each sample. `by_hand`: use the gradients of `dense.py` for chains of linear layers. `device`: "cpu",
+    "cuda" or "cuda:1"; the model is moved there. `group_size`: clients trained at once, by default what fits the
+    caches.
 
-    Raises `EngineError` where the model holds more than its float32 parameters, or there is no such device; others are
-    found out by the first cohort.
+    Raises `EngineError` if the model holds more than float32 parameters, or there is no such device. Other models that
+    cannot be stacked are found by the first cohort.
     """
 
     name = "batched"
@@ -53,12 +53,11 @@ class StackedEngine:
         self._layout = Layout.of_state(model.state_dict())
         self.group_size = max(1, _group_bytes(self._device) // (4 * self._layout.n_values))
         self._dense = dense_chain(model) if by_hand and loss is cross_entropy else None
-        self._gradients = dict[int, Gradients]()  # by the width of a batch, which a recording is for
+        self._gradients = dict[int, Gradients]()  # by the width of a batch
         if self._dense is None:
             _require_stackable(model)
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """As `Engine.train`."""
         require_trainable(work, start, self._layout)
         positions = np.argsort(-work.steps, kind="stable")
         width = widest_batch(work.data.sizes, work.plan.batch_size)
@@ -69,7 +68,7 @@ class StackedEngine:
                 yield self._train_group(start, work, lockstep(work, group, width))
 
     def try_out(self, samples: SampleSet) -> None:
-        """Raises `EngineError` where a batch of these samples shows that the model cannot be stacked."""
+        """Raise `EngineError` if a batch of these samples shows that the model cannot be stacked."""
         if self._dense is None:
             with whole_float32(self._device):
                 self._gradients_of(samples.inputs.to(self._device), samples.targets.to(self._device))
@@ -78,7 +77,7 @@ class StackedEngine:
         """Nothing is held."""
 
     def _groups(self, positions: Indices, steps: Indices, width: int) -> Iterator[Indices]:
-        """Clients that are trained together: their weights are few enough, and so are the places in their batches."""
+        """Groups of clients with few enough weights and places in batches."""
         first, places = 0, 0
         for last, position in enumerate(positions):
             places += int(steps[position]) * width
@@ -124,7 +123,7 @@ class StackedEngine:
         return losses
 
     def _gradients_of(self, inputs: Tensor, targets: Tensor) -> Gradients:
-        """Of batches as wide as this example."""
+        """For batches as wide as this example."""
         width = len(targets)
         if width not in self._gradients:
             self._gradients[width] = stacked_gradients(self._model, self._loss, inputs, targets)
@@ -143,7 +142,7 @@ def _group_bytes(device: torch.device) -> int:
 
 
 def _require_stackable(model: nn.Module) -> None:
-    """What shows without trying."""
+    """Raise `EngineError` for what shows without a trial."""
     if buffers := [name for name, _ in model.named_buffers()]:
         raise EngineError(
             f"{type(model).__name__} cannot be stacked: it keeps {buffers[0]!r} beside its parameters, as batch "
@@ -163,6 +162,6 @@ def _changes(values: Tensor, losses: Tensor, steps: Lockstep) -> Changes:
     by_batch = losses.numpy().astype(np.float64)
     n = len(steps.positions)
     mean = np.bincount(owner, by_batch * filled, n) / np.bincount(owner, filled, n)
-    n_steps = np.searchsorted(-steps.active, -np.arange(n), side="left")  # of the i-th: steps that more than i take
+    n_steps = np.searchsorted(-steps.active, -np.arange(n), side="left")  # of client i
     lasts = (np.cumsum(steps.active) - steps.active)[n_steps - 1] + np.arange(n)
     return Changes(steps.positions, values, mean, by_batch[:n], by_batch[lasts])

@@ -1,13 +1,13 @@
-"""Stacked training of any module whose samples do not mix: torch differentiates it for one client, and the calls that
-this makes are recorded once, for any number of clients.
+"""Stacked training of any module whose samples do not mix: torch differentiates it for one client, and the resulting
+calls are recorded once, for any number of clients.
 
-`vmap(grad_and_value(...))` works out what to call for a stack of clients, at every step again, which takes longer than
-the calls of a small model themselves. So its calls are recorded on made-up tensors (`make_fx`), for a number of clients
-that is a large prime: wherever a multiple of it stands in a recorded shape, the number of clients is meant, and is put
-in. Calls that change nothing are taken out.
+`vmap(grad_and_value(...))` decides at every step what to call for a stack of clients, which takes longer than the calls
+of a small model. So its calls are recorded on fake tensors (`make_fx`) for a number of clients that is a large prime.
+A multiple of this prime in a recorded shape stands for the number of clients and is replaced by it. Calls that change
+nothing are removed.
 
-Whether a module may be stacked at all is found by trying: a few steps must give what the module itself gives, one
-client after another. Batch normalization, dropout and the like do not, and are refused with that reason.
+A trial decides whether a module can be stacked: a few steps must give what the module itself gives, one client after
+another. Batch normalization, dropout and the like fail, and are refused with that reason.
 """
 
 import operator
@@ -26,7 +26,7 @@ from umbel.sim.engines.work import EngineError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
-_PRIME = 7919  # clients in the recording: no shape of a model is a multiple of it by chance
+_PRIME = 7919  # clients in the recording: unlikely to divide a shape of a model
 _TRIED = (1, 3)
 _TOLERANCE = 1e-5
 _aten = torch.ops.aten
@@ -46,13 +46,13 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     """A function of weights (m, ...) by name, inputs (m, W, ...), targets (m, W, ...) and shares (m, W): the gradients
     of m clients' losses by name, and the losses (m,).
 
-    `inputs`, `targets`: an example of W samples. Raises `EngineError` where the module cannot be stacked, with the
-    reason.
+    `inputs`, `targets`: an example of W samples. Raises `EngineError`, with the reason, if the module cannot be
+    stacked.
     """
     of_stack = vmap(grad_and_value(client_loss(model, loss)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a call that torch cannot stack is looped over, with no more than a warning
+            warnings.simplefilter("error")  # torch only warns when it loops over a call that it cannot stack
             _look(of_stack, model, inputs, targets)
             recorded = _record(of_stack, model, inputs, targets)
             _try_out(recorded, model, loss, inputs, targets)
@@ -65,7 +65,7 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
 
 def _reason(error: Exception) -> str:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "random operation" in first_line:  # torch speaks of flags of its own
+    if "random operation" in first_line:  # torch's own text names its flags
         return "it draws at random as it trains, as dropout does, and each client draws with a seed of its own"
     if "data-dependent control flow" in first_line:
         return "it decides by the values of a tensor (`if`, `while`), which are another client's each time"
@@ -75,7 +75,7 @@ def _reason(error: Exception) -> str:
 
 
 def _look(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    """Once with two clients: what would be looped over shows at once, and not after thousands of turns."""
+    """Run once with two clients, to find calls that torch would loop over thousands of times."""
     names = [name for name, _ in model.named_parameters()]
     *weights, given, wanted, shares = _stack_of(2, model, inputs, targets)
     of_stack(dict(zip(names, weights, strict=True)), given, wanted, shares)
@@ -93,14 +93,14 @@ def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targ
 
     examples = _stack_of(_PRIME, model, inputs, targets)
     graph_module = make_fx(flat, decompositions(), tracing_mode="fake")(*examples)
-    _take_softmax_in_turn(graph_module.graph)
+    _replace_softmax(graph_module.graph)
     for_any_number(graph_module)
 
     def gradients(
         weights: Mapping[str, Tensor], given: Tensor, wanted: Tensor, shares: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         tensors = [*(weights[name] for name in names), given, wanted, shares]
-        if len(shares) == 1:  # alone, a client's convolution would go another way through torch, and give other bits
+        if len(shares) == 1:  # torch computes the convolution of a single client differently, with other bits
             tensors = [torch.cat([one, one]) for one in tensors]
         *found, losses = (one[: len(shares)] for one in cast(list[Tensor], graph_module.forward(*tensors)))
         return dict(zip(names, found, strict=True)), losses
@@ -109,7 +109,7 @@ def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targ
 
 
 def _stack_of(n: int, model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
-    """Weights, inputs, targets and shares of n clients; expanded, for only their shapes matter."""
+    """Weights, inputs, targets and shares of n clients; expanded, since only their shapes matter."""
     for parameter in model.parameters():
         yield parameter.detach().expand(n, *parameter.shape)
     yield inputs.expand(n, *inputs.shape)
@@ -120,8 +120,8 @@ def _stack_of(n: int, model: nn.Module, inputs: Tensor, targets: Tensor) -> Iter
 # --- the recording ----------------------------------------------------------------------------------------------------
 
 
-def _take_softmax_in_turn(graph: Graph) -> None:
-    """Put our own in the place of those over the last dimension of float32."""
+def _replace_softmax(graph: Graph) -> None:
+    """Use our own softmax over the last dimension of float32."""
     for node in graph.nodes:
         if node.target not in (_aten._log_softmax.default, _aten._log_softmax_backward_data.default):
             continue
@@ -132,9 +132,9 @@ def _take_softmax_in_turn(graph: Graph) -> None:
 
 
 def for_any_number(module: GraphModule) -> None:
-    """Put the number of clients wherever the recording has a multiple of its prime, and leave out what does nothing."""
+    """Replace multiples of the prime by the number of clients, and remove calls that change nothing."""
     graph = module.graph
-    _leave_out_what_does_nothing(graph)
+    _remove_no_ops(graph)
     first = next(node for node in graph.nodes if node.op == "placeholder")
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         number = graph.call_function(_aten.sym_size.int, (first, 0))
@@ -172,7 +172,7 @@ def _is_multiple(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0 and value % _PRIME == 0
 
 
-def _leave_out_what_does_nothing(graph: Graph) -> None:
+def _remove_no_ops(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and (same := _same_as(node)) is not None:
             node.replace_all_uses_with(same)
@@ -180,7 +180,7 @@ def _leave_out_what_does_nothing(graph: Graph) -> None:
 
 
 def _same_as(node: Node) -> Node | None:
-    """The node whose value this one has, too, if it is one that changes nothing."""
+    """The node with the same value, if this one changes nothing."""
     before = node.args[0] if node.args else None
     if not isinstance(before, Node):
         return None
@@ -206,8 +206,8 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 @torch.enable_grad()
 def _try_out(recorded: Gradients, model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
-    """Raise `EngineError` unless it gives what the module itself gives, one client after another, batches that are not
-    full included: then no sample has a say in another's gradient.
+    """Raise `EngineError` unless it gives what the module gives for each client alone, also for incomplete batches:
+    then no sample affects another's gradient.
     """
     draw = torch.Generator().manual_seed(0)
     for n in _TRIED:
@@ -230,6 +230,6 @@ def _try_out(recorded: Gradients, model: nn.Module, loss: Loss, inputs: Tensor, 
             for one, other in zip((*wanted, own.detach()), (*found, losses[i]), strict=True):
                 if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (1 + float(one.abs().max()))):
                     raise EngineError(
-                        f"{type(model).__name__} cannot be stacked: samples of one batch have a say in each other's "
+                        f"{type(model).__name__} cannot be stacked: samples of one batch affect each other's "
                         "gradients, or something is drawn at random (batch normalization, dropout)"
                     )

@@ -7,9 +7,8 @@ A message is a table of JSON, arrays, and file descriptors:
          8     n   JSON: "kind", other fields, and "arrays": dtype and shape of each
        8+n         the arrays' bytes, one after another
 
-Both ends are our own processes; still, nothing is unpickled. Shared memory has no name and ends with its last holder,
-so even a killed process leaves nothing behind. A file descriptor stands for it, and goes to another process in a
-message.
+Nothing is unpickled, though both ends are our own processes. Shared memory has no name, only a file descriptor, which
+goes to another process in a message. It ends with its last holder, so even a killed process leaves nothing behind.
 """
 
 import json
@@ -61,7 +60,7 @@ class Channel:
             self._socket.sendall(array.tobytes())
 
     def receive(self) -> WorkerMessage:
-        """The next message, when it is there. Raises `EOFError` if the other end is gone."""
+        """Wait for the next message. Raises `EOFError` if the other end is gone."""
         try:
             start, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _FDS_MAX)
             if not start:
@@ -90,7 +89,7 @@ class Channel:
 
 
 class SharedTensor:
-    """`tensor`: to read and write. `fd`: to be sent; closed with `close`, while the tensor lives on as long as used."""
+    """A tensor in shared memory. `fd` can be sent; after `close` the tensor stays usable."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         n_bytes = prod(shape) * dtype.itemsize
@@ -114,7 +113,7 @@ class SharedTensor:
 
 
 def mapped(fd: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The shared tensor behind a descriptor, which may be closed then."""
+    """The shared tensor behind a descriptor, which can be closed afterwards."""
     if prod(shape) == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(mmap.mmap(fd, prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))

@@ -1,11 +1,11 @@
-"""The engine "processes": clients over the cores of this machine, or its GPUs, each worker a process of its own.
+"""The engine "processes": divides clients among worker processes, one for each core of this machine or each GPU.
 
-Workers are started once, by the first cohort, and stay. The start, the samples of all clients and the blocks of
-changes are shared memory (`shared.py`); what goes to a worker is who trains on which rows. One that dies is started
-anew and its clients are trained again, which gives the same bits. None outlives this process, however it ends.
+The first cohort starts the workers. The start, the samples of all clients and the blocks of changes are shared memory
+(`channel.py`); a message tells a worker which clients train on which rows. A worker that dies is restarted and its
+clients are trained again, which gives the same bits. No worker outlives this process.
 
-A worker is a fresh interpreter and not a fork: it makes the model from its recipe, and never imports the program's main
-module, so that notebooks, and scripts without `if __name__ == "__main__"`, can use this engine.
+A worker is a fresh interpreter and not a fork. It makes the model from its recipe and never imports the program's main
+module, so notebooks, and scripts without `if __name__ == "__main__"`, can use this engine.
 """
 
 import logging
@@ -27,8 +27,8 @@ from torch import Tensor
 from umbel.aggregation.model.layout import Layout
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.device import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 from umbel.sim.engines.workers.channel import Channel, SharedTensor, WorkerMessage
@@ -40,7 +40,7 @@ log = logging.getLogger("umbel.sim")
 
 @dataclass(slots=True)
 class _Chunk:
-    """`half`: of the worker's block that its changes are in."""
+    """Clients that one worker trains. `half`: of the worker's block, for their changes."""
 
     positions: Indices
     n_deaths: int = 0
@@ -49,7 +49,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _ProcessWorker:
-    """`block`: float32 (2, rows, n_values), half of it read while the other is written. `chunk`: what it is at."""
+    """`block`: float32 (2, rows, n_values); one half is read while the other is written. `chunk`: its current work."""
 
     number: int
     device: str
@@ -62,7 +62,7 @@ class _ProcessWorker:
     n_failed_starts: int = 0
 
     def end(self) -> str:
-        """Kill it, if it runs; how it ended, in words."""
+        """Kill it if it runs; say how it ended."""
         if self.process is None or self.channel is None:
             return "it was not running"
         self.process.kill()
@@ -75,10 +75,9 @@ class _ProcessWorker:
 
 
 class ProcessesEngine:
-    """`n_workers`: by default one for each core, or with `device = "cuda"` for each GPU, by turns. Other arguments: as
-    `SequentialEngine` has them.
+    """`n_workers`: by default one for each core, or with `device = "cuda"` for each GPU.
 
-    The samples are copied when they are first seen and must not be changed in place afterwards.
+    Samples are copied when they are first seen and must not be changed in place afterwards.
     """
 
     name = "processes"
@@ -86,7 +85,7 @@ class ProcessesEngine:
     def __init__(
         self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu", arithmetic: Arithmetic = "auto"
     ) -> None:
-        recipe.to_json()  # which says what cannot be sent
+        recipe.to_json()  # raises if it cannot be sent
         self._recipe, self._arithmetic = recipe, arithmetic
         self._layout = Layout.of_state(recipe.make().state_dict())
         n_values = self._layout.n_values
@@ -102,7 +101,7 @@ class ProcessesEngine:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """Of the running workers."""
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
@@ -114,16 +113,16 @@ class ProcessesEngine:
         waiting = deque(map(_Chunk, chunks(work.steps, len(self._workers), self._rows)))
         try:
             while waiting or any(worker.chunk for worker in self._workers):
-                for worker in self._workers[: len(work.data)]:  # no more are begun than there is work for
+                for worker in self._workers[: len(work.data)]:  # start no more workers than there are clients
                     self._employ(worker, waiting, work)
-                for worker in self._worth_hearing():
-                    yield from self._hear(worker, waiting, work)
-        except BaseException:  # broken off, perhaps in the middle of a message
+                for worker in self._ready_to_read():
+                    yield from self._receive(worker, waiting, work)
+        except BaseException:  # interrupted, perhaps in the middle of a message
             self.close()
             raise
 
     def close(self) -> None:
-        """End the workers; a further cohort would start them again."""
+        """End the workers; another cohort starts them again."""
         _end_all(self._workers)
 
     def _share(self, samples: SampleSet) -> None:
@@ -132,11 +131,11 @@ class ProcessesEngine:
         self._samples = samples, SharedTensor.of(samples.inputs), SharedTensor.of(samples.targets)
         for worker in self._workers:
             if worker.channel is not None:
-                with suppress(OSError):  # one that has died is heard of in time
+                with suppress(OSError):  # a dead worker is noticed when it is read
                     send_shared(worker.channel, "samples", *self._samples[1:])
 
     def _employ(self, worker: _ProcessWorker, waiting: deque[_Chunk], work: CohortWork) -> None:
-        """Give it a chunk if it has none, and start it first if need be."""
+        """Give an idle worker a chunk, after starting it if it does not run."""
         if not waiting or worker.chunk is not None:
             return
         if worker.channel is None:
@@ -155,7 +154,7 @@ class ProcessesEngine:
                 [sys.executable, "-P", "-m", "umbel.sim.engines.workers.worker_process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C at the terminal is for the starter
+                start_new_session=True,  # Ctrl-C at the terminal reaches only the starter
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
             )
         worker.channel = Channel(ours)
@@ -166,15 +165,15 @@ class ProcessesEngine:
             send_shared(worker.channel, "block", worker.block)
             send_shared(worker.channel, "start", self._start)
 
-    def _worth_hearing(self) -> list[_ProcessWorker]:
-        """Waits until some worker has said something, or died."""
+    def _ready_to_read(self) -> list[_ProcessWorker]:
+        """Wait until a worker has sent a message or died."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 if worker.channel is not None:
                     selector.register(worker.channel, selectors.EVENT_READ, worker)
             return [key.data for key, _ in selector.select()]
 
-    def _hear(self, worker: _ProcessWorker, waiting: deque[_Chunk], work: CohortWork) -> Iterator[Changes]:
+    def _receive(self, worker: _ProcessWorker, waiting: deque[_Chunk], work: CohortWork) -> Iterator[Changes]:
         assert worker.channel is not None
         try:
             message = worker.channel.receive()
@@ -189,13 +188,13 @@ class ProcessesEngine:
             case _:
                 chunk, worker.chunk = worker.chunk, None
                 assert chunk is not None
-                self._employ(worker, waiting, work)  # it goes on while this half of its block is read
+                self._employ(worker, waiting, work)  # it trains while this half of its block is read
                 values = worker.block.tensor[chunk.half, : len(chunk.positions)]
                 yield changes_of(chunk.positions, values, message.arrays[0])
 
 
 def _has_died(worker: _ProcessWorker, waiting: deque[_Chunk]) -> None:
-    """Let another be started, and its clients be trained again. Raises `EngineError` if that does not help."""
+    """Queue its clients again, for a new process. Raises `EngineError` after several failures."""
     was_ready, chunk = worker.is_ready, worker.chunk
     how = worker.end()
     if not was_ready:
@@ -210,7 +209,7 @@ def _has_died(worker: _ProcessWorker, waiting: deque[_Chunk]) -> None:
     if chunk.n_deaths == _TRIES:
         raise EngineError(
             f"workers died {_TRIES} times over the same {len(chunk.positions)} clients (the last one: {how}); "
-            "if the machine is short of memory, take fewer workers"
+            "if the machine is short of memory, use fewer workers"
         )
     log.warning("worker %d died (%s); its %d clients are trained again", worker.number, how, len(chunk.positions))
     waiting.appendleft(chunk)

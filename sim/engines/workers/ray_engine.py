@@ -1,9 +1,9 @@
-"""The engine "ray": clients over the actors of a Ray cluster, for more than one machine (the extra `ray`).
+"""The engine "ray": divides clients among the actors of a Ray cluster, for more than one machine (the extra `ray`).
 
-Each actor holds one resident model. The samples of all clients go into Ray's object store once, and the start once for
-each cohort. An actor is told which clients train on which rows, and sends back a block of changes. Ray restarts an
-actor that dies, on another node if its own is gone, and the actor repeats its work, which gives the same bits. umbel,
-and the module that the recipe names, must be installed on every node.
+Each actor holds one resident model. Samples go into Ray's object store once, the start once for each cohort. An actor
+gets the clients to train and their rows, and returns a block of changes. Ray restarts an actor that dies, if necessary
+on another node; it repeats its work and gives the same bits. umbel and the module of the recipe must be installed on
+every node.
 """
 
 import logging
@@ -24,27 +24,26 @@ from umbel.aggregation.model.layout import Layout
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.engines.device import one_thread, whole_float32
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
+from umbel.sim.engines.device import chunks, one_thread, part_of, rows_of_block, whole_float32
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, LocalTrainer, Losses, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 
 def packed(tensor: Tensor) -> NDArray[np.uint8]:
-    """A tensor's bytes, (..., bytes of the last dimension): numpy lacks some of torch's types."""
+    """A tensor's bytes, (..., bytes of an element): numpy lacks some of torch's types."""
     return tensor.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8).numpy()
 
 
 def unpacked(array: NDArray[np.uint8], dtype: str) -> Tensor:
-    """The inverse, without a copy: not to be written to."""
+    """The inverse, without a copy: read only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array).view(getattr(torch, dtype)).squeeze(-1)
 
 
 class RayWorker:
-    """`paths`: where the caller's modules are, on a node that has them there too."""
+    """`paths`: of the caller's modules, for nodes that have them at the same place."""
 
     def __init__(self, recipe: str, device: str, arithmetic: Arithmetic, paths: Sequence[str]) -> None:
         sys.path.extend(path for path in paths if path not in sys.path)
@@ -60,7 +59,7 @@ class RayWorker:
         part: Sequence[NDArray[Any]],
         terms: Mapping[str, Any],
     ) -> tuple[NDArray[np.float32], Losses]:
-        """Train some clients of a cohort: what they have changed (k, n_values), and their losses (k, 3)."""
+        """Train some clients of a cohort; their changes (k, n_values) and losses (k, 3)."""
         rows, starts, seeds, steps = part
         samples = SampleSet(*map(unpacked, (inputs, targets), terms["dtypes"]))
         work = CohortWork.on(CohortData(samples, rows, starts), seeds, steps, terms)
@@ -78,16 +77,16 @@ RAY_MISSING = (
     "in a clone of umbel: pip install -c constraints.txt '.[sim,ray]'"
 )
 _RETRIES = 2  # of one chunk, when its actor dies
-_IN_FLIGHT = 2  # chunks that an actor has, so that the next is there when one is done
+_IN_FLIGHT = 2  # chunks queued at an actor, so that it never waits
 
 
 class RayEngine:
-    """`n_workers`: actors, by default one for each CPU of the cluster, or with `device = "cuda"` for each GPU; more
-    than that share them. `address`: of a running cluster, or "auto"; None: a cluster of this machine alone. A
-    connection that the process has already is used. Other arguments: as `SequentialEngine` has them.
+    """`n_workers`: actors, by default one for each CPU of the cluster, or with `device = "cuda"` for each GPU; further
+    actors share them. `address`: of a running cluster, or "auto"; None: a cluster of this machine alone. An existing
+    connection of the process is used.
 
-    The samples are sent when they are first seen and must not be changed in place afterwards. Raises `EngineError`
-    where Ray is not installed, or has nothing to give, and for one GPU by its number.
+    Samples are sent when they are first seen and must not be changed in place afterwards. Raises `EngineError` if Ray
+    is not installed or has no such resource, and for one GPU by its number.
     """
 
     name = "ray"
@@ -103,7 +102,7 @@ class RayEngine:
         if find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if device.startswith("cuda:"):
-            raise EngineError('Ray deals the GPUs of its cluster out itself; take device = "cuda"')
+            raise EngineError('Ray assigns the GPUs of its cluster; use device = "cuda"')
         self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
         self._layout = Layout.of_state(recipe.make().state_dict())
         self._rows = rows_of_block(self._layout.n_values)
@@ -118,7 +117,7 @@ class RayEngine:
         self._cohort += 1
         common = self._cohort, self._ray.put(packed(start)), *self._shared(work.data.samples)
         waiting = chunks(work.steps, len(self._actors), self._rows)
-        running = dict[Any, tuple[Any, Indices]]()  # by the reference to what will come of it
+        running = dict[Any, tuple[Any, Indices]]()  # by the reference to the result
 
         def give(actor: Any) -> None:
             if (positions := next(waiting, None)) is not None:
@@ -134,7 +133,7 @@ class RayEngine:
             yield changes_of(positions, torch.from_numpy(values.copy()), losses.copy())
 
     def close(self) -> None:
-        """End the actors, and Ray on this machine if this engine has started it."""
+        """End the actors, and Ray if this engine has started it."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
@@ -144,7 +143,9 @@ class RayEngine:
     def _started(self, resource: str, n_workers: int | None) -> list[Any]:
         there = self._ray.cluster_resources().get(resource, 0)
         if there < 1 or (n_workers is not None and n_workers < 1):
-            raise EngineError(f"Ray has {there:g} {resource}s for {n_workers or 'as many'} workers; one is the least")
+            raise EngineError(
+                f"Ray has {there:g} {resource}s for {n_workers or 'as many'} workers; it needs one at least"
+            )
         n_actors = n_workers or int(there)
         share = {f"num_{resource.lower()}s": min(1.0, there / n_actors)}
         kind = self._ray.remote(RayWorker).options(
@@ -176,11 +177,11 @@ class RayEngine:
 
 
 def _connected(address: str | None) -> tuple[Any, bool]:
-    """Ray, and whether this has connected to it."""
-    # Ray would report its use to its makers, and warns that its own default here will change.
+    """Ray, and whether this call has connected to it."""
+    # By default Ray reports its use to its makers, and warns about a changing default.
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")):
         os.environ.setdefault(name, value)
-    ray: Any = import_module("ray")  # here, for it takes a second, and few need it
+    ray: Any = import_module("ray")  # takes a second to import
     if ray.is_initialized():
         return ray, False
     local = {"include_dashboard": False} if address is None else {}

@@ -1,8 +1,7 @@
-"""The engine "threads": a few clients at a time, each on a thread with a model of its own.
+"""The engine "threads": a few clients at a time, each on a thread with its own model.
 
-For models whose steps are long, such as convolutional networks: torch lets go of Python's lock while it computes, so
-that threads keep all cores busy in half the memory that processes take. Many short steps would wait for the lock;
-stacking serves those. Each thread computes alone, with one thread of torch's own.
+It is for models with long steps, such as convolutional networks. Torch releases Python's lock while it computes, so
+threads keep all cores busy in half the memory of processes. Short steps would wait for the lock; stacking suits those.
 """
 
 from collections.abc import Iterator
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 from umbel.client.training.devices import generators, set_generators
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import one_thread, whole_float32
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
+from umbel.sim.engines.device import chunks, devices_of, one_thread, rows_of_block, whole_float32
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
@@ -29,20 +27,18 @@ _DRAWS = (
 
 @dataclass(frozen=True, slots=True)
 class _ThreadWorker:
-    """`blocks`: float32 (2, rows, n_values), where the clients it trains leave their changes, by turns: one is read
-    while the other is written.
-    """
+    """`blocks`: float32 (2, rows, n_values), for the changes; one is read while the other is written."""
 
     trainer: LocalTrainer
     blocks: Tensor
 
     def train(self, work: CohortWork, positions: Indices, block: int) -> Losses:
-        torch.set_num_threads(1)  # each thread counts its own
+        torch.set_num_threads(1)  # a setting of each thread
         return self.trainer.train(work, positions, self.blocks[block])
 
 
 def require_no_draws(model: nn.Module, samples: SampleSet) -> None:
-    """Raise `EngineError` for a model that threads cannot train, as it shows with these samples."""
+    """Raise `EngineError` for a model that draws random numbers, as tried with these samples."""
     device = torch.device("cpu")
     before = generators(device)
     try:
@@ -55,9 +51,9 @@ def require_no_draws(model: nn.Module, samples: SampleSet) -> None:
 
 
 class ThreadsEngine:
-    """`n_workers`: threads, by default one for each core, or GPU. Other arguments: as `SequentialEngine` has them.
+    """`n_workers`: threads, by default one for each core, or GPU.
 
-    Torch's generators are the whole process's: a model that draws from one, such as for dropout, is refused.
+    All threads share torch's generators, so a model that draws from one, as for dropout, is refused.
     """
 
     name = "threads"
@@ -68,7 +64,7 @@ class ThreadsEngine:
         self._workers = [_worker(recipe, one, arithmetic) for one in devices_of(device, n_workers)]
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
-        """As `Engine.train`. Meanwhile the whole process computes with one thread of torch's own."""
+        """As `Engine.train`. Meanwhile torch uses one thread in the whole process."""
         with one_thread(), whole_float32(self._workers[0].trainer.device):
             for worker in self._workers:
                 worker.trainer.begin(start, work)

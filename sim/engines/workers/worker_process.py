@@ -1,8 +1,8 @@
 """`python -m umbel.sim.engines.workers.worker_process FD`: a worker of the engine "processes", over that socket.
 
-It hears, in this order, of the *model* to make, the *samples* of all clients, its *block* to leave changes in, and the
-*start* of the cohorts, the last three as shared memory; then *chunk* after chunk of clients, and answers each with
-*done* and the losses, or *failed* and why. It ends when its starter does, in mid-step too.
+It receives, in this order, the *model* to make, the *samples* of all clients, its *block* for changes and the *start*
+of the cohorts, the last three as shared memory. Then it receives *chunk* after chunk of clients, and answers each with
+*done* and the losses, or *failed* and the reason. It ends when its starter ends, even in the middle of a step.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch import Tensor
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import whole_float32
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
 from umbel.sim.engines.workers.channel import Channel, SharedTensor, WorkerMessage, mapped
@@ -38,7 +38,7 @@ def send_shared(channel: Channel, kind: str, *shared: SharedTensor) -> None:
 
 
 def send_chunk(channel: Channel, cohort: int, half: int, part: CohortWork) -> None:
-    """`cohort`: another number for each; `half`: of the block, to leave the changes in."""
+    """`cohort`: a new number for each cohort; `half`: of the block, for the changes."""
     channel.send(
         "chunk",
         {"cohort": cohort, "half": half, "terms": part.terms},
@@ -47,7 +47,7 @@ def send_chunk(channel: Channel, cohort: int, half: int, part: CohortWork) -> No
 
 
 class Worker:
-    """Does what the messages say."""
+    """Carries out the messages."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -60,12 +60,12 @@ class Worker:
         while True:
             message = self._channel.receive()
             try:
-                self._heed(message)
+                self._handle(message)
             except Exception as error:  # whatever the user's model raises
                 reason = "".join(traceback.format_exception(error))
                 self._channel.send("failed", {"error": f"{type(error).__name__}: {error}", "traceback": reason})
 
-    def _heed(self, message: WorkerMessage) -> None:
+    def _handle(self, message: WorkerMessage) -> None:
         match message.kind:
             case "model":
                 self._make(message.fields)

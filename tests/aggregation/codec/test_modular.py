@@ -15,7 +15,7 @@ from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.codec.step import ALARM_SHARE, bits_for
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.types import LEVEL_MAX
-from umbel.sim.bench.codec.errors import real_updates, vnmse
+from umbel.sim.bench.codec.bench import real_updates, vnmse
 
 BITS = st.integers(1, 32)
 

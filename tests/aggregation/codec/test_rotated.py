@@ -12,7 +12,7 @@ from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.sim.bench.codec.errors import vnmse
+from umbel.sim.bench.codec.bench import vnmse
 
 
 def rotated(n_values: int, inverse_step: float = 4.0, clip_norm: float | None = None) -> Rotated:

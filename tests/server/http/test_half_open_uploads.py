@@ -21,8 +21,7 @@ from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.trust.signatures import content_digest
 from umbel.aggregation.update.wire import float32_header
 from umbel.client import Operator
-from umbel.sim.bench.coordinator.http_devices import SAMPLE_COUNT, SimDevice, check_in_body, once
-from umbel.sim.bench.coordinator.http_load import Load, Script, Until
+from umbel.sim.bench.coordinator.http_load import SAMPLE_COUNT, Load, Script, SimDevice, Until, check_in_body, once
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import CoordinatorProcess, start_coordinator, stopping
 

@@ -13,15 +13,13 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from umbel.sim.bench.simulate import peer_pfl
-from umbel.sim.bench.simulate.peer_flower import flower_setups
-from umbel.sim.bench.simulate.peer_job import Job, layers_of
-from umbel.sim.bench.simulate.peer_pfl import pfl_setups
-from umbel.sim.bench.simulate.peer_run import PeerFailed, run_peer, versions_of
+from umbel.sim.bench.report import BenchFailed
+from umbel.sim.bench.simulate import peer_programs
+from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
+from umbel.sim.bench.simulate.peer_run import Job, layers_of, run_peer, versions_of
 from umbel.sim.bench.simulate.peer_work import Work, write_report
 from umbel.sim.bench.simulate.peers import Peers, find_peers, peer_rows
-from umbel.sim.bench.simulate.tight_loop import TightLoop
-from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
+from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.commands import bench_app
 from umbel.sim.data.data_set import SampleSet
@@ -166,7 +164,7 @@ def test_a_peer_s_first_round_counts_from_its_command(peer_python: MakePeer) -> 
 @pytest.mark.slow
 def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: Job) -> None:
     peers = Peers(peer_python(FORGETS_WEIGHTS), VERSIONS)
-    with pytest.raises(PeerFailed, match=r"Flower 1\.41\.0 .* comes to other weights than the plain loop in A: \d"):
+    with pytest.raises(BenchFailed, match=r"Flower 1\.41\.0 .* comes to other weights than the plain loop in A: \d"):
         peers.best(job)
 
 
@@ -174,7 +172,7 @@ def test_a_peer_that_hangs_is_stopped_with_all_that_it_has_started(
     peer_python: MakePeer, job: Job, tmp_path: Path
 ) -> None:
     peers = Peers(peer_python(LEAVES_A_PROCESS), VERSIONS, limit_s=2.0)
-    with pytest.raises(PeerFailed, match=r"had not finished after 2 s; [\s\S]*about to sleep"):
+    with pytest.raises(BenchFailed, match=r"had not finished after 2 s; [\s\S]*about to sleep"):
         peers.best(job)
     assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
 
@@ -187,14 +185,14 @@ def test_a_peer_that_hangs_is_stopped_with_all_that_it_has_started(
     ],
 )
 def test_a_peer_that_fails_is_told_with_what_it_wrote(peer_python: MakePeer, job: Job, deed: str, said: str) -> None:
-    with pytest.raises(PeerFailed, match=said):
+    with pytest.raises(BenchFailed, match=said):
         Peers(peer_python(deed), VERSIONS).best(job)
 
 
 def test_a_report_of_other_rounds_is_refused(peer_python: MakePeer, job: Job) -> None:
     less = "import numpy\nnumpy.savez(folder / 'report.npz', times=[1.0, 2.0], weights=numpy.zeros(4810, 'f'))"
     [setup] = flower_setups(VERSIONS)
-    with pytest.raises(PeerFailed, match="reports 1 rounds instead of 2"):
+    with pytest.raises(BenchFailed, match="reports 1 rounds instead of 2"):
         run_peer(peer_python(less), setup, job, 60.0)
 
 
@@ -210,12 +208,12 @@ def test_a_report_is_there_when_it_is_whole(tmp_path: Path) -> None:
     [({"torch": "2.13.0"}, "neither flwr nor pfl"), ({"flwr": "1.41.0"}, r"install flwr\[simulation\] there")],
 )
 def test_an_interpreter_without_peers_is_refused(peer_python: MakePeer, versions: dict[str, str], said: str) -> None:
-    with pytest.raises(PeerFailed, match=said):
+    with pytest.raises(BenchFailed, match=said):
         find_peers(peer_python(versions=versions))
 
 
 def test_what_is_no_interpreter_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(PeerFailed, match="cannot be asked what it has"):
+    with pytest.raises(BenchFailed, match="cannot be asked what it has"):
         versions_of(Path("/bin/echo"))
     refused = CliRunner().invoke(bench_app, ["simulate", "--peer-python", str(tmp_path / "python")])
     assert refused.exit_code == 1
@@ -224,7 +222,7 @@ def test_what_is_no_interpreter_is_told_before_anything_is_measured(tmp_path: Pa
 
 def test_pfl_is_run_alone_and_in_as_many_processes_as_share_the_users_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     def titles(n_asked: int, n_cores: int) -> list[str]:
-        monkeypatch.setattr(peer_pfl, "n_cores", lambda: n_cores)
+        monkeypatch.setattr(peer_programs, "n_cores", lambda: n_cores)
         return [setup.title for setup in pfl_setups({"pfl": "0.6.0"}, n_asked)]
 
     by_size = ", users by size"
@@ -236,7 +234,7 @@ def test_pfl_is_run_alone_and_in_as_many_processes_as_share_the_users_evenly(mon
 
 
 def test_several_processes_are_torchrun_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_pfl, "n_cores", lambda: 2)
+    monkeypatch.setattr(peer_programs, "n_cores", lambda: 2)
     alone, several, _ = pfl_setups({"pfl": "0.6.0"}, 10)
     assert alone.command(Path("python"), tmp_path) == ["python", str(tmp_path / "pfl_driver.py")]
     assert several.command(Path("python"), tmp_path)[1:-1] == [

@@ -15,8 +15,7 @@ from tests.sim.data.sets.test_idx_files import idx_bytes
 from tests.sim.data.sets.test_mnist import IMAGES, LABELS
 from tests.sim.data.sets.test_shakespeare import HEADER, written
 from umbel.sim.data.data_set import DataError, DataSet
-from umbel.sim.data.load import load
-from umbel.sim.data.section import DataSection
+from umbel.sim.data.load import DataSection, load
 from umbel.sim.data.sets.fetch import SOURCES, RemoteFile
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.sim.data.section import NAMES, DataSection
+from umbel.sim.data.load import NAMES, DataSection
 from umbel.sim.data.sets.synthetic import SyntheticLaw
 
 

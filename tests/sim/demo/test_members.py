@@ -12,8 +12,8 @@ from umbel.client.policy.policy import SitePolicy
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 from umbel.sim.demo.client import POLICY_FILE, DemoSite, make_key
-from umbel.sim.demo.members import LIST_FILE, OFFICERS, agree, members_line, pin
 from umbel.sim.demo.plan import MINIMUM, RUN, make_plan
+from umbel.sim.demo.sites import LIST_FILE, OFFICERS, agree, members_line, pin
 
 KEYS = {name: public_key(name) for name in ("clinic-01", "clinic-02", "clinic-03")}
 

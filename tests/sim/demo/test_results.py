@@ -12,12 +12,11 @@ from rich.console import Console
 
 from tests.sim.made_records import ended_round
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import Board, DemoRound
-from umbel.sim.demo.data import load_data
-from umbel.sim.demo.members import members_line
+from umbel.sim.demo.board import Board, DemoRound, Proof
+from umbel.sim.demo.digits import load_data
 from umbel.sim.demo.plan import SPLIT, make_plan
 from umbel.sim.demo.plot import curves, draw_curves
-from umbel.sim.demo.proof import Proof
+from umbel.sim.demo.sites import members_line
 from umbel.sim.demo.summary import round_line, si_bytes, summarize, table
 
 PLAN = make_plan(0, 24, calm=False)
@@ -45,7 +44,7 @@ def test_the_picture_counts_rounds_and_tells_apart_what_an_abandoned_attempt_was
     figure = curves(board_of(*rounds), load_data(SPLIT, 0).class_counts)
     accuracy, _, participation, megabytes = figure.axes
     labels = [text.get_text() for legend in [participation.get_legend()] if legend for text in legend.get_texts()]
-    assert {"reported in vain", "abandoned attempt"} <= set(labels)
+    assert {"report discarded", "abandoned attempt"} <= set(labels)
     assert [axes.get_xlim()[1] for axes in (accuracy, participation, megabytes)] == [2.5] * 3
 
 

@@ -11,8 +11,7 @@ from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData, ShardedPopulation
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import ModelRecipe, start_vector
 from umbel.sim.engines.training import Losses
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 

@@ -14,7 +14,7 @@ from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.clients import ClientsEngine
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import CohortWork, EngineError
 

@@ -18,9 +18,8 @@ from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.aggregation.model.layout import Layout
 from umbel.sim.engines import training
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.device import CPU, found_device, moved, require_device_name, whole_float32
-from umbel.sim.engines.recipe import LOSSES
-from umbel.sim.engines.schedule import devices_of
+from umbel.sim.engines.device import CPU, devices_of, found_device, moved, require_device_name, whole_float32
+from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
 from umbel.sim.engines.stacked.lockstep import lockstep
 from umbel.sim.engines.stacked.stacked import StackedEngine

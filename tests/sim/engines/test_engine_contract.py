@@ -15,8 +15,8 @@ from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import part_of
+from umbel.sim.engines.device import part_of
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Losses, SequentialEngine
 from umbel.sim.engines.work import CohortWork, Engine, EngineError, LocalOptimizer
 from umbel.sim.engines.workers.processes import ProcessesEngine

@@ -15,7 +15,7 @@ from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.recipe import LOSSES
+from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.engines.cohorts import work_of
-from umbel.sim.engines.schedule import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.device import chunks, devices_of, part_of, rows_of_block
 from umbel.sim.engines.work import EngineError
 
 STEPS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)

@@ -22,8 +22,7 @@ from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import LocalPlan
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.device import one_thread
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import ModelRecipe, start_vector
 from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, SequentialEngine, TrainingStopped
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
 

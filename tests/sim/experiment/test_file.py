@@ -157,5 +157,5 @@ def test_the_file_of_the_docstring_is_one(tmp_path: Path) -> None:
 
 
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
-    with pytest.raises(ValueError, match=r"/dev/zero is no experiment: it is longer than the 4194304 bytes"):
+    with pytest.raises(ValueError, match=r"/dev/zero is no experiment: it has more than 4194304 bytes"):
         read_experiment(Path("/dev/zero"))

@@ -10,7 +10,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate
 from umbel.sim.console import run
-from umbel.sim.experiment.estimate import Estimate
+from umbel.sim.experiment.trials import Estimate
 from umbel.sim.simulation import simulate
 
 SLOW_EXPERIMENT = """

@@ -23,6 +23,7 @@ from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import totals
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
+from umbel.sim.bench.secagg.cohort import secure_plan
 from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
 from umbel.sim.federation.federation import SimulatedAttempt
@@ -31,7 +32,6 @@ from umbel.sim.federation.secure_window import without_enough_work
 from umbel.sim.federation.uplink import MaskedUplink, PlainUplink
 from umbel.sim.federation.versions import Memory, ModelState
 from umbel.sim.federation.window import Cohort
-from umbel.sim.secure.rounds import secure_plan
 from umbel.sim.simulation import simulate
 
 LOST_IN = ("download", "training", "upload", "advertise_keys", "share_keys", "consistency_check", "unmasking")

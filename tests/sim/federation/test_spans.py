@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.sim.experiment.estimate import in_unit, unit_of
+from umbel.sim.results.shown import in_unit, unit_of
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def _round(fleet: Fleet, n_devices: int, plan: RoundPlan, now: float, update_byt
     clients = client_records(ended, _book(ended, fates))
     ending = Ending(plan.number, None, ended.reason, ended.closed_at, MODEL_BYTES)
     absent = np.setdiff1d(
-        np.arange(n_devices), np.arange(n_devices)[fleet.presence.is_there(np.arange(n_devices), now)]
+        np.arange(n_devices), np.arange(n_devices)[fleet.presence.is_present(np.arange(n_devices), now)]
     )
     named = tuple(AbsentClient(client_name(int(device)), SAMPLES, 0.0) for device in absent[:30])
     record = round_record(ended, clients, ended.opened_at, ending)

@@ -187,12 +187,12 @@ def test_devices_that_leave_are_lost_when_they_do() -> None:
     hours = HoursSection(by_hour=(1.0,) * 2 + (0.0,) + (1.0,) * 21)
     ask = ask_of(N, steps=100_000, window_s=7200.0)
     fates = fleet_fates(FleetSection(speed=SLOW, hours=hours), ask, opened_at=3600.0)
-    is_there = build_fleet(FleetSection(hours=hours), 1, Path()).presence.is_there
-    assert is_there(DEVICES, 3600.0).all()
+    is_present = build_fleet(FleetSection(hours=hours), 1, Path()).presence.is_present
+    assert is_present(DEVICES, 3600.0).all()
     require_drawn(fates.lost_s / 3600)
     assert np.isinf(fates.report_s).all()
     for at in range(0, 500, 50):
-        assert not is_there(DEVICES[at : at + 1], 3600.0 + fates.lost_s[at] + 1).any()
+        assert not is_present(DEVICES[at : at + 1], 3600.0 + fates.lost_s[at] + 1).any()
 
 
 def test_a_model_that_comes_too_late_is_not_trained() -> None:

@@ -86,7 +86,7 @@ def test_who_waits_is_there_and_counted_once(seed: int, n_devices: int, n_wanted
     waiting = fleet.waiting(now, 1, 1, n_devices, n_wanted)
     assert (np.diff(waiting) > 0).all()
     everybody = np.arange(n_devices)
-    there = everybody[fleet.presence.is_there(everybody, now)]
+    there = everybody[fleet.presence.is_present(everybody, now)]
     assert np.isin(waiting, there).all()
     n_most = n_devices if n_devices <= ALL_WAIT_MAX else int(np.ceil(fleet.waiting_factor * n_wanted))
     assert len(waiting) == min(len(there), n_most)
@@ -129,7 +129,7 @@ def test_nobody_there_is_nobody_waiting() -> None:
 )
 def test_devices_are_there_when_the_section_says(section: FleetSection, hours_there: list[int]) -> None:
     presence, devices = made(section).presence, np.arange(50)
-    there = {hour: presence.is_there(devices, (24 * 9 + hour) * HOUR_S) for hour in (0, 6, 12, 18)}
+    there = {hour: presence.is_present(devices, (24 * 9 + hour) * HOUR_S) for hour in (0, 6, 12, 18)}
     assert [hour for hour, are_there in there.items() if are_there.all()] == hours_there
     assert [hour for hour, are_there in there.items() if are_there.any()] == hours_there
 
@@ -149,7 +149,7 @@ def test_files_are_found_where_the_experiment_or_the_data_lie(tmp_path: Path) ->
     fleet = build_fleet(section, 1, tmp_path, tmp_path / "data")
     lines = fleet.network.lines(np.array([0]), 1, 1)
     assert (lines.down[0], lines.up[0]) == (pytest.approx(1000.0), pytest.approx(2000.0))
-    assert [fleet.presence.is_there(np.array([0]), now)[0] for now in (5.0, 15.0)] == [True, False]
+    assert [fleet.presence.is_present(np.array([0]), now)[0] for now in (5.0, 15.0)] == [True, False]
     with pytest.raises(ValueError, match="say which with --data"):
         build_fleet(section, 1, tmp_path)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.fleet.build import NotPhones, Phone, phone_traits, read_phones
+from umbel.sim.fleet.build import phone_traits
+from umbel.sim.fleet.files import NotPhones, Phone, read_phones
 
 PHONE = {"down_u": 7491.4, "down_sigma": 3369.3, "up_u": 4935.2, "up_sigma": 2767.3}
 

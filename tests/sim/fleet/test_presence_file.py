@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.fleet.presence_file import NotPresence, read_presence
+from umbel.sim.fleet.files import NotPresence, read_presence
 
 HEAD = "device,from_s,until_s\n"
 
@@ -36,12 +36,12 @@ def test_both_formats_say_the_same(tmp_path: Path, name: str, text: str) -> None
     found = read_presence(written(tmp_path, name, text))
     assert (found.n, found.cycle_s) == (2, 20.0)
     for now, expected in ((0.0, [True, True]), (6.0, [True, False]), (15.0, [True, False]), (22.0, [True, True])):
-        assert found.is_there(np.array([0, 1]), now).tolist() == expected
+        assert found.is_present(np.array([0, 1]), now).tolist() == expected
 
 
 def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", HEAD + "x,0,10\n")
-    assert not read_presence(path, 100.0).is_there(np.array([0]), 50.0).any()
+    assert not read_presence(path, 100.0).is_present(np.array([0]), 50.0).any()
     with pytest.raises(NotPresence, match="line 2: it ends after the cycle of 5 s"):
         read_presence(path, 5.0)
 
@@ -67,7 +67,7 @@ def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
         ("a.csv", HEAD + "x" * 101 + ",1,5\n", "line 2: device must be"),
         ("a.csv", HEAD + "x,1,5" + " " * 2000, "line 2: it is longer"),
         ("a.csv", HEAD.encode() + b"\xff,1,5\n", "line 2: it is not UTF-8"),
-        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: device x is there already, by line 2"),
+        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: device x is already present, by line 2"),
         ("a.jsonl", '{"device": "x"}', "line 1: it must be an object with the keys"),
         ("a.jsonl", "[1]", "line 1: it must be an object"),
         ("a.jsonl", "{", "line 1: it is not JSON"),
@@ -99,7 +99,7 @@ def test_no_bytes_lead_to_another_error(tmp_path_factory: pytest.TempPathFactory
     path = written(tmp_path_factory.mktemp("presence"), *file)
     with suppress(NotPresence):
         found = read_presence(path)
-        assert found.is_there(np.arange(found.n), 0.5).shape == (found.n,)
+        assert found.is_present(np.arange(found.n), 0.5).shape == (found.n,)
 
 
 @given(
@@ -113,11 +113,11 @@ def test_a_device_is_there_in_its_stretches_and_in_no_other(
     path = written(tmp_path_factory.mktemp("presence"), "a.csv", text)
     ordered = sorted(rows)
     if any(one[0] == other[0] and other[1] < one[1] + one[2] for one, other in pairwise(ordered)):
-        with pytest.raises(NotPresence, match="is there already"):
+        with pytest.raises(NotPresence, match="is already present"):
             read_presence(path)
         return
     found = read_presence(path)
     order = list(dict.fromkeys(device for device, _, _ in rows))
     moment = now % max(start + length for _, start, length in rows)
     expected = [any(d == device and s <= moment < s + n for d, s, n in rows) for device in order]
-    assert found.is_there(np.arange(found.n), now).tolist() == expected
+    assert found.is_present(np.arange(found.n), now).tolist() == expected

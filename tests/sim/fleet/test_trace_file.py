@@ -15,7 +15,7 @@ from tests.aggregation.run.test_trace import DONE, LOST, RECORD
 from tests.repository import ROOT
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
-from umbel.sim.fleet.reading import NotTrace, read_trace
+from umbel.sim.fleet.files import NotTrace, read_trace
 
 TRACE = trace_of([RECORD])
 
@@ -77,7 +77,7 @@ def test_what_is_no_trace_is_refused_with_the_place(tmp_path: Path, text: str, w
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.sim.fleet.reading.TRACE_BYTES_MAX", 100)
+    monkeypatch.setattr("umbel.sim.fleet.files.TRACE_BYTES_MAX", 100)
     with pytest.raises(NotTrace, match="longer than the 100 bytes"):
         read_trace(written(tmp_path, canonical(TRACE)))
 

@@ -17,8 +17,8 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.sim import simulate
 from umbel.sim.recorded.against_trace import AGAIN, POINTS_MAX, RECORDED, AgainstTrace
-from umbel.sim.results.against_plot import beside_the_record
 from umbel.sim.results.against_tables import tables
+from umbel.sim.results.panels import beside_the_record
 
 FLEET = {"speed": {"step_s": 2.0, "spread": 0.4}, "network": {"up_bytes_per_s": 1e4, "down_bytes_per_s": 1e5}}
 
@@ -130,7 +130,7 @@ def test_a_trace_of_which_no_fleet_can_be_made_is_told_before_anything_is_simula
         replace(attempt, clients=tuple(replace(one, report_s=None, train_s=None) for one in attempt.clients))
         for attempt in trace.attempts
     )
-    with pytest.raises(ValueError, match=r"trace\.json: nobody has reported in this trace"):
+    with pytest.raises(ValueError, match=r"trace\.json: no client has reported in this trace"):
         simulate(over(replace(trace, attempts=silent), tmp_path), tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 

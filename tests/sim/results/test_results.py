@@ -18,7 +18,7 @@ from tests.sim.federation.worlds import table
 from umbel.__main__ import app, mount
 from umbel.sim import simulate
 from umbel.sim.data.data_set import DataSet, Natural, SampleSet
-from umbel.sim.experiment.estimate import Estimate
+from umbel.sim.experiment.trials import Estimate
 from umbel.sim.results.panels import panels
 from umbel.sim.results.shown import as_table
 

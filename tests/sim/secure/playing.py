@@ -29,12 +29,11 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange, Phase
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
+from umbel.sim.bench.secagg.cohort import client_name, made_contribution
 from umbel.sim.secure.coordinator import MaskedSum
-from umbel.sim.secure.devices import DeviceFate
+from umbel.sim.secure.devices import DeviceFate, VirtualTime
 from umbel.sim.secure.exchange import ExchangeParties, exchange, seeded_bytes
-from umbel.sim.secure.rounds import client_name, made_contribution
-from umbel.sim.secure.stage import VirtualTime
-from umbel.sim.secure.voices import MaskingVoice
+from umbel.sim.secure.voices import RealVoice
 
 PHASES = tuple(Phase)
 _WORK_S, _LATENCY_S, _BYTES_PER_S = 60.0, 0.05, 1e6  # medians
@@ -88,8 +87,8 @@ def play(plan: RoundPlan, composition: Composition, luck: Sequence[DeviceFate], 
     opened, _ = advance(Recruiting(plan, since=stage.now), opening)
     assert isinstance(opened, Training), "all are asked"
 
-    def voice(name: ClientId, client: SecureClient) -> MaskingVoice:
-        return MaskingVoice(client, made_contribution(composition, client.index))
+    def voice(name: ClientId, client: SecureClient) -> RealVoice:
+        return RealVoice(client, made_contribution(composition, client.index))
 
     done = exchange(stage, opened, composition.layout, ExchangeParties(by_name, voice, str(seed), total))
     ended: RoundState = done.state

@@ -10,8 +10,7 @@ from umbel.aggregation.round.states import Abandoned, Committed
 from umbel.aggregation.secagg.messages import share_keys_bytes
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.turns import Phase
-from umbel.sim.secure.devices import DeviceFate
-from umbel.sim.secure.rounds import (
+from umbel.sim.bench.secagg.cohort import (
     WINDOW_S,
     bits_of_sums,
     client_name,
@@ -20,6 +19,7 @@ from umbel.sim.secure.rounds import (
     plain_sums,
     secure_plan,
 )
+from umbel.sim.secure.devices import DeviceFate
 
 WORD_PHASES = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.CONSISTENCY_CHECK)
 

@@ -4,16 +4,21 @@ import pytest
 import torch
 
 from umbel.aggregation.codec.vectors.eden import Eden
-from umbel.sim.bench.codec.bench import AT_ENTROPY, EDEN, FIXED_WIDTH, PROMISED, gaussian_rows, shannon
-from umbel.sim.bench.codec.errors import (
+from umbel.sim.bench.codec.bench import (
+    AT_ENTROPY,
+    EDEN,
+    FIXED_WIDTH,
     N_CLIENTS,
+    PROMISED,
     entropy_coded,
     fixed_width_error,
     gaussian,
+    gaussian_rows,
     mean_by,
     mean_by_integers,
     real_layout,
     real_updates,
+    shannon,
     vector_codec,
 )
 

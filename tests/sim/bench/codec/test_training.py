@@ -33,7 +33,7 @@ from umbel.sim.bench.codec.training import (
     training_note,
     training_rows,
 )
-from umbel.sim.bench.codec.training_plot import draw
+from umbel.sim.bench.plots import draw_codec_training
 from umbel.sim.bench.report import BenchRow
 from umbel.sim.commands import bench_app
 from umbel.sim.data.data_set import SampleSet, TrainAndTest
@@ -172,7 +172,7 @@ def test_every_codec_of_the_contest_is_drawn(tmp_path: Path) -> None:
         CodecContest(setting, [(contender, made_run(0.9, 10_000 + i)) for i, contender in enumerate(contenders)])
         for setting, contenders in CONTENDERS.items()
     ]
-    draw(contests, tmp_path / "new" / "training.png")
+    draw_codec_training(contests, tmp_path / "new" / "training.png")
     picture = imread(tmp_path / "new" / "training.png")
     assert picture.shape[0] > 500
     assert picture.std() > 0.05, "something is drawn"

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from umbel.sim.bench.coordinator.http_devices import SimDevice, once
-from umbel.sim.bench.coordinator.http_load import Load, LoadFailed, Script, Until
+from umbel.sim.bench.coordinator.http_load import Load, Script, SimDevice, Until, once
+from umbel.sim.bench.report import BenchFailed
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -70,5 +70,5 @@ def test_a_script_sees_its_answers_and_pauses() -> None:
 def test_an_answer_that_should_not_be_is_named() -> None:
     with echoing() as url, Load(url, 1) as load:
         tally = load.run([once(request(b"yes")), once(request(b"no"))])
-    with pytest.raises(LoadFailed, match="404"):
+    with pytest.raises(BenchFailed, match="404"):
         tally.require_all(200)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from umbel.sim.bench.plots import draw_secagg
 from umbel.sim.bench.report import BenchRow, Report
-from umbel.sim.bench.secagg.bytes import MessageBytes, formula_bytes, traffic, update_bytes
+from umbel.sim.bench.secagg.bench import MessageBytes, formula_bytes, traffic, update_bytes
+from umbel.sim.bench.secagg.cohort import keystream, mask_rows
 from umbel.sim.bench.secagg.flower import flower_rows
-from umbel.sim.bench.secagg.masks import keystream, mask_rows
-from umbel.sim.bench.secagg.plot import draw
 from umbel.sim.bench.secagg.round import N_GONE, N, round_rows, share_rows
 
 
@@ -75,7 +75,7 @@ def test_the_picture_shows_every_time_and_what_is_sent(tmp_path: Path) -> None:
         BenchRow("mask step", 60.0, "Flower's SecAgg+", 700.0, "ms"),
         BenchRow("one of 100 clients, 1,000,000 values, 23 bits: sent", 2.9, "float32, when", 4.0, "MB"),
     )
-    draw(tmp_path / "new" / "secagg.png", Report("secagg", rows))
+    draw_secagg(tmp_path / "new" / "secagg.png", Report("secagg", rows))
     picture = imread(tmp_path / "new" / "secagg.png")
     assert picture.shape[0] > 500
     assert picture.std() > 0.05, "something is drawn"

@@ -29,8 +29,8 @@ def test_the_workloads_are_those_of_the_papers() -> None:
 
 
 def test_a_workload_that_there_is_not_is_named() -> None:
-    with pytest.raises(NoSuchWorkload, match="no workload D; there are A, C, Cs, B, M, start, cohorts"):
+    with pytest.raises(NoSuchWorkload, match="no part D; choose one of A, C, Cs, B, M, start, cohorts"):
         measure(quick=True, only="D")
     refused = CliRunner().invoke(bench_app, ["simulate", "--only", "Z"])
     assert refused.exit_code == 1
-    assert refused.output == "umbel: there is no workload Z; there are A, C, Cs, B, M, start, cohorts\n"
+    assert refused.output == "umbel: there is no part Z; choose one of A, C, Cs, B, M, start, cohorts\n"

@@ -8,7 +8,11 @@ import pytest
 from matplotlib.image import imread
 
 from umbel.aggregation.run.tuning import CONFIDENCE, foresee
-from umbel.sim.bench.window.bench import (
+from umbel.sim.bench.plots import draw_windows
+from umbel.sim.bench.window import (
+    EVERY_S,
+    FLEETS,
+    HOUR_S,
     MINIMUM,
     TARGET,
     best_static,
@@ -21,10 +25,9 @@ from umbel.sim.bench.window.bench import (
     pilot_window_s,
     reports,
     run_file,
+    run_rounds,
     true_curve,
 )
-from umbel.sim.bench.window.fleets import EVERY_S, FLEETS, HOUR_S, run_rounds
-from umbel.sim.bench.window.plot import draw
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.section import DropoutsSection
 
@@ -90,7 +93,7 @@ def test_the_self_tuned_window_wastes_less_and_commits_as_promised(tmp_path: Pat
     assert committed(contest.tuned) >= CONFIDENCE
     assert minutes(contest.tuned) < HOUR_S
     assert max(attempt.window_s for attempt in contest.tuned[0].attempts) <= contest.window_s
-    draw([contest], tmp_path / "new" / "window.png")
+    draw_windows([contest], tmp_path / "new" / "window.png")
     picture = imread(tmp_path / "new" / "window.png")
     assert picture.shape[0] > 500
     assert picture.std() > 0.05, "something is drawn"

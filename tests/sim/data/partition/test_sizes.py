@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.data.partition.sizes import SizesSection, drawn_sizes, iid_partition
+from umbel.sim.data.partition.partition import SizesSection, drawn_sizes, iid_partition
 
 laws = st.one_of(
     st.just(SizesSection()),

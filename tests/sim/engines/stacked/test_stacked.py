@@ -16,7 +16,7 @@ from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.stacked.lockstep import batches_in_pass, sample_orders
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
@@ -216,7 +216,7 @@ def test_orders_of_many_clients_are_those_of_each(passes: list[tuple[int, int, i
     ("layer", "words"),
     [
         (nn.BatchNorm1d(8), "keeps '1.running_mean' beside its parameters"),
-        (nn.BatchNorm1d(8, track_running_stats=False), "say in each other's"),
+        (nn.BatchNorm1d(8, track_running_stats=False), "affect each other's"),
         (nn.Dropout(0.5), "random"),
     ],
     ids=["batch norm", "batch norm without statistics", "dropout"],

@@ -18,7 +18,7 @@ from tests.repository import ROOT
 from tests.servers.interrupts import heed_interrupts
 from tests.servers.waits import LIMIT_S, wait_until
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.processes import ProcessesEngine
@@ -110,7 +110,7 @@ def test_more_clients_than_a_block_holds_and_any_number_of_workers_give_the_same
 ) -> None:
     made_by = recipe("mlp")
     expected, _ = all_changes(SequentialEngine(made_by), start_of(made_by), WORK)
-    monkeypatch.setattr("umbel.sim.engines.schedule._ROWS_MAX", 3)
+    monkeypatch.setattr("umbel.sim.engines.device._ROWS_MAX", 3)
     for n_workers in (1, 3):
         with engine_of(made_by, n_workers) as engine:
             assert torch.equal(all_changes(engine, start_of(made_by), WORK)[0], expected)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError, LocalOptimizer
 from umbel.sim.engines.workers import ray_engine
@@ -97,7 +97,7 @@ def test_without_ray_it_is_said_how_to_install_it() -> None:
 
 def test_a_gpu_by_its_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "find_spec", lambda _: object())  # as if Ray were installed
-    with pytest.raises(EngineError, match=r'Ray deals the GPUs .* take device = "cuda"$'):
+    with pytest.raises(EngineError, match=r'Ray assigns the GPUs .* use device = "cuda"$'):
         RayEngine(recipe("mlp"), device="cuda:1")
 
 

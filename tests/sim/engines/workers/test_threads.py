@@ -17,7 +17,7 @@ WORK = work_of([8 + 2 * i for i in range(12)], [3 + i % 4 for i in range(12)])
 
 @pytest.mark.parametrize("n_workers", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same_bits(n_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.sim.engines.schedule._ROWS_MAX", 2)
+    monkeypatch.setattr("umbel.sim.engines.device._ROWS_MAX", 2)
     made_by = recipe("convolutions")
     expected, expected_losses = all_changes(SequentialEngine(made_by), start_of(made_by), WORK)
     values, losses = all_changes(ThreadsEngine(made_by, n_workers), start_of(made_by), WORK)

@@ -9,8 +9,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from umbel.sim.data.data_set import DataError
-from umbel.sim.data.sets import carried
-from umbel.sim.data.sets.carried import breast_cancer, digits
+from umbel.sim.data.load import breast_cancer, digits
 
 
 def test_digits_are_scikit_learn_s() -> None:
@@ -40,13 +39,13 @@ def test_where_scikit_learn_keeps_no_such_file_its_function_is_asked(monkeypatch
 
 
 def test_without_scikit_learn_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "find_spec", lambda name: None)
+    monkeypatch.setattr("umbel.sim.data.load.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"in a clone of umbel: pip install -c constraints.txt '\.\[sim\]'$"):
         digits(0.2, seed=3)
 
 
 @pytest.mark.slow
 def test_scikit_learn_is_not_imported_for_it() -> None:
-    code = "import sys; from umbel.sim.data.sets.carried import digits; digits(0.2, 1); print('sklearn' in sys.modules)"
+    code = "import sys; from umbel.sim.data.load import digits; digits(0.2, 1); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"

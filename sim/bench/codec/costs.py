@@ -1,0 +1,195 @@
+"""What the integer codec costs in time: its kernels against memory copies, on one thread and on a GPU, and a round's
+updates at the coordinator.
+
+A kernel's figure is the least of many repetitions, with the copy's taken between them, so that a busy machine slows
+both or neither. On a GPU, times are the device's own, between two events in its queue.
+"""
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import zstandard
+from torch import Tensor
+
+from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
+from umbel.aggregation.codec.kernels.kernels import (
+    fold_packed,
+    pack_into,
+    quantize_into,
+    rotate_and_pack_into,
+    rotate_into,
+    unrotate_into,
+)
+from umbel.aggregation.codec.kernels.native import Path, chosen
+from umbel.aggregation.codec.kernels.packing import packed_bytes
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
+from umbel.sim.bench.measuring import least_ms
+from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.engines.device import one_thread
+
+N_VALUES, N_VALUES_QUICK = 1 << 24, 1 << 22
+N_VALUES_CUDA = 1 << 26  # a quarter of a gigabyte: beyond any GPU's caches
+ROTATE_MAX, ENCODE_MAX, FOLD_MAX = 1.5, 3.0, 1.2  # copies
+CUDA_COPIES_MAX = 1.5
+_BITS, _KEY, _DITHER_KEY = 4, 0x5EED, 0xD1CE
+_CUDA_WARM_UPS, _CUDA_REPETITIONS = 3, 20
+
+_Kernel = Callable[[], object]
+
+
+def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[BenchRow]:
+    """Each kernel against copying its vector."""
+    n_values = N_VALUES_QUICK if quick else N_VALUES
+    blocks, quantizer = Blocks.of(n_values), Quantizer(2.0, _DITHER_KEY, 7, Levels.of_width(_BITS))
+    values = torch.randn(n_values, generator=torch.Generator().manual_seed(0))
+    rotated, copied = torch.zeros(blocks.n_padded), torch.zeros(n_values)
+    packed = torch.zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8)
+    of_values = packed[: packed_bytes(n_values, _BITS)]
+    sums = torch.zeros(blocks.n_padded, dtype=torch.int32)
+    levels = torch.zeros(n_values, dtype=torch.int16)
+    kernels: tuple[tuple[str, float | None, _Kernel], ...] = (
+        ("rotate, with signs", ROTATE_MAX, lambda: rotate_into(rotated, values, blocks, _KEY)),
+        ("rotate back", None, lambda: unrotate_into(copied, rotated, blocks, _KEY)),
+        ("quantize to int16", None, lambda: quantize_into(levels, values, quantizer)),
+        ("quantize, pack 4 bits", None, lambda: pack_into(of_values, values, quantizer, _BITS)),
+        (
+            "rotate, quantize, pack 4 bits",
+            ENCODE_MAX,
+            lambda: rotate_and_pack_into(packed, values, blocks, _KEY, quantizer, _BITS),
+        ),
+        ("unpack 4 bits, add to int32", FOLD_MAX, lambda: fold_packed(sums, packed, _BITS, 3)),
+    )
+    against = f"memory copy of 2^{n_values.bit_length() - 1} floats"
+    rows: list[BenchRow] = []
+    with one_thread():
+        for what, copies_max, kernel in kernels:
+            ours, copy = least_ms((kernel, lambda: copied.copy_(values)), repetitions)
+            rows.append(BenchRow(what, ours, against, copy, "ms", None if copies_max is None else Hold(copies_max)))
+    return rows
+
+
+def kernel_note() -> str:
+    """Which kernels were measured."""
+    kernels = chosen()
+    path = Path.TORCH if kernels is None else kernels.path
+    return f"Kernels: {path}; one thread, the least CPU time of repeated runs, copies taken between them."
+
+
+def cuda_rows() -> Sequence[BenchRow]:
+    """Each kernel on the GPU against a copy from device to device; nothing without a GPU."""
+    if not torch.cuda.is_available():
+        return ()
+    blocks, quantizer = Blocks.of(N_VALUES_CUDA), Quantizer(2.0, _KEY, 7, Levels.of_width(_BITS))
+    values = torch.randn(N_VALUES_CUDA, device="cuda")
+    rotated, copied = values.new_zeros(blocks.n_padded), values.new_zeros(N_VALUES_CUDA)
+    packed = torch.zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8, device="cuda")
+    sums = torch.zeros(blocks.n_padded, dtype=torch.int32, device="cuda")
+    kernels: tuple[tuple[str, float | None, _Kernel], ...] = (
+        ("rotate, with signs", CUDA_COPIES_MAX, lambda: rotate_into(rotated, values, blocks, _KEY)),
+        ("rotate back", None, lambda: unrotate_into(copied, rotated, blocks, _KEY)),
+        (
+            "rotate, quantize, pack 4 bits",
+            CUDA_COPIES_MAX,
+            lambda: rotate_and_pack_into(packed, values, blocks, _KEY, quantizer, _BITS),
+        ),
+        ("unpack 4 bits, add to int32", None, lambda: fold_packed(sums, packed, _BITS, 3)),
+    )
+    rows: list[BenchRow] = []
+    for what, copies_max, kernel in kernels:
+        ours, copy = _least_cuda_ms(kernel), _least_cuda_ms(lambda: copied.copy_(values))
+        against = f"device copy of {N_VALUES_CUDA} floats"
+        rows.append(
+            BenchRow(f"CUDA: {what}", ours, against, copy, "ms", None if copies_max is None else Hold(copies_max))
+        )
+    return rows
+
+
+def _least_cuda_ms(kernel: _Kernel) -> float:
+    for _ in range(_CUDA_WARM_UPS):
+        kernel()
+    least = float("inf")
+    for _ in range(_CUDA_REPETITIONS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        kernel()
+        ended.record()
+        ended.synchronize()
+        least = min(least, began.elapsed_time(ended))
+    return least
+
+
+# --- a round's updates at the coordinator: CPU time, scaled to 100 updates of 2^24 values ---
+
+N_UPDATES, FOLD_S_MAX = 100, 1.0
+SERVER_NOTES = (
+    f"The coordinator's: {N_UPDATES} updates of 4 bits added up, then one rotation back; CPU time, one thread.",
+    "Entropy coded: each update is checked, then folded, as the coordinator does; against decompressing it once.",
+)
+_SENT, _STEP, _N_COLUMNS = 5, 0.16, 4096
+
+
+def server_rows(n_values: int) -> Sequence[BenchRow]:
+    """What the coordinator does for a round's updates. `n_values`: of each measured update, a multiple of 4,096."""
+    with one_thread():
+        return _fixed_width(n_values), _entropy_coded(n_values)
+
+
+def _fixed_width(n_values: int) -> BenchRow:
+    """A round of rotated 4-bit updates."""
+    blocks = Blocks.of(n_values)
+    packed = torch.randint(0, 256, (packed_bytes(blocks.n_padded, 4),), dtype=torch.uint8)
+    sums, out = torch.zeros(blocks.n_padded, dtype=torch.int32), torch.zeros(n_values)
+    model = torch.zeros(n_values)
+    started = time.process_time()
+    for _ in range(N_UPDATES):
+        fold_packed(sums, packed, 4, 1)
+    unrotate_into(out, sums.to(torch.float32), blocks, 1)
+    folded = time.process_time()
+    for _ in range(N_UPDATES):
+        model.copy_(out)
+    copied = time.process_time()
+    scale = N_VALUES / n_values
+    what, against = f"coordinator, {N_UPDATES} updates of 2^24 values", f"{N_UPDATES} copies"
+    return BenchRow(what, (folded - started) * scale, against, (copied - folded) * scale, "s", Hold(FOLD_S_MAX, "ours"))
+
+
+def _entropy_coded(n_values: int) -> BenchRow:
+    """A round of updates of the integer codec, of a matrix whose rows and columns differ, at about 2 bits."""
+    values = _layered(n_values)
+    layout = Layout.of_state({"x": values})
+    plan = CodecPlan(Codec.INTEGER, as_float32(1 / (_STEP * float(values.square().mean().sqrt()))), 7)
+    codec = IntegerCodec(plan, Grid.finest(max_abs=1e6, total_weight_max=N_UPDATES), layout)
+    updates = [b"".join(codec.encode(lambda: iter([values.flatten()]), rank)) for rank in range(_SENT)]
+    total, started = codec.new_sum(), time.process_time()
+    for rank, update in enumerate(updates):
+        head, body = update[: codec.header_bytes], update[codec.header_bytes :]
+        codec.largest_change(head, [body], rank)
+        total.add(codec.integers(head, [body], rank), 1)
+    folded = time.process_time()
+    for update in updates:
+        _decompress(update[codec.header_bytes :])
+    decompressed = time.process_time()
+    scale = N_VALUES / n_values * N_UPDATES / _SENT
+    bits = 8 * sum(map(len, updates)) / _SENT / n_values
+    what = f"coordinator, {N_UPDATES} updates, entropy coded in {bits:.1f} bits"
+    return BenchRow(what, (folded - started) * scale, "Zstandard alone", (decompressed - folded) * scale, "s")
+
+
+def _layered(n_values: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    rows, columns = n_values // _N_COLUMNS, _N_COLUMNS
+    rows_and_columns = torch.randn(rows, 1, generator=draw).exp() * torch.randn(columns, generator=draw).exp()
+    return torch.randn(rows, columns, generator=draw) * rows_and_columns
+
+
+def _decompress(blocks: bytes) -> None:
+    at = 0
+    while at < len(blocks):
+        (length,) = struct.unpack_from("<I", blocks, at)
+        zstandard.ZstdDecompressor().decompress(blocks[at + 4 : at + 4 + length])
+        at += 4 + length

@@ -1,1 +1,0 @@
-"""`umbel bench window`: the self-tuned window against a static rule."""
