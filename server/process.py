@@ -29,8 +29,8 @@ from umbel.server.blobs.blobs import open_blobs
 from umbel.server.blobs.files import private_directory, write_private
 from umbel.server.clock import SystemClock
 from umbel.server.http.connection import Connection
+from umbel.server.http.connection_slots import ConnectionSlots
 from umbel.server.http.deps import State
-from umbel.server.http.door import Door
 from umbel.server.keys import AdminKey, AuditKey
 from umbel.server.settings import Settings
 from umbel.server.store.clocks import require_agreement
@@ -152,15 +152,15 @@ class _Server(uvicorn.Server):
     def __init__(self, settings: Settings, log_level: str) -> None:
         self._settings = settings
         self._app = create_app(settings)
-        door = Door.of_this_process()
+        slots = ConnectionSlots.of_this_process()
         super().__init__(
             uvicorn.Config(
                 self._app,
                 log_level=log_level.lower(),
                 loop="uvloop",
                 ws="none",
-                http=partial(Connection, door=door),  # type: ignore[arg-type]  # called as the class would be
-                backlog=door.backlog,
+                http=partial(Connection, slots=slots),  # type: ignore[arg-type]  # called as the class would be
+                backlog=slots.backlog,
                 log_config=None,  # as everyone logs
                 access_log=False,
                 proxy_headers=False,

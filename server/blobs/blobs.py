@@ -93,10 +93,9 @@ def open_blobs(settings: Settings) -> BlobStore:
     if (directory := settings.blob_directory) is not None:
         return LocalBlobs(directory)
     try:
-        from umbel.server.blobs.bucket import Bucket
+        from umbel.server.blobs.files import Scratch
         from umbel.server.blobs.model_cache import ModelCache
-        from umbel.server.blobs.s3 import S3Blobs
-        from umbel.server.blobs.scratch import Scratch
+        from umbel.server.blobs.s3 import Bucket, S3Blobs
     except ModuleNotFoundError as error:
         raise BlobsUnavailable(
             f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[server,s3]'"

@@ -1,15 +1,18 @@
 """Files as a coordinator wants them: hashed without being in memory, on disk before going on, private where secret."""
 
-import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
+_SCRATCH_NAME = "file"
 
 
 def file_sha256(path: Path) -> str:
@@ -47,12 +50,12 @@ def write_private(path: Path, text: str) -> None:
 
 def write_private_once(path: Path, text: str) -> None:
     """`write_private`, unless the file is there: of several processes that do so at once, one writes it."""
-    with _private_draft(path, text) as draft, contextlib.suppress(FileExistsError):
+    with _private_draft(path, text) as draft, suppress(FileExistsError):
         path.hardlink_to(draft)
     sync_file(path.parent)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _private_draft(path: Path, text: str) -> Generator[Path]:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -64,3 +67,56 @@ def _private_draft(path: Path, text: str) -> Generator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+class Scratch:
+    """A directory of files in the making."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def prepare(self) -> None:
+        """Make the directory, and drop what a crash left in it."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._directory.iterdir():
+            with suppress(FileNotFoundError, BlockingIOError), _locked(left):
+                _remove(left)
+
+    @contextmanager
+    def path(self) -> Generator[Path]:
+        """A path to write a new file to, dropped at the end of the block unless it was moved away."""
+        with ExitStack() as lock:
+            place = self._place(lock)
+            try:
+                yield place / _SCRATCH_NAME
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _place(self, lock: ExitStack) -> Path:
+        """A new directory, and `lock` holds it. The sweep of another process may take it first: then another one."""
+        while True:
+            place = self._directory / secrets.token_hex(16)
+            place.mkdir(mode=0o700)
+            with suppress(FileNotFoundError, BlockingIOError), ExitStack() as mine:
+                mine.enter_context(_locked(place))
+                place.stat()
+                lock.push(mine.pop_all())
+                return place
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Hold a file or directory by its lock, which goes with the process. Raises `BlockingIOError` if another has it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from umbel.aggregation.types import SHA256
 from umbel.server.blobs.blobs import UnknownBlob, model_key, require_key
-from umbel.server.blobs.files import private_directory, sync_file
-from umbel.server.blobs.scratch import Scratch
+from umbel.server.blobs.files import Scratch, private_directory, sync_file
 
 _MAKING = "making"
 

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.server.devices.waiting import HeldRequests
 from umbel.server.http.auth import VerifiedDevice, read_body, require_admin, verify_device
-from umbel.server.http.copies import Copies
-from umbel.server.http.door import vouch_for
+from umbel.server.http.connection_slots import mark_verified
+from umbel.server.http.downloads import LocalCopies
 from umbel.server.keys import AdminKey
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
@@ -33,7 +33,7 @@ class State:
         self.services = services
         self.admin_key = admin_key
         self.lines = HeldRequests()
-        self.copies = Copies(services.blobs)
+        self.copies = LocalCopies(services.blobs)
         self.coordinator = Coordinator(services)
         self.reception = Reception(self.coordinator)
         self.uploads = Uploads(services, self.reception)
@@ -59,7 +59,7 @@ async def device_of(request: Request, state: Annotated[State, Depends(state_of)]
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
     require_admin(state.admin_key, request.headers.get("authorization"))
     request.state.is_operator = True  # for the log, if what follows is refused
-    vouch_for(request.scope)
+    mark_verified(request.scope)
 
 
 StateDep = Annotated[State, Depends(state_of)]

@@ -16,7 +16,7 @@ from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.client.cli.site import join
 from umbel.server.commands import serve
-from umbel.server.http.door import FILES_WANTED
+from umbel.server.http.connection_slots import FILES_WANTED
 from umbel.server.process import GRACE_S
 
 
