@@ -1,4 +1,4 @@
-"""What every part of a coordinator works with, made once by `create_app` and handed down. No globals."""
+"""The parts of a coordinator, made once by `create_app` and passed down. There are no globals."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Files as a coordinator wants them: hashed without being in memory, on disk before going on, private where secret."""
+"""Files: hashed in pieces, synced to disk, private if secret; and scratch files, which vanish after a crash."""
 
 import fcntl
 import hashlib
@@ -22,7 +22,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Have a file, or a directory's entries, on disk before going on."""
+    """Sync a file, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,13 +31,13 @@ def sync_file(path: Path) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory that only its owner can enter, or make one that is there so. Raises `OSError`."""
+    """Make a directory that only its owner can enter, or restrict an existing one. Raises `OSError`."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not stat.S_IMODE(path.stat().st_mode) & 0o077:
         return
     try:
         path.chmod(0o700)
-    except PermissionError:  # a volume of someone else's: new files in it are private all the same
+    except PermissionError:  # another user's volume; new files in it are private all the same
         _log.warning("others can look into %s, and it is not ours to close; chmod 700 it", path)
 
 
@@ -49,7 +49,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_private_once(path: Path, text: str) -> None:
-    """`write_private`, unless the file is there: of several processes that do so at once, one writes it."""
+    """`write_private`, unless the file exists. Of several processes, only one writes it."""
     with _private_draft(path, text) as draft, suppress(FileExistsError):
         path.hardlink_to(draft)
     sync_file(path.parent)
@@ -70,13 +70,16 @@ def _private_draft(path: Path, text: str) -> Generator[Path]:
 
 
 class Scratch:
-    """A directory of files in the making."""
+    """A directory of scratch files. Each has a subdirectory, which its process locks for as long as it lives.
+
+    So a sweep, by this process or another one over the same directory, removes only what a crash left.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def prepare(self) -> None:
-        """Make the directory, and drop what a crash left in it."""
+        """Make the directory, and remove what a crash left in it."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._directory.iterdir():
             with suppress(FileNotFoundError, BlockingIOError), _locked(left):
@@ -84,7 +87,7 @@ class Scratch:
 
     @contextmanager
     def path(self) -> Generator[Path]:
-        """A path to write a new file to, dropped at the end of the block unless it was moved away."""
+        """A path for a new file, which is removed at the end of the block unless it was moved away."""
         with ExitStack() as lock:
             place = self._place(lock)
             try:
@@ -93,7 +96,7 @@ class Scratch:
                 shutil.rmtree(place, ignore_errors=True)
 
     def _place(self, lock: ExitStack) -> Path:
-        """A new directory, and `lock` holds it. The sweep of another process may take it first: then another one."""
+        """A new directory, locked by `lock`. If another process's sweep removes it first, try again."""
         while True:
             place = self._directory / secrets.token_hex(16)
             place.mkdir(mode=0o700)
@@ -106,7 +109,7 @@ class Scratch:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Hold a file or directory by its lock, which goes with the process. Raises `BlockingIOError` if another has it."""
+    """Lock a file or directory for the length of the block. Raises `BlockingIOError` if it is locked already."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

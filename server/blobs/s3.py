@@ -50,7 +50,10 @@ _CAUSES = (
 
 
 class Bucket:
-    """A bucket, or a part of one. `signer` makes URLs for clients, who may know the endpoint by another name."""
+    """A client of a bucket, or of a part of one. `signer` makes URLs for clients, which may use another endpoint.
+
+    Each request has a time limit and is retried with back-off, so no call blocks for more than minutes.
+    """
 
     def __init__(self, settings: Settings) -> None:
         match = re.fullmatch(r"s3://([^/]+)/?(.*)", settings.blobs or "")
@@ -94,10 +97,10 @@ class Bucket:
         )
 
     def again(self, request: Callable[[], T]) -> T:
-        """Make a request that may be made twice, and again when its connection was lost.
+        """Make an idempotent request, and repeat it if its connection was lost.
 
-        obstore itself tries again after most failures, but not where a connection of its pool proves dead just as it is
-        taken up: what hyper says then is of no kind that object_store knows.
+        obstore itself retries after most failures, but not if a pooled connection proves dead when it is used:
+        object_store does not know hyper's error for that.
         """
         for _ in range(_LOST_MAX):
             try:
@@ -132,19 +135,19 @@ class Bucket:
 
 
 def _endpoint_in_environment() -> str | None:
-    """The names that Amazon's own tools know."""
+    """From the variables that Amazon's own tools read."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _cause(error: Exception) -> str:
-    """What to check. The library's own text is long and tells of its innards: at most its first line is shown."""
+    """The cause and what to check; for unknown errors the first line of the library's text."""
     text = str(error)
     known = next((cause for sign, cause in _CAUSES if sign in text), None)
     return known or text.splitlines()[0][:300]
 
 
 class S3Blobs:
-    """A bucket of blobs; on the local disk files in the making, and copies of the models in use."""
+    """A bucket of blobs, with scratch files and copies of the models in use on the local disk."""
 
     def __init__(self, bucket: Bucket, scratch: Scratch, cache: ModelCache) -> None:
         self._bucket = bucket
@@ -175,7 +178,7 @@ class S3Blobs:
                 lambda: obstore.put(self._store, key, path, chunk_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
             )
         if is_model_key(key):
-            self._cache.add(path, model_sha256(key))  # whoever made a model needs it next
+            self._cache.add(path, model_sha256(key))  # the process that made a model reads it next
 
     @contextmanager
     def open(self, key: str, offset: int = 0, length: int | None = None) -> Generator[RawIOBase]:
@@ -235,7 +238,7 @@ class S3Blobs:
 
 
 class _Ranges(RawIOBase):
-    """Bytes `place` to `stop` of an object, fetched a range at a time; all of the version that `e_tag` names."""
+    """Bytes `place` to `stop` of the object version `e_tag`, fetched a range at a time."""
 
     def __init__(self, bucket: Bucket, key: str, e_tag: str | None, place: int, stop: int) -> None:
         self._bucket = bucket

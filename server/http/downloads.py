@@ -1,6 +1,6 @@
 """A model file as an HTTP answer, with ETag, If-None-Match and a single byte range (RFC 9110).
 
-Streamed in pieces from a local copy, or a redirect to where the client can read it itself.
+The file is streamed from a local copy, or the client is redirected to the bucket.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class Span:
 
 
 def parse_range(header: str | None, size_bytes: int) -> Span | None:
-    """The single range asked for, or None for the whole file: also where the header is malformed or lists several.
+    """The single range asked for. None, for the whole file, if the header is absent, malformed or lists several.
 
-    Raises `Refused` for a range that lies outside.
+    Raises `Refused` for a range outside the file.
     """
     match = _RANGE.fullmatch(header or "")
     if match is None:
@@ -62,7 +62,7 @@ def parse_range(header: str | None, size_bytes: int) -> Span | None:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What a GET or HEAD of a model file, or a change, is answered with, as far as its name and length tell."""
+    """The status and headers of the answer to a GET or HEAD of a model file or a change."""
 
     status: int
     headers: Mapping[str, str]
@@ -87,19 +87,19 @@ def download(request: Request, sha256: str, size_bytes: int, media_type: str = M
 
 
 def without_body(request: Request, wanted: Download) -> Response | None:
-    """The answer to HEAD, or to who has the file already; None where bytes must follow."""
+    """The answer to HEAD, or to a client that has the file already. None if bytes must follow."""
     if wanted.status != 304 and request.method != "HEAD":
         return None
     return Response(status_code=wanted.status, headers=wanted.headers, media_type=wanted.media_type)
 
 
 def redirect(link: str) -> Response:
-    """Send a client to where it can read the file itself: now, and not for long."""
+    """Send a client to a link that expires soon."""
     return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
 
 
 class FileAnswer(StreamingResponse):
-    """A span of such a file. `on_sent` is told of each piece that was sent, in bytes."""
+    """Streams a span of a local file. `on_sent` is called with the length of each piece that was sent."""
 
     def __init__(self, copies: "LocalCopies", key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
         super().__init__((), wanted.status, wanted.headers, wanted.media_type)
@@ -140,7 +140,7 @@ def _matches(if_none_match: str | None, etag: str) -> bool:
 
 
 class LocalCopies:
-    """The local copies that are in use. All calls from one event loop."""
+    """The local copies in use. One thread fetches a model for all clients that wait. Call it from one event loop."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
@@ -148,7 +148,7 @@ class LocalCopies:
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncGenerator[Path]:
-        """A model's local file, for the length of the block. Raises `Refused` while it is fetched, or if it is gone."""
+        """A model's local file, for the length of the block. Raises `Refused` if it is late or deleted."""
         copy = self._in_use.get(key) or self._begin(key)
         copy.n_holders += 1
         try:
@@ -172,7 +172,7 @@ class LocalCopies:
         return await asyncio.to_thread(stack.enter_context, self._blobs.local(key))
 
     def _let_go(self, key: str, copy: "_LocalCopy") -> None:
-        """Forget a copy that nobody uses, or that could not be made: the next who asks has it tried again."""
+        """Drop a copy that is unused or failed; the next request tries again."""
         if copy.n_holders or not copy.fetch.done() or self._in_use.get(key) is not copy:
             return
         del self._in_use[key]
@@ -183,7 +183,7 @@ class LocalCopies:
 
 @dataclass(slots=True)
 class _LocalCopy:
-    """One model's copy: what brings it, what lets it go, and how many use it."""
+    """One model's copy: the task that fetches it, what releases it, and the number of its users."""
 
     fetch: asyncio.Task[Path]
     stack: ExitStack

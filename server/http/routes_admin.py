@@ -1,4 +1,4 @@
-"""What operators ask, with the admin key: tokens, clients, models, runs."""
+"""Routes for operators: tokens, clients, models, runs."""
 
 import asyncio
 import hashlib
@@ -47,9 +47,9 @@ _BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good.
+    """POST /v1/admin/tokens: the number of one-time tokens, and for how many seconds they are valid.
 
-    `client`: the name of the one client that it enrols; None: any name. `labels`: what is said of the clients.
+    `client`: the name that the one token binds; None: any name. `labels`: the labels that the tokens bind.
     """
 
     count: int = 1
@@ -71,7 +71,7 @@ class TokenOrder:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens, told once: the coordinator keeps only their hashes."""
+    """The new tokens. The coordinator keeps only their hashes."""
 
     tokens: tuple[str, ...]
 
@@ -195,8 +195,8 @@ async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:
 
 
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
-    mark = driver.now.mark  # before all that may change while it is read
-    view = view_of(driver.live)  # before the records: whoever is told that the run is over can have its last round
+    mark = driver.now.mark  # read first, because the rest may change meanwhile
+    view = view_of(driver.live)  # before the records, so that a run that is over comes with its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
     away = await state.services.turned_away.newest(driver.name)
     return RunProgress(view, ended, after + len(ended), await driver.now.look(), away, mark)

@@ -1,4 +1,4 @@
-"""What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
+"""Routes for devices: enrol, check in, look at an assignment, report, decline."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -128,7 +128,7 @@ async def _report(
     adapter: TypeAdapter[Any],
     task: Task,
 ) -> ReportAnswer:
-    """Take what a client did, and keep it as it was signed."""
+    """Take a client's report, and keep it as it was signed."""
     body = await read_body(request, device.body_sha256)
     work: Work = parse_json(body, adapter)
     signed = _signed_report(request, assignment, task, body)
