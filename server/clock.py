@@ -1,4 +1,4 @@
-"""Time as an argument: everything in the coordinator that reads a clock or waits takes one of these."""
+"""The clock that everything in the coordinator takes as an argument."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """`now` in Unix seconds; `wait` until an event is set or the time is over."""
+    """`now`: Unix seconds. `wait`: until an event is set or the timeout has passed."""
 
     def now(self) -> float: ...
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's wall clock: signatures are dated by it, and open windows outlive a restart by it."""
+    """The wall clock, because signatures have dates and open windows survive a restart."""
 
     def now(self) -> float:
         return time.time()

@@ -1,7 +1,7 @@
-"""What an operator reads of a coordinator: one line for each thing that happened, all in one format.
+"""The coordinator's log for operators: one line for each event, in one format.
 
-Nothing secret comes in here, only names, counts, reasons and hashes. The text of peers is shortened here and made
-harmless by `LineFormat`, whoever logs it; refusals, which any peer can cause, are thinned out by `Throttle`.
+It has names, counts, reasons and hashes, but no secrets. Text from peers is shortened here, and `LineFormat` escapes
+it. Any peer can cause refusals, so `Throttle` limits them.
 """
 
 import logging
@@ -26,7 +26,7 @@ NAMES_MAX = 20
 
 
 def begin(level: str) -> None:
-    """Log to standard error from now on: this project's lines and its libraries' alike."""
+    """Log to standard error, also what libraries log."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormat())
     handler.addFilter(Throttle())
@@ -34,7 +34,7 @@ def begin(level: str) -> None:
 
 
 class LineFormat(logging.Formatter):
-    """`2026-01-31T12:00:00+0000 INFO umbel.server.journal: ...`; whatever no terminal should see is escaped."""
+    """`2026-01-31T12:00:00+0000 INFO umbel.server.journal: ...`; control characters are escaped."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z")
@@ -43,7 +43,7 @@ class LineFormat(logging.Formatter):
         return _escaped(super().formatMessage(record))
 
     def formatException(self, ei: _ExcInfo) -> str:  # logging's name
-        """A traceback, each of its lines set in: none can pass for a line of the log."""
+        """A traceback with indented lines, so that none looks like a line of the log."""
         return "\n".join(f"  | {_escaped(line)}" for line in super().formatException(ei).split("\n"))
 
 
@@ -87,12 +87,12 @@ def signs_with(public_key: str) -> None:
 
 
 def admin_key_made(path: Path) -> None:
-    """Warn of it: where a coordinator has run before, its operators' key is no good any more."""
+    """A warning, because an earlier key of this coordinator is no longer valid."""
     _log.warning("made a new admin key, in %s; from now on only this key is accepted; give it to operators only", path)
 
 
 def listening(host: str) -> None:
-    """Warn of a socket that others can reach: what is said on it can be read on the way."""
+    """Warn of a socket that is not on the loopback interface: its traffic can be read on the network."""
     if not ip_address(host.partition("%")[0]).is_loopback:
         _log.warning("plain HTTP on %s: others can read models, updates and the admin key; put TLS in front", host)
 
@@ -142,12 +142,12 @@ def run_over(run: str, status: RunStatus, reason: str) -> None:
 
 
 def ordered(run: str, order: str, scope: Scope) -> None:
-    """An operator's order was followed. `order`: in words, with its reason."""
+    """`order`: in words, with its reason."""
     _log.info("run %s: an operator at %s ordered: %s", run, _peer(scope), _shortened(order))
 
 
 def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
-    """`why`: whom it asks for what happened in an attempt before it, in words."""
+    """`why`: how an earlier attempt changed the choice of clients, in words."""
     which, how = _attempt(plan.run, plan.task, plan.number, plan.attempt), ""
     if plan.task.sends_updates:
         how = f", updates as {plan.codec.words}"
@@ -156,7 +156,7 @@ def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
 
 
 def round_ended(record: RoundRecord) -> None:
-    """An attempt is over. Of an abandoned one there is no model, and only training makes one."""
+    """Only a committed attempt at training has a model."""
     lost = [client.client for client in record.clients if client.fate is Fate.LOST]
     made = record.model_sha256[:12] if record.model_sha256 and record.task.makes_model else "none"
     _log.info(
@@ -174,9 +174,9 @@ def round_ended(record: RoundRecord) -> None:
 
 
 def refused(scope: Scope, kind: str, detail: str) -> None:
-    """A request was refused. Who sent it is named only if its signature, or the admin key, was verified.
+    """The sender is named only if its signature or the admin key was verified.
 
-    That a round was over when a client sent its work is ordinary: more are asked than are needed.
+    `assignment-closed` is no warning, because a round asks more clients than it needs.
     """
     level = logging.INFO if kind == "assignment-closed" else logging.WARNING
     where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
@@ -191,7 +191,7 @@ def _sender(scope: Scope) -> str:
 
 
 def _peer(scope: Scope) -> str:
-    """The address that a request came from: behind a proxy, the proxy's."""
+    """The address of the peer, which may be a proxy."""
     return str((scope.get("client") or ("an unknown address",))[0])
 
 

@@ -1,8 +1,9 @@
 """Every error as a problem document (RFC 9457): one table from a kind to its status and title.
 
-`docs/reference/wire.md`, section Problems, is the contract; a test compares the two. Who refuses raises `Refused`
-with a kind from the table and one sentence that says what to do; the ground's `ProtocolViolation`s carry their kind
-themselves. Anything else is ours: it is logged and answered `internal-error`, without details.
+`docs/reference/wire.md`, section Problems, is the contract; a test compares the two. Code that refuses a request
+raises `Refused` with a kind of the table and one sentence that says what to do. The `ProtocolViolation`s of
+`aggregation` carry their own kind. Any other error is the coordinator's fault: it is logged, and answered
+`internal-error` without details.
 """
 
 import logging
@@ -32,7 +33,7 @@ _DATABASE_RETRY_S = 2
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How one kind of problem is answered."""
+    """The HTTP status and title of one kind of problem."""
 
     status: int
     title: str
@@ -92,7 +93,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Refused(Exception):
-    """A request that is refused. `kind`: of the table; `detail`: one sentence that says what to do."""
+    """A request is refused. `kind`: of the table; `detail`: one sentence that says what to do."""
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -103,13 +104,13 @@ class Refused(Exception):
 
 
 def client_removed() -> Refused:
-    """To a client whose signature holds."""
+    """The refusal of a removed client, whose signature was verified."""
     detail = "the coordinator's operator has removed this client; ask for a token, and enrol it under a new name"
     return Refused("client-removed", detail)
 
 
 def shutting_down() -> Refused:
-    """To a request that this process has no time left for."""
+    """The refusal of a request while this process stops."""
     return Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
 
 
@@ -121,13 +122,13 @@ def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None =
 
 
 def refusal(scope: Scope, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """`problem_response` to a request that is refused: the operator can read of it."""
+    """`problem_response`, and a line in the log."""
     journal.refused(scope, kind, detail)
     return problem_response(kind, detail, headers)
 
 
 def first_error(error: ValidationError | RequestValidationError) -> str:
-    """What is wrong in a body, naming the field: the first of pydantic's findings, without its input."""
+    """Name the first field that pydantic found wrong, and why, without the input itself."""
     finding = error.errors()[0]
     where = ".".join(str(part) for part in finding["loc"])
     what = str(finding["msg"]).removeprefix("Value error, ")
@@ -136,18 +137,22 @@ def first_error(error: ValidationError | RequestValidationError) -> str:
 
 def install(app: FastAPI) -> None:
     """Answer every error of this application with a problem document."""
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(ProtocolViolation, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _refused)
-    app.add_exception_handler(BlobsUnavailable, _no_storage)
-    app.add_exception_handler(DatabaseAway, no_database)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in (
+        Refused,
+        ProtocolViolation,
+        RequestValidationError,
+        HTTPException,
+        ClientDisconnect,
+        BlobsUnavailable,
+        DatabaseAway,
+        Exception,
+    ):
+        app.add_exception_handler(kind, answer_to)
 
 
-def answer_to(request: Request, error: Refused | ProtocolViolation | ClientDisconnect) -> Response:
-    """The answer to a request that is the peer's fault."""
+async def answer_to(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed with this error."""
+    where = f"{request.method} {request.url.path}"
     match error:
         case Refused():
             return refusal(request.scope, error.kind, error.detail, error.headers)
@@ -156,44 +161,29 @@ def answer_to(request: Request, error: Refused | ProtocolViolation | ClientDisco
             return refusal(request.scope, error.kind, str(error), headers)
         case ClientDisconnect():  # in the middle of its body; nobody reads this answer
             return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
+        case RequestValidationError():
+            return refusal(request.scope, "malformed-request", first_error(error))
+        case HTTPException() if error.status_code < 500:
+            return _refused_by_the_router(request, error)
+        case BlobsUnavailable():
+            _log.error("no storage for %s: %s", where, error)
+            detail = "the store of models and updates does not answer; try again"
+            return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
+        case DatabaseAway():  # logged once, by the database
+            detail = "the coordinator's database does not answer; try again"
+            return problem_response("database-unavailable", detail, {"Retry-After": str(_DATABASE_RETRY_S)})
+        case _:
+            if not isinstance(error, HTTPException):
+                _log.error("unexpected error in %s", where, exc_info=error)
+            return problem_response("internal-error", "the coordinator failed; its log has the details")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused | ProtocolViolation | ClientDisconnect)
-    return answer_to(request, error)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return refusal(request.scope, "malformed-request", first_error(error))
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    """What the router refuses by itself: an unknown address or method."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        detail = f"{request.url.path} does not take {request.method}; see /v1/openapi.json"
-        return refusal(request.scope, "method-not-allowed", detail, error.headers)
-    if error.status_code == 404:
-        return refusal(request.scope, "not-found", "there is nothing at this address; see /v1/openapi.json")
-    if error.status_code < 500:
-        return refusal(request.scope, "malformed-request", error.detail, error.headers)
-    return problem_response("internal-error", "the coordinator failed; its log has the details")
-
-
-async def _no_storage(request: Request, error: Exception) -> Response:
-    _log.error("no storage for %s %s: %s", request.method, request.url.path, error)
-    detail = "the store of models and updates does not answer; try again"
-    return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
-
-
-async def no_database(request: Request, error: Exception) -> Response:
-    """The answer while the database is away, of which the log tells already."""
-    detail = "the coordinator's database does not answer; try again"
-    return problem_response("database-unavailable", detail, {"Retry-After": str(_DATABASE_RETRY_S)})
-
-
-async def unexpected(request: Request, error: Exception) -> Response:
-    """The answer where the fault is ours."""
-    _log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-    return problem_response("internal-error", "the coordinator failed; its log has the details")
+def _refused_by_the_router(request: Request, error: HTTPException) -> Response:
+    match error.status_code:
+        case 405:
+            detail = f"{request.url.path} does not take {request.method}; see /v1/openapi.json"
+            return refusal(request.scope, "method-not-allowed", detail, error.headers)
+        case 404:
+            return refusal(request.scope, "not-found", "there is nothing at this address; see /v1/openapi.json")
+        case _:
+            return refusal(request.scope, "malformed-request", error.detail, error.headers)

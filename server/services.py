@@ -1,14 +1,16 @@
-"""What every part of a coordinator works with, made once by `create_app` and handed down. No globals."""
+"""The parts of a coordinator, made once by `create_app` and passed down. There are no globals."""
 
-from concurrent.futures import Executor
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.clock import Clock
 from umbel.server.devices.clients import Registry
-from umbel.server.devices.turned_away import TurnedAwayStore
+from umbel.server.devices.missing_clients import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
-from umbel.server.scribe import Scribe
 from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
@@ -20,6 +22,25 @@ from umbel.server.store.rounds import RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+class DecisionThread:
+    """One thread for pure work inside a transaction.
+
+    The caller holds a lock of the database, so the work must not queue behind work on files.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "umbel-decider")
+
+    async def run(self, work: Callable[Given, Found], *args: Given.args, **kwargs: Given.kwargs) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +70,4 @@ class Services:
     heard: Heard
     worker: Executor
     checker: Executor
-    decider: Scribe
+    decider: DecisionThread

@@ -1,4 +1,4 @@
-"""What a coordinator can be told: by flag, by environment (`UMBEL_*`), in a TOML file; the first to speak counts."""
+"""Settings of a coordinator: from flags, then the environment (`UMBEL_*`), then a TOML file; the first applies."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z
 
 
 class Settings(BaseSettings):
-    """A coordinator's settings. `*_bytes_max` bound one request's body."""
+    """A coordinator's settings. `json_`, `chunk_` and `model_bytes_max` limit one request's body."""
 
     model_config = SettingsConfigDict(env_prefix="UMBEL_", extra="forbid", frozen=True)
 
@@ -70,7 +70,7 @@ class Settings(BaseSettings):
 
     @property
     def blob_directory(self) -> Path | None:
-        """Where blobs are kept, None if that is in a bucket."""
+        """The directory of blobs; None if they are in a bucket."""
         if self.blobs and "://" in self.blobs:
             return None
         return Path(self.blobs) if self.blobs else self.data / "blobs"

@@ -1,8 +1,8 @@
 """Large files by name: models, updates, partial sums. One interface, over a local directory or an S3 bucket.
 
-A blob appears under its key only when it is whole and durable. All calls block, for as long as a disk or a network
-takes: call them from worker threads. Keys are short paths: `models/<sha256>`, `updates/<assignment>/<offset>-<hex>`,
-`partials/<round id>/<replica>`. What stands under `models/` is named by its content and never changes.
+A blob appears under its key only when it is complete and durable. All calls block on a disk or a network, so call them
+from worker threads. Keys are short paths: `models/<sha256>`, `updates/<assignment>/<offset>-<hex>`,
+`partials/<round id>/<replica>`. A blob under `models/` is named by its content and never changes.
 
 ```
 OSError
@@ -35,7 +35,7 @@ class UnknownBlob(FileNotFoundError):
 
 
 class BlobsUnavailable(OSError):
-    """The store cannot be used now, or with these settings. One sentence that says what to check."""
+    """The store is unusable, now or with these settings. One sentence says what to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class Blob:
 
 
 class BlobStore(Protocol):
-    """What every store of blobs does. Raises `ValueError` for what is no key, and as the module says."""
+    """A store of blobs. Raises `ValueError` for an invalid key, and the module's errors."""
 
     def prepare(self) -> None:
-        """See that it can be written and read, and drop what a crash left behind."""
+        """Check that it can be written and read, and remove what a crash left behind."""
         ...
 
     def put(self, path: Path, key: str) -> None:
-        """Store a scratch file, durably, in place of what was there. The file is the store's then: it may move."""
+        """Store a scratch file durably, and replace an earlier blob. The store may move the file."""
         ...
 
     def open(self, key: str, offset: int = 0, length: int | None = None) -> AbstractContextManager[RawIOBase]:
-        """Read from `offset` on, at most `length` bytes, as they come: never more than a few megabytes in memory."""
+        """Read at most `length` bytes from `offset` on. Only a few megabytes are in memory at a time."""
         ...
 
     def size(self, key: str) -> int | None:
@@ -66,7 +66,7 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove blobs. One that is absent is fine; reading one that goes may fail with `UnknownBlob`."""
+        """Remove blobs; absent ones are ignored. A reader of a removed blob may get `UnknownBlob`."""
         ...
 
     def keys(self, prefix: str) -> Iterator[str]:
@@ -74,29 +74,28 @@ class BlobStore(Protocol):
         ...
 
     def local(self, key: str) -> AbstractContextManager[Path]:
-        """A model as a local file, whole and verified, to read at any place. It stays for the length of the block."""
+        """A model as a complete and verified local file, which stays for the length of the block."""
         ...
 
     def link(self, key: str, expires_s: float) -> str | None:
-        """A URL from which anyone can read this blob until it expires; None: the coordinator serves it itself."""
+        """A URL from which anyone can read this blob until it expires; None if the coordinator must serve it."""
         ...
 
     def scratch(self) -> AbstractContextManager[Path]:
-        """A path on a local disk for a file in the making; dropped at the end of the block if it was not `put`."""
+        """A path on a local disk for a new file, which is removed at the end of the block if it was not `put`."""
         ...
 
 
 def open_blobs(settings: Settings) -> BlobStore:
-    """The store that the settings name. Nothing is touched before `prepare`. Raises `BlobsUnavailable`."""
+    """The store that the settings name. It does nothing before `prepare`. Raises `BlobsUnavailable`."""
     from umbel.server.blobs.local import LocalBlobs
 
     if (directory := settings.blob_directory) is not None:
         return LocalBlobs(directory)
     try:
-        from umbel.server.blobs.bucket import Bucket
+        from umbel.server.blobs.files import Scratch
         from umbel.server.blobs.model_cache import ModelCache
-        from umbel.server.blobs.s3 import S3Blobs
-        from umbel.server.blobs.scratch import Scratch
+        from umbel.server.blobs.s3 import Bucket, S3Blobs
     except ModuleNotFoundError as error:
         raise BlobsUnavailable(
             f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[server,s3]'"
@@ -124,6 +123,6 @@ def model_sha256(key: str) -> str:
 
 
 def require_key(key: str) -> None:
-    """Raise `ValueError` unless `key` is a path that can stand in a directory, a bucket and a log line as it is."""
+    """Raise `ValueError` unless `key` is valid as a path in a directory, as a bucket's key and in a log line."""
     if len(key) > KEY_CHARS_MAX or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
         raise ValueError(f"not a blob's key: {key[:100]!r}")

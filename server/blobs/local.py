@@ -11,14 +11,13 @@ from pathlib import Path
 
 from umbel.aggregation.types import SHA256
 from umbel.server.blobs.blobs import UnknownBlob, model_key, require_key
-from umbel.server.blobs.files import private_directory, sync_file
-from umbel.server.blobs.scratch import Scratch
+from umbel.server.blobs.files import Scratch, private_directory, sync_file
 
 _MAKING = "making"
 
 
 class LocalBlobs:
-    """A directory of blobs and, beside them, of files in the making. Several processes may share it."""
+    """A directory of blobs and scratch files. Several processes may share it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,7 +28,7 @@ class LocalBlobs:
         self._scratch.prepare()
         self._take_in_models()
         with self.scratch():
-            pass  # a directory that cannot be written is told now, not in mid-round
+            pass  # fail now, not in mid-round, if the directory cannot be written
 
     def put(self, path: Path, key: str) -> None:
         target = self._path(key)
@@ -41,7 +40,7 @@ class LocalBlobs:
                 path.replace(target)
                 sync_file(target.parent)
             except FileNotFoundError:
-                path.stat()  # still there: `delete` took the directory that it had emptied
+                path.stat()  # raises if the file itself is missing; else `delete` removed the empty directory
                 continue
             return
 
@@ -63,7 +62,7 @@ class LocalBlobs:
         for key in keys:
             path = self._path(key)
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty, or taken by someone else
+            with suppress(OSError):  # not empty, or removed by another process
                 for parent in list(path.relative_to(self._directory).parents)[:-2]:
                     (self._directory / parent).rmdir()
 
@@ -101,14 +100,14 @@ class LocalBlobs:
                 sync_file(directory.parent)
 
     def _take_in_models(self) -> None:
-        """Until version 0.1, models stood at the top, under their hash alone."""
+        """Move models from where they were before version 0.1: at the top, under their hash alone."""
         for path in self._directory.iterdir():
             if SHA256.fullmatch(path.name):
                 self.put(path, model_key(path.name))
 
 
 class _Span(RawIOBase):
-    """At most so many bytes of a file, from where it stands. The file is the caller's to close."""
+    """At most `n_bytes` of a file, from its current position. The caller closes the file."""
 
     def __init__(self, file: FileIO, n_bytes: int) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Models from elsewhere on the local disk: verified once by each process, the least recently used dropped first."""
+"""Local copies of a bucket's models. Each process verifies a copy once; the least recently used are dropped first."""
 
 import os
 import threading
@@ -13,9 +13,9 @@ from umbel.server.blobs.files import file_sha256
 
 
 class ModelCache:
-    """A directory of files named by their SHA-256, of at most `bytes_max` in all beside those in use.
+    """A directory of files named by their SHA-256, of at most `bytes_max` in total besides those in use.
 
-    Threads may share it. Nothing in it is needed: what is missing or damaged is fetched again.
+    Threads may share it. A file that is missing or damaged is fetched again.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
@@ -32,7 +32,7 @@ class ModelCache:
 
     @contextmanager
     def hold(self, sha256: str, fetch: Callable[[], None]) -> Generator[Path]:
-        """The file, which stays for the length of the block. If it is not here, `fetch` must `add` it."""
+        """The file, which stays for the length of the block. If it is missing, `fetch` must `add` it."""
         path = self._directory / sha256
         with self._books:
             self._held[sha256] += 1
@@ -49,18 +49,18 @@ class ModelCache:
             self._make_room()
 
     def add(self, path: Path, sha256: str) -> None:
-        """Move a file in that was seen to hash to its name."""
+        """Move a file in. The caller has checked its hash."""
         path.replace(self._directory / sha256)
         self._verified.add(sha256)
         self._make_room()
 
     def drop(self, sha256: str) -> None:
-        """Remove a file if it is here. Whoever has it open can read on."""
+        """Remove a file if it is here. Readers that have it open can read on."""
         self._verified.discard(sha256)
         (self._directory / sha256).unlink(missing_ok=True)
 
     def _is_here(self, path: Path) -> bool:
-        """Whether a good copy is here. One that an earlier process left may be damaged: it was not synced."""
+        """Whether a good copy is here. A copy of an earlier process may be damaged, because it was not synced."""
         if not path.is_file():
             return False
         if path.name not in self._verified and file_sha256(path) != path.name:
@@ -83,7 +83,7 @@ class ModelCache:
 
 
 class _Turn:
-    """Who fetches a file, while the others wait."""
+    """A lock for fetching one file."""
 
     __slots__ = ("__weakref__", "lock")
 

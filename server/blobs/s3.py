@@ -7,26 +7,147 @@ the way. What a broken upload leaves behind is invisible; a rule of the bucket s
 """
 
 import hashlib
+import os
+import re
 import secrets
-from collections.abc import Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from io import RawIOBase
 from pathlib import Path
+from typing import TypeVar
 
 import obstore
-from obstore.exceptions import PreconditionError
+from obstore.exceptions import BaseError, GenericError, PreconditionError
+from obstore.store import S3Store
 
-from umbel.server.blobs.blobs import BlobsUnavailable, is_model_key, model_sha256, require_key
-from umbel.server.blobs.bucket import Bucket
+from umbel.server.blobs.blobs import BlobsUnavailable, UnknownBlob, is_model_key, model_sha256, require_key
+from umbel.server.blobs.files import Scratch
 from umbel.server.blobs.model_cache import ModelCache
-from umbel.server.blobs.scratch import Scratch
+from umbel.server.settings import Settings
 
 _PIECE_BYTES = 8 << 20  # of the 10,000 parts that S3 takes: files of up to 78 GiB
 _PARTS_AT_ONCE = 4
+_REQUEST_S = 60  # one try of one piece of 8 MiB: 140 KB/s will do
+_CONNECT_S = 5
+RETRY_S = 60  # no further try of a request after that
+_LOST = "kind: Unknown"  # of obstore's HttpError
+_LOST_MAX, _LOST_PAUSE_S = 10, 0.1  # more connections than are ever open at once
+_NEEDED = "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket"
+T = TypeVar("T")
+_CAUSES = (
+    ("169.254.", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"),
+    ("NoSuchBucket", "there is no such bucket; make it first, or correct the setting `blobs`"),
+    ("InvalidAccessKeyId", "the access key is unknown there; check AWS_ACCESS_KEY_ID and s3_endpoint"),
+    ("SignatureDoesNotMatch", "the secret key is not the access key's; check AWS_SECRET_ACCESS_KEY"),
+    ("ExpiredToken", "the credentials have expired; renew them"),
+    ("AccessDenied", f"access denied; check that the access key may {_NEEDED}"),
+    ("403 Forbidden", f"access denied; check that the access key may {_NEEDED}"),
+    ("301 Moved", "the bucket is in another region; set s3_region"),
+    ("sending request", "there is no answer; check s3_endpoint and the network"),
+)
+
+
+class Bucket:
+    """A client of a bucket, or of a part of one. `signer` makes URLs for clients, which may use another endpoint.
+
+    Each request has a time limit and is retried with back-off, so no call blocks for more than minutes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        match = re.fullmatch(r"s3://([^/]+)/?(.*)", settings.blobs or "")
+        assert match is not None, "settings are checked when they are read"
+        self.name = match[1]
+        self._prefix = match[2].strip("/") or None
+        self.store = self._store(settings, settings.s3_endpoint or _endpoint_in_environment())
+        public = settings.s3_public_endpoint
+        self.signer = self._store(settings, public) if public else self.store
+
+    def _store(self, settings: Settings, endpoint: str | None) -> S3Store:
+        if endpoint and endpoint.startswith("http://") and not settings.s3_allow_http:
+            raise BlobsUnavailable(
+                f"{endpoint} is not encrypted: others on the way can read models and updates; use https://, "
+                "or set s3_allow_http if this network is yours alone"
+            )
+        options = {
+            "endpoint": endpoint,
+            "region": settings.s3_region,
+            "access_key_id": settings.s3_access_key_id,
+            "secret_access_key": settings.s3_secret_access_key and settings.s3_secret_access_key.get_secret_value(),
+        }
+        return S3Store(
+            self.name,
+            prefix=self._prefix,
+            config={name: value for name, value in options.items() if value},  # type: ignore[arg-type]  # same keys
+            client_options={
+                "allow_http": settings.s3_allow_http,
+                "connect_timeout": timedelta(seconds=_CONNECT_S),
+                "timeout": timedelta(seconds=_REQUEST_S),
+            },
+            retry_config={
+                "max_retries": 20,
+                "retry_timeout": timedelta(seconds=RETRY_S),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=100),
+                    "max_backoff": timedelta(seconds=5),
+                    "base": 2,
+                },
+            },
+        )
+
+    def again(self, request: Callable[[], T]) -> T:
+        """Make an idempotent request, and repeat it if its connection was lost.
+
+        obstore itself retries after most failures, but not if a pooled connection proves dead when it is used:
+        object_store does not know hyper's error for that.
+        """
+        for _ in range(_LOST_MAX):
+            try:
+                return request()
+            except GenericError as error:
+                if _LOST not in str(error):
+                    raise
+            time.sleep(_LOST_PAUSE_S)
+        return request()
+
+    @contextmanager
+    def reading(self, key: str) -> Generator[None]:
+        """Raise `UnknownBlob` or `BlobsUnavailable` for what goes wrong in here."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise UnknownBlob(key) from error
+        except BaseError as error:
+            raise BlobsUnavailable(f"cannot read from bucket {self.name}: {_cause(error)}") from error
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Raise `BlobsUnavailable` for what goes wrong in here."""
+        try:
+            yield
+        except (FileNotFoundError, BaseError) as error:
+            raise BlobsUnavailable(f"cannot write to bucket {self.name}: {_cause(error)}") from error
+
+    def link(self, key: str, expires_s: float) -> str:
+        with self.reading(key):
+            return obstore.sign(self.signer, "GET", key, timedelta(seconds=expires_s))
+
+
+def _endpoint_in_environment() -> str | None:
+    """From the variables that Amazon's own tools read."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def _cause(error: Exception) -> str:
+    """The cause and what to check; for unknown errors the first line of the library's text."""
+    text = str(error)
+    known = next((cause for sign, cause in _CAUSES if sign in text), None)
+    return known or text.splitlines()[0][:300]
 
 
 class S3Blobs:
-    """A bucket of blobs; on the local disk files in the making, and copies of the models in use."""
+    """A bucket of blobs, with scratch files and copies of the models in use on the local disk."""
 
     def __init__(self, bucket: Bucket, scratch: Scratch, cache: ModelCache) -> None:
         self._bucket = bucket
@@ -57,7 +178,7 @@ class S3Blobs:
                 lambda: obstore.put(self._store, key, path, chunk_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
             )
         if is_model_key(key):
-            self._cache.add(path, model_sha256(key))  # whoever made a model needs it next
+            self._cache.add(path, model_sha256(key))  # the process that made a model reads it next
 
     @contextmanager
     def open(self, key: str, offset: int = 0, length: int | None = None) -> Generator[RawIOBase]:
@@ -117,7 +238,7 @@ class S3Blobs:
 
 
 class _Ranges(RawIOBase):
-    """Bytes `place` to `stop` of an object, fetched a range at a time; all of the version that `e_tag` names."""
+    """Bytes `place` to `stop` of the object version `e_tag`, fetched a range at a time."""
 
     def __init__(self, bucket: Bucket, key: str, e_tag: str | None, place: int, stop: int) -> None:
         self._bucket = bucket

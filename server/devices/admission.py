@@ -41,7 +41,7 @@ class Signed:
 
 
 class Admission:
-    """The memory of signed requests."""
+    """Stores the nonces of signed requests, and with them what is not worth its own transaction."""
 
     def __init__(self, database: Database, waiters: WaiterStore) -> None:
         self._db = database
@@ -54,16 +54,18 @@ class Admission:
         self._storing: dict[str, float] = {}
 
     async def admit(self, signed: Signed) -> None:
-        """Returns when the request's nonce is stored. Raises `ReplayedNonce` if it was before; then nothing is."""
+        """Store the request's nonce. Raises `ReplayedNonce`, and stores nothing, if it was stored before."""
         await self._batches.do(signed)
 
     def heard_at(self, client: str) -> float:
-        """When a client's last request was admitted here, in Unix seconds; 0 if the database knows it as well."""
+        """When a client's last request was admitted here, in Unix seconds; 0 if the database has the same time."""
         return self._heard.get(client) or self._storing.get(client, 0.0)
 
     async def _admit(self, batch: Sequence[Signed]) -> Sequence[ReplayedNonce | None]:
-        """Replays are looked for and left out: were such a batch halved until each is alone, whoever sends one request
-        again and again would take everyone's share.
+        """Store a batch, without its replays.
+
+        They are found by a query. Halving the batch until each request is alone would let a client that repeats one
+        request slow down all others.
         """
         try:
             await self._store(batch)
@@ -78,7 +80,7 @@ class Admission:
         return [None] * len(batch)
 
     async def _which_are_fresh(self, batch: Sequence[Signed]) -> Sequence[bool]:
-        """Of each request whether its nonce is neither stored nor that of one before it."""
+        """For each request: whether its nonce is neither stored nor used earlier in the batch."""
         keys = [_key(signed.claims) for signed in batch]
         async with self._db.reading() as tx:
             stored = await tx.execute(select(*_KEY.clauses).where(_KEY.in_(keys)))
@@ -90,7 +92,7 @@ class Admission:
         return is_fresh
 
     async def _store(self, batch: Sequence[Signed]) -> None:
-        """One transaction for all nonces, and for what is not worth one: when some were heard of, and who has left."""
+        """Write all nonces in one transaction, with some clients' times of last contact and the clients that left."""
         if not batch:
             return
         heard, left = self._next_heard(batch[-1].now), self._waiters.take_noted()
@@ -105,7 +107,7 @@ class Admission:
         self._heard.update((signed.claims.key_id, signed.now) for signed in batch)
 
     def _next_heard(self, now: float) -> Mapping[str, float]:
-        """Each client's time is stored every half minute or so, a few rows in each transaction."""
+        """The next few times of last contact to store. Each client's is stored about every half minute."""
         if not self._storing and now - self._heard_since >= _HEARD_EVERY_S:
             self._storing, self._heard, self._heard_since = self._heard, {}, now
         return dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
@@ -115,7 +117,7 @@ class Admission:
             self._storing.pop(client, None)
 
     async def forget_nonces(self, now: float) -> None:
-        """Drop the nonces that no signature can carry any more, a second's worth at a time: others write meanwhile."""
+        """Drop expired nonces, one second's worth per transaction, so that others can write in between."""
         oldest = select(tables.NonceRow.expires_at).order_by(tables.NonceRow.expires_at).limit(1)
         while True:
             async with self._db.writing("forget_nonces") as tx:
@@ -125,7 +127,7 @@ class Admission:
                 await tx.execute(delete(tables.NonceRow).where(tables.NonceRow.expires_at < min(found + 1, now)))
 
     async def store_heard(self) -> None:
-        """Store all that is not stored yet of when clients were last heard of."""
+        """Store all times of last contact that are not stored yet."""
         self._storing, self._heard = self._storing | self._heard, {}
         while self._storing:
             heard = dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
@@ -133,17 +135,17 @@ class Admission:
             self._note_stored(heard)
 
     async def remember(self, tx: AsyncConnection, claims: Iterable[Claims]) -> None:
-        """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
+        """Store nonces until their signatures expire. Raises `IntegrityError` for one that is stored already."""
         await self._nonces.execute(tx, _ordered(claims))
 
 
 def _key(claims: Claims) -> tuple[int, str, str]:
-    """What a request has in common with its replays, in the order of the table's primary key."""
+    """What a request and its replays share, in the order of the table's primary key."""
     return int(claims.created + CLOCK_SKEW_S + 1), claims.key_id, claims.nonce
 
 
 def _ordered(claims: Iterable[Claims]) -> Sequence[tuple[int, str, str]]:
-    """The rows of their nonces, in one order at every replica, or two could deadlock. (So are all rows here.)"""
+    """Their rows in one order at every replica, as all rows here, so that two replicas do not deadlock."""
     return sorted(map(_key, claims), key=itemgetter(1, 2))
 
 

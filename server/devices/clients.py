@@ -1,7 +1,8 @@
-"""Who may speak: every query on enrolled clients, in named short transactions.
+"""Enrolled clients: every query on them, in named short transactions.
 
-How they came in: `enrolments.py`; their requests' nonces: `admission.py`. Any number of replicas share the database. A
-client's key never changes, so it is remembered; that its client was revoked at another replica is seen by `refresh`.
+`enrolments.py` adds clients, and `admission.py` stores their requests' nonces. Any number of replicas share the
+database. A client's key never changes, so it is kept in memory; `refresh` finds the clients that another replica
+revoked.
 """
 
 import json
@@ -36,14 +37,14 @@ _NOT_SIGNED = (
 
 @dataclass(frozen=True, slots=True)
 class KnownClient:
-    """An enrolled client. `tier`: the label of that name that its token binds, or the empty string: its own word for
-    it counts nowhere. `is_name_bound`: its token binds its name, too.
-    """
+    """An enrolled client."""
 
     id: str
     public_key: bytes
     tier: str
+    """The label `tier` that its token binds, or the empty string; a client's own label does not count."""
     is_name_bound: bool
+    """Whether its token binds its name."""
     is_removed: bool
 
 
@@ -51,7 +52,7 @@ class KnownClient:
 class ClientView:
     """A client as the operator sees it. Times in Unix seconds.
 
-    `labels`: all that are known of it; `bound_labels` and `is_name_bound`: what of that its token has said.
+    `labels`: the client's own and its token's; `bound_labels` and `is_name_bound`: what its token has bound.
     """
 
     id: str
@@ -64,21 +65,21 @@ class ClientView:
 
 
 class Registry:
-    """The clients. `enrolments`: how new ones come in."""
+    """The enrolled clients. `enrolments` adds new ones."""
 
     def __init__(self, database: Database, waiters: WaiterStore) -> None:
         self._db = database
         self._admission = Admission(database, waiters)
         self._known: dict[str, KnownClient] = {}
-        self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
+        self._revoked: set[str] = set()  # as far as this replica knows; refuses requests that were under way
         self._looked_at: float | None = None
         self._lookups: Batches[str, KnownClient | None] = Batches(self._look_up)
         self.enrolments = Enrolments(database, self._admission)
-        # Of nobody: its private half is forgotten here.
+        # Its private key is dropped here, so nobody can sign with it.
         self._nobodys_key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
 
     async def close(self) -> None:
-        """Store what is not stored yet."""
+        """Store the times of last contact that are not stored yet."""
         await self._admission.store_heard()
 
     async def client(self, name: str) -> KnownClient | None:
@@ -87,15 +88,15 @@ class Registry:
         return None if found is None or found.is_removed or name in self._revoked else found
 
     async def keys(self, names: Sequence[str]) -> dict[str, bytes]:
-        """The public keys of enrolled clients, also of those that were removed since: a key never changes."""
+        """The public keys of enrolled clients, including those that were removed since."""
         found = {name: self._known.get(name) or await self._lookups.do(name) for name in names}
         return {name: one.public_key for name, one in found.items() if one is not None}
 
     async def signer(self, claims: Claims, target: Target, now: float, check: Check | None = None) -> KnownClient:
-        """The client that signed a request; its nonce is not looked at (`admit`). `check`: as `Claims.verify` has it.
+        """The client that signed a request. `admit` checks the nonce. `check`: as in `Claims.verify`.
 
-        Raises a `SignatureRefused`, or `Refused` to a client that was removed. A name that nobody has is refused as
-        another client's is, in words and in work: strangers cannot find out who takes part.
+        Raises a `SignatureRefused`, or `Refused` for a client that was removed. An unknown name gets the same answer
+        after the same work as a name with another key, so that nobody can find out which clients are enrolled.
         """
         cached = self._known.get(claims.key_id)
         client = cached or await self._lookups.do(claims.key_id)
@@ -103,7 +104,7 @@ class Registry:
             claims.verify(client.public_key if client else self._nobodys_key, target, now, check)
         except BadSignature:
             if cached is not None:
-                await self._lookups.do(claims.key_id)  # takes as long as for a name that nobody has
+                await self._lookups.do(claims.key_id)  # takes as long as for an unknown name
             raise BadSignature(_NOT_SIGNED.format(claims.key_id)) from None
         assert client is not None, "nobody signs with nobody's key"
         if client.is_removed:
@@ -132,20 +133,20 @@ class Registry:
         return [found.get(name) for name in names]
 
     async def admit(self, signed: Signed) -> None:
-        """Remember the nonce of a request for as long as its signature passes.
+        """Store the nonce of a request until its signature expires.
 
-        Returns when that is stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
+        Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
         """
         await self._admission.admit(signed)
         self.refuse_revoked(signed.claims.key_id)
 
     async def forget_nonces(self, now: float) -> None:
-        """To be called every minute or so: drop the nonces that no signature can carry any more."""
+        """Drop expired nonces. Call it about every minute."""
         await self._admission.forget_nonces(now)
         await self._admission.store_heard()
 
     async def refresh(self, now: float) -> tuple[str, ...]:
-        """The clients that were revoked at other replicas since the last look. To be called twice a second or so."""
+        """The clients that other replicas revoked since the last call. Call it about twice a second."""
         clients, since = tables.ClientRow, min(now, self._looked_at or now) - _LOOK_BACK_S
         async with self._db.reading() as tx:
             found = await tx.scalars(select(clients.id).where(clients.revoked_at > since))
@@ -160,7 +161,7 @@ class Registry:
         self._known.pop(name, None)
 
     def refuse_revoked(self, name: str) -> None:
-        """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
+        """Raise `Refused` if this client was revoked while its request was under way."""
         if name in self._revoked:
             raise client_removed()
 

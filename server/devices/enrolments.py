@@ -1,9 +1,9 @@
-"""How clients come in: one-time tokens, what each binds, and which enrolment is refused, and why.
+"""Enrolment of clients: one-time tokens, what each binds, and which enrolments are refused.
 
-A token may bind a name, labels, or both. Bound is the operator's word, and only that counts where a run relies on who
-a client is (`coverage.sites`, tiers); what a client says of itself beside it is shown, and counts for nothing. A name
-that is promised, to whoever holds an unused token for it or to a run that counts on it, is enrolled by no other token.
-A key is one client: under a second name it would be drawn twice, into a cohort that no site takes part in.
+A token may bind a name, labels, or both. Only bound names and labels count where a run relies on a client's identity
+(`coverage.sites`, tiers), because the operator vouches for them. A client's own labels are only shown. A name that an
+unused token binds, or that a run's coverage lists, can be enrolled with no other token. A key belongs to one client:
+under a second name it would be drawn twice, and sites decline such a cohort.
 """
 
 import hashlib
@@ -29,26 +29,26 @@ from umbel.server.store.tables import table_of
 
 _CLIENT, _TOKEN = table_of(tables.ClientRow), table_of(tables.TokenRow)
 _KEPT_S = 7 * 86400.0
-"""So long after its end a token is known as used or expired; then it is one that was never issued."""
+"""Tokens are kept this long after they expire; then they count as never issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a token says of the client that it enrols. `client`: its name; None: the client chooses one."""
+    """What a token binds. `client`: the name; None: the client chooses one."""
 
     client: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def words(self) -> str:
-        """For the log; empty if it binds nothing."""
+        """In words, for the log; empty if it binds nothing."""
         name = [f"name {self.client}"] if self.client is not None else []
         return ", ".join([*name, *(f"{label}={value}" for label, value in sorted(self.labels.items()))])
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolling:
-    """A verified enrolment. `claims`: of the request that it came in; `is_counted_on`: a run's coverage names it."""
+    """A verified enrolment. `claims`: of its request; `is_counted_on`: a run's coverage names this client."""
 
     enrolment: Enrolment
     claims: Claims
@@ -66,8 +66,8 @@ class Enrolling:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is stored of a batch. `tokens`: by hash; `clients`: by name; `promised`: names that unused tokens bind;
-    `name_of`: who has a key and may speak.
+    """What is stored about a batch. `tokens`: by hash; `clients`: by name; `promised`: names that unused tokens bind;
+    `name_of`: the client that has a key and is not revoked.
     """
 
     tokens: Mapping[str, Row[Any]]
@@ -77,7 +77,7 @@ class _Facts:
 
 
 class Enrolments:
-    """Tokens, and the clients that they let in."""
+    """Makes tokens, and enrols clients with them."""
 
     def __init__(self, database: Database, admission: Admission) -> None:
         self._db = database
@@ -100,18 +100,16 @@ class Enrolments:
         journal.tokens_made(len(tokens), ttl_s, binding.words)
 
     async def sweep(self, now: float) -> None:
-        """Drop the tokens, used or not, that expired a week ago: the database would keep them for ever."""
+        """Drop the tokens, used or not, that expired a week ago."""
         async with self._db.writing("sweep_tokens") as tx:
             await tx.execute(delete(_TOKEN).where(_TOKEN.c.expires_at <= now - _KEPT_S))
 
     async def enrol(self, enrolling: Enrolling) -> None:
-        """Use a token for a new client; the same client again is the same. Raises `Refused`, `ReplayedNonce`."""
+        """Enrol a client with a token. A repetition changes nothing. Raises `Refused` and `ReplayedNonce`."""
         await self._batches.do(enrolling)
 
     async def _enrol(self, batch: Sequence[Enrolling]) -> Sequence[Refused | SignatureRefused | None]:
-        """Enrol a batch in one transaction. Raises `IntegrityError` where two of it, or of two replicas, collide in
-        name, token or key.
-        """
+        """Enrol a batch in one transaction. Raises `IntegrityError` if two enrolments share a name, token or key."""
         try:
             async with self._db.writing("enrol") as tx:
                 facts = await _facts(tx, batch)
@@ -130,16 +128,15 @@ class Enrolments:
         return refusals
 
     async def _why_collided(self, one: Enrolling) -> Refused | SignatureRefused:
-        """Another replica has just taken the name, the token or the key, or this very request came before."""
+        """The refusal after a collision: another replica took the name, token or key, or the request is a replay."""
         async with self._db.reading() as tx:
             return _refusal(one, await _facts(tx, [one])) or replayed()
 
 
 def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
-    """Refuse an enrolment unless its token is good for this name and these labels, the name for this key, and the key
-    for this name.
+    """Why an enrolment is refused; None if its token, name, labels and key fit together.
 
-    Whoever has a client's key is that client, whatever token it brings: an enrolment may be repeated for ever.
+    The key of an enrolled client is enough, with any token, so that an enrolment can always be repeated.
     """
     client, token = facts.clients.get(one.name), facts.tokens.get(one.token_sha256)
     if client is not None and client.public_key == one.enrolment.public_key_bytes:
@@ -163,7 +160,7 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
 
 
 def _key_is_of(other: str) -> str:
-    """Only to whoever has signed with the key: strangers cannot find out who takes part."""
+    """For a client that has signed with the key: others must not learn which clients are enrolled."""
     return (
         f"this key is enrolled already, as {other!r}, and a key is one client: go on under that name, or enrol with a "
         "key of its own, as another state directory (--state) makes one, or have the operator remove that name first "
@@ -172,7 +169,7 @@ def _key_is_of(other: str) -> str:
 
 
 def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
-    """What an enrolment says against its token. Labels that the token binds may be left out."""
+    """How an enrolment contradicts its token, or None. It may leave out labels that the token binds."""
     if token.client not in (None, enrolment.client):
         return (
             f"this token is for {token.client!r}, and this client enrols as {enrolment.client!r}. If you are "
@@ -186,7 +183,7 @@ def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
 
 
 async def _facts(tx: AsyncConnection, batch: Sequence[Enrolling]) -> _Facts:
-    """Read what decides. Other replicas wait with the same tokens until `tx` ends."""
+    """Read what is stored about a batch, and lock its tokens until `tx` ends."""
     names, now = [one.name for one in batch], min(one.now for one in batch)
     chosen = select(_TOKEN).where(_TOKEN.c.sha256.in_([one.token_sha256 for one in batch])).order_by(_TOKEN.c.sha256)
     tokens = {token.sha256: token for token in await tx.execute(chosen.with_for_update())}
@@ -205,7 +202,7 @@ async def _clients(tx: AsyncConnection, names: Sequence[str]) -> Mapping[str, Ro
 
 
 async def _add(tx: AsyncConnection, new: Sequence[Enrolling], facts: _Facts) -> None:
-    """Store the new clients. A token that two of them bring is used by one: the other fails."""
+    """Store the new clients. Raises `IntegrityError` if two of them bring the same token."""
     if new:
         await tx.execute(insert(_CLIENT), [_client_row(one, facts.tokens[one.token_sha256]) for one in new])
     for one in new:

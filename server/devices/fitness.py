@@ -21,12 +21,12 @@ from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.versions import ModelStore
 
 LOOK_AGAIN_S = 5.0  # until a list that another replica was given counts here, at the latest
-_WORDS_MAX = 300  # the names of tensors are the client's word
+_WORDS_MAX = 300  # the client chooses the names of tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """`refusal`: what to answer. `in_place_of`: what was said of the same before the client had told more of it."""
+    """`refusal`: the answer. `in_place_of`: the less detailed refusal that this one replaces."""
 
     refusal: WrongLayout | Refused
     in_place_of: str = ""
@@ -41,17 +41,17 @@ async def unfit(
     client: ClientId,
     message: CheckIn,
 ) -> Unfit | None:
-    """Why this client may not wait in a run of this layout, whose coverage names `sites`, and which is for `members`
-    (None: for all); None if it may.
+    """Why this client may not wait in a run, or None if it may.
 
-    That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
+    `sites`: the clients that the run's coverage names; their names must be bound. `members`: the run's list; None
+    if the run is open to all.
     """
     if (found := await stranger(registry, members, client)) is not None:
         return found
     if client in sites and not await _is_name_bound(registry, client):
         detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
         return Unfit(Refused("unbound-name", detail))
-    if message.layout_digest != layout.digest:  # last: what differs tells of the run's model
+    if message.layout_digest != layout.digest:  # last, because the difference reveals the run's model
         return await _wrong_layout(models, layout, message)
     return None
 
@@ -62,9 +62,9 @@ async def _is_name_bound(registry: Registry, client: ClientId) -> bool:
 
 
 async def stranger(registry: Registry, members: MemberList | None, client: ClientId) -> Unfit | None:
-    """Why this client may not wait in a run that is for `members` (None: for all); None if it may.
+    """Why this client may not wait in a run for `members` (None: for all clients), or None if it may.
 
-    Held against the list is the key that it has enrolled with, for every site asks the same of the cohort.
+    The key that it enrolled with must be the listed one, because every site checks the same of the cohort.
     """
     if members is None:
         return None
@@ -102,7 +102,7 @@ def _sentence(difference: str) -> str:
 
 
 def _layout_in(message: CheckIn) -> Layout | None:
-    """The layout that a client has sent along; None if there is none, or none that can be read."""
+    """The layout that a client has sent, or None if it sent no readable one."""
     try:
         return Layout.from_json(message.layout) if message.layout else None
     except LayoutError:

@@ -1,7 +1,7 @@
-"""When a client that finds no work should come back: `aggregation/round/pace.py`, fed with what this coordinator knows.
+"""When a client that finds no work should come back (`aggregation/round/pace.py`).
 
-A fleet of at most `HELD_MAX` clients is not sent away: each waits on its connection and hears of the next round at
-once. Of a larger one, those that come shortly before a round is expected wait for it; all others get a time to come.
+In a fleet of at most `HELD_MAX` clients, each client waits on its connection and is answered as soon as a round opens.
+In a larger fleet only clients that come shortly before the next round wait. All others are told when to come back.
 """
 
 import statistics
@@ -16,15 +16,15 @@ from umbel.aggregation.types import ClientId, RunId
 from umbel.server.clock import Clock
 from umbel.server.store.waiters import WaiterStore
 
-HELD_MAX = 1000  # connections that cost nothing while nothing happens
+HELD_MAX = 1000  # idle connections cost almost nothing
 LOOK_S = 10.0
 _RECORDS = 9  # of the newest attempts that had a cohort
 
 
 class Pacing:
-    """What is known of one run's rhythm and population. Looked up anew now and then; roughly right is good enough.
+    """A run's pace and population, estimated from its newest attempts and from who checked in.
 
-    `population`: distinct clients that were here within a day.
+    `population`: distinct clients that checked in within a day.
     """
 
     def __init__(self, run: RunId, salt: bytes, waiters: WaiterStore, clock: Clock, check_ins_per_s_max: float) -> None:
@@ -39,19 +39,19 @@ class Pacing:
         self._opened_at: deque[float] = deque(maxlen=_RECORDS)
 
     def note(self, record: RoundRecord) -> None:
-        """An attempt has ended."""
+        """Add an attempt that has ended."""
         if record.selected:
             self._open_s.append(record.open_s)
             self._opened_at.append(record.opened_at)
 
     async def look(self) -> None:
-        """Count the population, if that was not done just now."""
+        """Count the population, at most once in `LOOK_S`."""
         if (now := self._clock.now()) - self._looked_at >= LOOK_S:
             self._looked_at = now
             self.population = await self._waiters.population(self._run, now)
 
     def send_away_s(self, state: RoundState, plan: RoundPlan, client: ClientId, wait_s: float) -> float | None:
-        """In how many seconds this client should come back; None: it may wait here."""
+        """In how many seconds this client should come back; None if it may wait on its connection."""
         if self.population <= HELD_MAX:
             return None
         now = self._clock.now()
@@ -63,11 +63,11 @@ class Pacing:
         return come_back_s(demand, now, client, self._salt)
 
     def come_back_s(self, state: RoundState, plan: RoundPlan, client: ClientId, least_s: float) -> float:
-        """The same for a client that has waited in vain: at once again, in a small fleet."""
+        """The same for a client that waited and got no work: `least_s` in a small fleet."""
         return self.send_away_s(state, plan, client, wait_s=-1.0) or least_s
 
     def _every_s(self, plan: RoundPlan) -> float:
-        """From one opening to the next, as it was lately; the window, before that is known."""
+        """Median time from one opening to the next; the window, before it is known."""
         opened = list(self._opened_at)
         steps = [later - earlier for earlier, later in pairwise(opened) if later > earlier]
         return statistics.median(steps) if steps else plan.window_s

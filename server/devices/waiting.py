@@ -1,6 +1,6 @@
-"""Who waits for what: bells that wake held-open requests, and the clients that wait for work.
+"""Requests that are held open, the bells that wake them, and the clients that wait for work.
 
-Nothing here polls: a request listens for its bell, and whoever changes something rings it.
+Nothing here polls: a request listens for a bell, and the code that changes something rings it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ HEARD_S = 600.0
 
 
 class Bells:
-    """One bell a name; any number of requests listen for it."""
+    """One bell for each name; any number of requests may listen for it."""
 
     def __init__(self) -> None:
         self._listening: dict[str, set[asyncio.Event]] = {}
@@ -53,7 +53,7 @@ class Bells:
 
 @dataclass(slots=True)
 class Waiter:
-    """One client in the waiting room. `held`: how many of its check-ins are held open here."""
+    """One client in the waiting room. `held`: number of its check-ins that are held open here."""
 
     client: ClientId
     seen_at: float
@@ -61,11 +61,11 @@ class Waiter:
 
 
 class WaitingRoom:
-    """The clients that wait for work in one run, wherever they have checked in.
+    """The clients that wait for work in one run, at any replica.
 
-    A client waits while its check-in is held open and, after an answer without work, for as long as it was told to stay
-    away, and a little. One that hangs up leaves at once. The list is stored, for all replicas to draw from; here is
-    only what this replica must know to keep it.
+    A client waits while its check-in is held open. After an answer without work it counts as waiting until it was told
+    to come back, and a little longer. A client that disconnects leaves at once. The list is in the database, because
+    every replica draws cohorts from it; this object has only what this replica needs to maintain it.
     """
 
     def __init__(self, run: RunId, waiters: WaiterStore, clock: Clock) -> None:
@@ -87,7 +87,7 @@ class WaitingRoom:
         return waiter
 
     def leave(self, waiter: Waiter, still_waits: bool) -> None:
-        """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
+        """End a check-in. The client still waits if it has another one, here or at another replica."""
         waiter.held -= 1
         if waiter.held <= 0 and self._here.get(waiter.client) is waiter:
             del self._here[waiter.client]
@@ -95,11 +95,11 @@ class WaitingRoom:
                 self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0, has_left=True))
 
     async def expel(self, client: ClientId) -> None:
-        """This client may not wait any more."""
+        """Remove a client from the waiting room."""
         await self._store.put(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
 
     async def count(self) -> int:
-        """How many wait now."""
+        """The number of clients that wait now."""
         return await self._store.count(self._run, self._clock.now())
 
     async def candidates(self) -> tuple[Candidate, ...]:
@@ -107,10 +107,9 @@ class WaitingRoom:
 
 
 class Heard:
-    """When each client was last heard of, in Unix seconds.
+    """The time of each client's last contact with this replica, in Unix seconds.
 
-    Whoever is silent for `HEARD_S` is forgotten before as long again has passed: by then the time that is stored of it,
-    which comes half a minute late, tells the same.
+    Entries are dropped 10 to 20 minutes after the last contact; by then the database has the time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -125,16 +124,16 @@ class Heard:
         self._lately[client] = now
 
     def at(self, client: str) -> float:
-        """A client not heard of since the coordinator started counts as heard of then."""
+        """The client's last contact; the start of the coordinator if there was none since."""
         return self._lately.get(client) or self._before.get(client, self._since)
 
     def __len__(self) -> int:
-        """How many are remembered, those that were heard of lately once more."""
+        """The number of entries; a client of the last ten minutes may have two."""
         return len(self._lately) + len(self._before)
 
 
 class HeldRequest:
-    """The connection of a request that is held open. `is_gone`: the peer has hung up, or is to be answered now."""
+    """A request that is held open. `is_gone`: the peer has disconnected, or the request must be answered now."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -142,15 +141,15 @@ class HeldRequest:
         self.is_gone = False
 
     async def hold(self, clock: Clock, bell: asyncio.Event, timeout_s: float) -> None:
-        """Wait for the bell, the end of the time, or the peer to hang up. The request's body must have been read."""
+        """Wait for the bell, the timeout, or the peer to disconnect. The request's body must have been read."""
         self._bell = bell
-        async with asyncio.TaskGroup() as group:  # it tells a cancellation of the watch from one of the request
+        async with asyncio.TaskGroup() as group:  # it tells a cancelled watch from a cancelled request
             watch = group.create_task(self._watch())
             await clock.wait(bell, timeout_s)
             watch.cancel()
 
     def let_go(self) -> None:
-        """Hold the request open no longer: it is answered with what there is."""
+        """Stop holding the request open: it is answered now."""
         self.is_gone = True
         if self._bell:
             self._bell.set()
@@ -164,7 +163,7 @@ class HeldRequest:
 class HeldRequests:
     """The requests that each client holds open, at most `HELD_MAX`.
 
-    The newest win: a client whose network failed asks again, and those it has lost are its oldest.
+    When there are more, the oldest is answered: after a network failure, the oldest requests are the lost ones.
     """
 
     def __init__(self) -> None:
@@ -172,7 +171,7 @@ class HeldRequests:
 
     @contextmanager
     def open(self, client: ClientId, receive: Receive) -> Generator[HeldRequest]:
-        """One more request of this client, for as long as it is worked on."""
+        """Register a request of this client for the length of the block."""
         line, held = HeldRequest(receive), self._held.setdefault(client, [])
         held.append(line)
         if len(held) > HELD_MAX:

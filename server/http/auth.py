@@ -1,7 +1,6 @@
-"""Who is asking: devices by HTTP message signatures (`umbel.aggregation.trust.signatures`), operators by the admin key.
+"""Authentication: devices by HTTP message signatures (`aggregation/trust/signatures.py`), operators by the admin key.
 
-A device's signature is verified when the headers are in, and its nonce remembered, before a byte of the body is read;
-the body is hashed as it comes.
+A device's signature is verified and its nonce stored before its body is read. The body is hashed as it comes.
 """
 
 import hashlib
@@ -9,6 +8,9 @@ import hmac
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from cryptography.exceptions import InvalidSignature
+from nacl.exceptions import BadSignatureError
+from nacl.signing import VerifyKey
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
@@ -18,7 +20,7 @@ from umbel.aggregation.trust.signatures import Check, Claims, SignedHeaders, Tar
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.admission import Signed
 from umbel.server.devices.enrolments import Enrolling
-from umbel.server.http.door import vouch_for
+from umbel.server.http.connection_slots import mark_verified
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.keys import AdminKey
@@ -27,7 +29,7 @@ from umbel.server.store.waiters import Waiting
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDevice:
-    """A verified client, and the hash that the body of its request must have (32 bytes)."""
+    """A client whose request was verified and admitted. `body_sha256`: the hash that the body must have (32 bytes)."""
 
     client: ClientId
     body_sha256: bytes
@@ -35,7 +37,7 @@ class VerifiedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client that signed a request, which may have come before: nothing may change until it is admitted."""
+    """The client that signed a request. The request may be a replay, so nothing may change until it is admitted."""
 
     client: ClientId
     claims: Claims
@@ -44,13 +46,13 @@ class Caller:
     _services: Services
 
     async def admit(self, waiting: Waiting | None = None) -> None:
-        """Remember this request, and with it what it changes in the waiting room.
+        """Store the request's nonce, and with it its change of the waiting room.
 
-        Returns when both are stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
+        Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
         """
         await self._services.registry.admit(Signed(self.claims, self._at, waiting))
         self._services.heard.note(self.client)
-        vouch_for(self._scope)
+        mark_verified(self._scope)
 
 
 def require_admin(key: AdminKey, authorization: str | None) -> None:
@@ -65,7 +67,7 @@ def claims_of(request: Request) -> Claims:
     found = {b"content-digest": "", b"signature-input": "", b"signature": ""}
     for name, value in request.scope["headers"]:
         if name in found:
-            if found[name]:  # of two, a proxy might check one and this coordinator the other
+            if found[name]:  # a proxy might check one, and this coordinator the other
                 raise MalformedSignature(f"{name.decode()} was sent twice; send it once")
             found[name] = value.decode("latin-1")
     return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
@@ -85,20 +87,35 @@ async def verify_device(request: Request, services: Services) -> VerifiedDevice:
 
 
 async def caller_of(request: Request, services: Services, check: Check | None = None) -> Caller:
-    """Verify a signed request by its headers. `check`: as `Claims.verify` has it. Raises `Refused` or a
-    `SignatureRefused`.
+    """Verify a signed request by its headers, without admitting it. `check`: as in `Claims.verify`.
+
+    Raises `Refused` or a `SignatureRefused`.
     """
     claims = claims_of(request)
     now = services.clock.now()
     client = await services.registry.signer(claims, target_of(request), now, check)
-    request.state.client = client.id  # for the log, if what follows is refused
+    request.state.client = client.id  # for the log, if the request is refused later
     return Caller(ClientId(client.id), claims, now, request.scope, services)
 
 
-async def enrol(request: Request, services: Services, enrolment: Enrolment, is_counted_on: bool) -> None:
-    """Enrol a client whose request (its body already checked against its digest) is signed with the key it brings.
+def libsodium_check(public_key: bytes, signature: bytes, signed: bytes) -> None:
+    """Raise `InvalidSignature` unless the holder of this key has signed this (`signatures.Check`).
 
-    `is_counted_on`: a run's coverage names it.
+    libsodium takes half of OpenSSL's time, so it verifies check-ins, which come in thousands a second and are not kept.
+    OpenSSL alone decides about evidence: libsodium's equation has the cofactor in it, so the holder of a key can make
+    signatures that libsodium accepts and OpenSSL does not. An audit would refuse what the coordinator accepted. Without
+    the key nobody can (RFC 8032, section 5.1.7, allows both equations).
+    """
+    try:
+        VerifyKey(public_key).verify(signed, signature)
+    except BadSignatureError as error:
+        raise InvalidSignature from error
+
+
+async def enrol(request: Request, services: Services, enrolment: Enrolment, is_counted_on: bool) -> None:
+    """Enrol a client whose request is signed with the key in its body. The body's digest must be checked already.
+
+    `is_counted_on`: a run's coverage names the client.
     """
     claims = claims_of(request)
     if claims.key_id != enrolment.client:
@@ -109,7 +126,7 @@ async def enrol(request: Request, services: Services, enrolment: Enrolment, is_c
 
 
 async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes]:
-    """A body in pieces as they come; raises `Refused` at its end unless it hashed to `sha256`."""
+    """A body in pieces as they come. Raises `Refused` at its end unless it hashes to `sha256`."""
     sha = hashlib.sha256()
     async for piece in request.stream():
         sha.update(piece)
@@ -118,7 +135,7 @@ async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes
 
 
 async def read_body(request: Request, sha256: bytes) -> bytes:
-    """A whole small body, within the cap that `limits.py` holds."""
+    """A whole small body, which `limits.py` has capped."""
     first = await request.receive()
     if first["type"] == "http.request" and not first.get("more_body"):  # most come in one piece
         body: bytes = first["body"]
@@ -135,7 +152,7 @@ def require_digest(found: bytes, claimed: bytes) -> None:
 
 
 def _resumed(first: Message, receive: Receive) -> Receive:
-    """`receive`, with a message before it that was received already."""
+    """`receive`, preceded by a message that was received already."""
     ahead = [first]
 
     async def resumed() -> Message:

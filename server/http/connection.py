@@ -1,12 +1,12 @@
-"""One connection: uvicorn's HTTP/1.1, for peers that take their time, never end what they began, or send no HTTP.
+"""One HTTP/1.1 connection: uvicorn's protocol with deadlines and limits against slow and hostile peers.
 
-uvicorn times a connection only between a response and the next request, so anyone could hold one, and with it a file
-descriptor, for nothing. Here a peer that owes something gets a deadline; one that waits for our answer does not. When
-all places are taken, `door.Door` shows out whoever has the least claim to one.
+uvicorn limits the time of a connection only between a response and the next request. So any peer could hold a
+connection, and with it a file descriptor, for ever. Here a peer that must send something has a deadline. A peer that
+waits for our answer has none. When all slots are taken, `ConnectionSlots` closes the one with the lowest priority.
 
 llhttp, uvicorn's parser, refuses what smuggles requests past a proxy: two lengths, a length beside a transfer coding, a
 coding that does not end in `chunked`, a bare line feed, white space before a colon. It caps no sizes and asks for no
-`Host`; that is done here.
+`Host`; this class does both. Why it is needed: docs/decisions/0018-own-connections.md.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from umbel.server.http.door import SCOPE_KEY, Claim, Door
+from umbel.server.http.connection_slots import SCOPE_KEY, ConnectionSlots, Priority
 from umbel.server.problems import problem_response
 
 HEAD_S = 10.0
-"""A request's head is whole this long after the connection was made, or after its own first byte."""
+"""A request's head must be complete this long after the connection was made, or after its own first byte."""
 PROGRESS_S = 30.0
-"""In each such time a peer sends `PROGRESS_BYTES` of its body, or takes as much of our answer."""
+"""In each such period a peer must send `PROGRESS_BYTES` of its body, or read as much of our answer."""
 PROGRESS_BYTES = 4096
 HEAD_BYTES_MAX = 16 << 10
 HEADERS_MAX = 100
 _READ_BYTES = 16 << 10
 _CONTINUE = b"HTTP/1.1 100 "
-# What is read is copied on at once, so that one buffer serves all connections of a process.
+# Data are copied from it at once, so one buffer serves all connections of a process.
 _read_buffer = memoryview(bytearray(_READ_BYTES))
 
 
 class _Reading(Enum):
-    """Where in a request the parser is."""
+    """The part of a request that the parser is reading."""
 
     BETWEEN = "between requests"
     HEAD = "head"
@@ -44,7 +44,7 @@ class _Reading(Enum):
 
 
 class _Owed(Enum):
-    """What a peer must send next. Nothing, between requests and while it waits for an answer."""
+    """What a peer must send next: nothing between requests, and while it waits for an answer."""
 
     HEAD = "head"
     BODY = "body"
@@ -55,8 +55,8 @@ class _Malformed(Exception):
     """Raised in a parser's callback; the parser ends the request with it."""
 
 
-class OneWrite:
-    """What a response is written with: its head waits for the first piece of its body, one packet instead of two."""
+class HeadWithBody:
+    """Writes a response's head together with the first piece of its body: one packet instead of two."""
 
     __slots__ = ("_head", "_transport")
 
@@ -66,7 +66,7 @@ class OneWrite:
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            return  # nobody is there to read it any more
+            return  # the peer has gone
         if self._head is None or data.startswith(_CONTINUE):
             self._transport.write(data)
         elif not self._head:
@@ -90,7 +90,7 @@ class OneWrite:
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's protocol with deadlines, caps, a door, and problem documents for what is no HTTP.
+    """uvicorn's protocol with deadlines, caps, slots, and problem documents for malformed HTTP.
 
     Buffered, because a loop's own reads of up to 256 KiB, kept for each of many uploads, would be the coordinator's
     largest use of memory.
@@ -103,11 +103,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: Door,
+        slots: ConnectionSlots,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._is_known = False
-        self._door = door
+        self._is_verified = False
+        self._slots = slots
         self._owed = _Owed.NOTHING
         self._reading = _Reading.BETWEEN
         self._head_bytes = 0
@@ -121,12 +121,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # so that a peer that does not read is seen at once, in `pause_writing`
-        if self._door.enter(self):
+        transport.set_write_buffer_limits(0)  # a peer that does not read is noticed at once, in `pause_writing`
+        if self._slots.add(self):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.leave(self)
+        self._slots.remove(self)
         for timer in (self._read_timer, self._write_timer):
             if timer:
                 timer.cancel()
@@ -150,13 +150,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             self._watch()
 
-    def become_known(self) -> None:
-        """A request that came here was of a client, or of an operator."""
-        self._is_known = True
-        self._door.note(self, self._claim(self._owed_now()))
+    def mark_verified(self) -> None:
+        """A request on this connection was signed, or had the admin key."""
+        self._is_verified = True
+        self._slots.set_priority(self, self._priority(self._owed_now()))
 
     def abort(self) -> None:
-        """Hang up without a word."""
+        """Close without an answer."""
         self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -201,16 +201,16 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             raise _Malformed  # what is signed, and what a proxy routes by, is the path as sent
         self._reading = _Reading.BODY
         super().on_headers_complete()
-        pen = OneWrite(self.transport)
-        self.cycle.transport = pen  # type: ignore[assignment]  # it has what a cycle uses of a transport
-        self.cycle.on_response = partial(self._end_response, pen)
+        writer = HeadWithBody(self.transport)
+        self.cycle.transport = writer  # type: ignore[assignment]  # it has what a cycle uses of a transport
+        self.cycle.on_response = partial(self._end_response, writer)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._reading = _Reading.BETWEEN
 
-    def _end_response(self, pen: "OneWrite") -> None:
-        pen.flush()
+    def _end_response(self, writer: "HeadWithBody") -> None:
+        writer.flush()
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
@@ -219,12 +219,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and close. `msg` is uvicorn's, and says no more."""
+        """Answer malformed HTTP with a problem document, and close. `msg`: uvicorn's own text, unused."""
         newest = self._newest
         is_answering = newest is not None and newest.response_started and not newest.response_complete
         for cycle in (newest, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True  # whatever the application answers to the request, this stands
+                cycle.disconnected = True  # the application's own answer is discarded
                 cycle.message_event.set()
         if not is_answering:
             answer = problem_response("malformed-http", "send HTTP/1.1 as RFC 9112 has it", {"Connection": "close"})
@@ -235,9 +235,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Start the deadline of what the peer owes now, unless it runs already."""
+        """Start the deadline of what the peer must send now, unless it runs already."""
         owed = self._owed_now()
-        self._door.note(self, self._claim(owed))
+        self._slots.set_priority(self, self._priority(owed))
         if owed is self._owed:
             return
         self._owed = owed
@@ -257,12 +257,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             return _Owed.HEAD  # without uvicorn's timer something has come, if only line breaks
         return _Owed.NOTHING
 
-    def _claim(self, owed: _Owed) -> Claim:
-        if not self._is_known:
-            return Claim.STRANGER  # also while it is answered: it need not read the answer
+    def _priority(self, owed: _Owed) -> Priority:
+        if not self._is_verified:
+            return Priority.UNVERIFIED  # also while it is answered: it need not read the answer
         if owed is not _Owed.NOTHING:
-            return Claim.OWES
-        return Claim.IDLE if self.cycle.response_complete else Claim.ANSWERED
+            return Priority.SENDING
+        return Priority.IDLE if self.cycle.response_complete else Priority.ANSWERING
 
     def _expect_body(self) -> None:
         before = self._received

@@ -1,7 +1,7 @@
-"""What all routes share: the verified device or operator of a request, and bodies that parse or are refused.
+"""Dependencies of the routes: the verified device or operator, parsed bodies, and OpenAPI entries.
 
-FastAPI would read a body before it looks at who sent it, so routes take the raw request and read it themselves; their
-OpenAPI entries are written with `body_of`.
+FastAPI would read a body before it verifies the sender. So routes read the raw request themselves, and `body_of` writes
+their OpenAPI entries.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.server.devices.waiting import HeldRequests
 from umbel.server.http.auth import VerifiedDevice, read_body, require_admin, verify_device
-from umbel.server.http.copies import Copies
-from umbel.server.http.door import vouch_for
+from umbel.server.http.connection_slots import mark_verified
+from umbel.server.http.downloads import LocalCopies
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.reception import Reception
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class State:
-    """What `create_app` leaves in `app.state.umbel` for the routes."""
+    """What the routes use, in `app.state.umbel`."""
 
     __slots__ = ("admin_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
 
@@ -33,7 +33,7 @@ class State:
         self.services = services
         self.admin_key = admin_key
         self.lines = HeldRequests()
-        self.copies = Copies(services.blobs)
+        self.copies = LocalCopies(services.blobs)
         self.coordinator = Coordinator(services)
         self.reception = Reception(self.coordinator)
         self.uploads = Uploads(services, self.reception)
@@ -58,8 +58,8 @@ async def device_of(request: Request, state: Annotated[State, Depends(state_of)]
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
     require_admin(state.admin_key, request.headers.get("authorization"))
-    request.state.is_operator = True  # for the log, if what follows is refused
-    vouch_for(request.scope)
+    request.state.is_operator = True  # for the log, if the request is refused later
+    mark_verified(request.scope)
 
 
 StateDep = Annotated[State, Depends(state_of)]
@@ -73,12 +73,12 @@ async def read_message(request: Request, sha256: bytes, adapter: TypeAdapter[T])
 
 
 async def require_no_body(request: Request, device: VerifiedDevice) -> None:
-    """Read to the end of a request that should have no body, and hold it to its digest."""
+    """Read a request that should have no body to its end, and check its digest."""
     await read_body(request, device.body_sha256)
 
 
 def parse_json(body: bytes, adapter: TypeAdapter[T]) -> T:
-    """A message, read strictly: `true` and `"3"` are no counts."""
+    """Parse a message strictly: `true` and `"3"` are not numbers. Raises `Refused`."""
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-ANY = ("malformed-request", "body-too-large", "length-required")  # by the length that a request declares
+ANY = ("malformed-request", "body-too-large", "length-required")  # for the length that a request declares
 SIGNED = (
     *ANY,
     "malformed-signature",

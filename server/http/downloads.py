@@ -1,11 +1,13 @@
 """A model file as an HTTP answer, with ETag, If-None-Match and a single byte range (RFC 9110).
 
-Streamed in pieces from a local copy, or a redirect to where the client can read it itself.
+The file is streamed from a local copy, or the client is redirected to the bucket.
 """
 
 import asyncio
+import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from umbel.server.http.copies import Copies
+from umbel.server.blobs.blobs import BlobStore, UnknownBlob
 from umbel.server.problems import Refused
 
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 1.0  # clients of short windows wait for an answer two seconds; asking again costs little
+_ASK_AGAIN_S = 2
 _PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(?:(?P<first>\d{1,15})-(?P<last>\d{1,15})?|-(?P<suffix>\d{1,15}))")
 MEDIA_TYPE = "application/vnd.safetensors"
@@ -35,9 +40,9 @@ class Span:
 
 
 def parse_range(header: str | None, size_bytes: int) -> Span | None:
-    """The single range asked for, or None for the whole file: also where the header is malformed or lists several.
+    """The single range asked for. None, for the whole file, if the header is absent, malformed or lists several.
 
-    Raises `Refused` for a range that lies outside.
+    Raises `Refused` for a range outside the file.
     """
     match = _RANGE.fullmatch(header or "")
     if match is None:
@@ -57,7 +62,7 @@ def parse_range(header: str | None, size_bytes: int) -> Span | None:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What a GET or HEAD of a model file, or a change, is answered with, as far as its name and length tell."""
+    """The status and headers of the answer to a GET or HEAD of a model file or a change."""
 
     status: int
     headers: Mapping[str, str]
@@ -82,21 +87,21 @@ def download(request: Request, sha256: str, size_bytes: int, media_type: str = M
 
 
 def without_body(request: Request, wanted: Download) -> Response | None:
-    """The answer to HEAD, or to who has the file already; None where bytes must follow."""
+    """The answer to HEAD, or to a client that has the file already. None if bytes must follow."""
     if wanted.status != 304 and request.method != "HEAD":
         return None
     return Response(status_code=wanted.status, headers=wanted.headers, media_type=wanted.media_type)
 
 
 def redirect(link: str) -> Response:
-    """Send a client to where it can read the file itself: now, and not for long."""
+    """Send a client to a link that expires soon."""
     return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
 
 
 class FileAnswer(StreamingResponse):
-    """A span of such a file. `on_sent` is told of each piece that was sent, in bytes."""
+    """Streams a span of a local file. `on_sent` is called with the length of each piece that was sent."""
 
-    def __init__(self, copies: Copies, key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
+    def __init__(self, copies: "LocalCopies", key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
         super().__init__((), wanted.status, wanted.headers, wanted.media_type)
         self._copies = copies
         self._key = key
@@ -132,3 +137,65 @@ def _matches(if_none_match: str | None, etag: str) -> bool:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
     return "*" in tags or etag in tags
+
+
+class LocalCopies:
+    """The local copies in use. One thread fetches a model for all clients that wait. Call it from one event loop."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._in_use: dict[str, _LocalCopy] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncGenerator[Path]:
+        """A model's local file, for the length of the block. Raises `Refused` if it is late or deleted."""
+        copy = self._in_use.get(key) or self._begin(key)
+        copy.n_holders += 1
+        try:
+            yield await _soon(copy.fetch)
+        finally:
+            copy.n_holders -= 1
+            self._let_go(key, copy)
+
+    @property
+    def n_in_use(self) -> int:
+        return len(self._in_use)
+
+    def _begin(self, key: str) -> "_LocalCopy":
+        stack = ExitStack()
+        fetch = asyncio.create_task(self._fetch(key, stack), name=f"copy of {key}")
+        copy = self._in_use[key] = _LocalCopy(fetch, stack)
+        fetch.add_done_callback(lambda _: self._let_go(key, copy))
+        return copy
+
+    async def _fetch(self, key: str, stack: ExitStack) -> Path:
+        return await asyncio.to_thread(stack.enter_context, self._blobs.local(key))
+
+    def _let_go(self, key: str, copy: "_LocalCopy") -> None:
+        """Drop a copy that is unused or failed; the next request tries again."""
+        if copy.n_holders or not copy.fetch.done() or self._in_use.get(key) is not copy:
+            return
+        del self._in_use[key]
+        if not copy.fetch.cancelled() and (error := copy.fetch.exception()):
+            _log.warning("no copy of %s: %s", key, error)
+        asyncio.get_running_loop().run_in_executor(None, copy.stack.close)
+
+
+@dataclass(slots=True)
+class _LocalCopy:
+    """One model's copy: the task that fetches it, what releases it, and the number of its users."""
+
+    fetch: asyncio.Task[Path]
+    stack: ExitStack
+    n_holders: int = 0
+
+
+async def _soon(fetch: asyncio.Task[Path]) -> Path:
+    await asyncio.wait([fetch], timeout=_PATIENCE_S)
+    if not fetch.done():
+        detail = f"the model is on its way from the store to this coordinator; ask again in {_ASK_AGAIN_S} s"
+        raise Refused("storage-unavailable", detail, {"Retry-After": str(_ASK_AGAIN_S)})
+    try:
+        return fetch.result()
+    except UnknownBlob as error:
+        raise Refused("unknown-model", "this model is no longer kept here; take a newer one") from error

@@ -1,6 +1,6 @@
-"""Caps on request bodies, as ASGI middleware: by the declared length before a byte is read, then by what really comes.
+"""Caps on request bodies, as ASGI middleware: the declared length is checked first, then the bytes that come.
 
-A body needs a declared length (411), within the cap of its address (413), and must have exactly that length.
+A body must declare its length (411), within the cap of its address (413), and have exactly that length.
 """
 
 import re
@@ -15,7 +15,7 @@ from umbel.server.settings import Settings
 
 RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
 RUN_BYTES_MAX = 2 * (RUN_FILE_BYTES_MAX + FILE_BYTES_MAX)  # with its member list, in JSON, where \n is two bytes
-REPORT_BYTES_MAX = 16 << 10  # it is kept, as it was signed, in its round's audit bundle
+REPORT_BYTES_MAX = 16 << 10  # the audit bundle keeps it as it was signed
 SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
 _LENGTH = re.compile(r"\d{1,15}")
 
@@ -29,7 +29,7 @@ class Cap:
 
 
 def caps_of(settings: Settings) -> tuple[Cap, ...]:
-    """The caps in order: the first whose path matches counts; everything else is a control message."""
+    """The caps in order: the first whose path matches applies. The last is for control messages."""
     return (
         Cap(re.compile(r"/v1/assignments/[^/]+/update"), settings.chunk_bytes_max),
         Cap(re.compile(r"/v1/assignments/[^/]+/(?:report|evaluation)"), min(REPORT_BYTES_MAX, settings.json_bytes_max)),
@@ -41,12 +41,12 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
 
 
 def cap_at(path: str, caps: Sequence[Cap]) -> Cap:
-    """The cap that counts at a path."""
+    """The cap that applies to a path."""
     return next((cap for cap in caps[:-1] if cap.path.fullmatch(path)), caps[-1])  # the last is for all the rest
 
 
 class BodyLimits:
-    """The middleware. Refusals raised while the body is read surface where it is read, and are answered there."""
+    """The middleware. It raises refusals of a body where the body is read, and they are answered there."""
 
     def __init__(self, app: ASGIApp, caps: Sequence[Cap]) -> None:
         self._app = app
@@ -66,7 +66,7 @@ class BodyLimits:
         await self._app(scope, _counted(receive, declared), send)
 
     def _declared(self, scope: Scope) -> int:
-        if "\x00" in scope["path"]:  # no name holds one, and PostgreSQL would not even look for it
+        if "\x00" in scope["path"]:  # PostgreSQL raises an error for it
             raise Refused("malformed-request", "the address holds a NUL character")
         text = "0"
         for name, value in scope["headers"]:

@@ -1,4 +1,4 @@
-"""What an operator sends to create a run, read and checked: a run file and, if there is one, its member list."""
+"""Reads and checks an operator's new run: a run file, and its member list if there is one."""
 
 import json
 import tomllib
@@ -20,8 +20,8 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """PUT /v1/admin/runs/{name}, as JSON. `run_file`: its TOML; `members`: what the member list's file holds, or null
-    where clients that are on none may take part.
+    """PUT /v1/admin/runs/{name}, as JSON. `run_file`: TOML; `members`: the text of the member list's file, or null if
+    the run is open to all clients.
     """
 
     run_file: str
@@ -34,7 +34,7 @@ RUN_ORDER = TypeAdapter(RunOrder)
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """`members`: the list that the file names; its officers' signatures are for sites to check."""
+    """`members`: the list that the file names. Sites check its officers' signatures."""
 
     file: RunFile
     members: SignedMembers | None = None
@@ -50,7 +50,7 @@ def read_new_run(body: bytes, content_type: str) -> NewRun:
 
 
 def read_run_file(body: bytes) -> RunFile:
-    """A run file's TOML, by way of JSON, whose strict reading takes no `true` for a count. Raises `Refused`.
+    """Parse a run file's TOML by way of JSON, which pydantic reads strictly (`true` is not a number). Raises `Refused`.
 
     Run it in a thread: it can take a second.
     """
@@ -60,7 +60,7 @@ def read_run_file(body: bytes) -> RunFile:
         return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
     except ValidationError as error:
         raise Refused("malformed-request", f"run file, {first_error(error)}") from error
-    except (ValueError, TypeError, RecursionError) as error:  # no TOML, numbers of thousands of digits, dates
+    except (ValueError, TypeError, RecursionError) as error:  # invalid TOML, numbers with thousands of digits, dates
         raise Refused("malformed-request", f"the run file does not parse: {error}") from error
 
 

@@ -1,9 +1,12 @@
-"""What operators ask, with the admin key: tokens, clients, models, runs."""
+"""Routes for operators: tokens, clients, models, runs."""
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,7 +17,7 @@ from umbel.aggregation.messages import WAIT_S_MAX, require_labels
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView
 from umbel.aggregation.types import ClientId, RunId, require_slug
-from umbel.server.blobs.blobs import model_key
+from umbel.server.blobs.blobs import Blob, model_key
 from umbel.server.devices.clients import ClientView
 from umbel.server.devices.enrolments import Binding
 from umbel.server.devices.waiting import HeldRequest
@@ -29,7 +32,6 @@ from umbel.server.http.deps import (
     parse_json,
     problems,
 )
-from umbel.server.http.model_upload import write_stream
 from umbel.server.http.new_run import RUN_ORDER, read_new_run
 from umbel.server.http.routes_models import MODEL_RESPONSES, model_response
 from umbel.server.problems import Refused
@@ -39,13 +41,14 @@ from umbel.server.runs.view import PROGRESS_BELL, view_of
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 TOKENS_MAX = 1000
 ENDED_MAX = 200
+_BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good.
+    """POST /v1/admin/tokens: the number of one-time tokens, and for how many seconds they are valid.
 
-    `client`: the name of the one client that it enrols; None: any name. `labels`: what is said of the clients.
+    `client`: the name that the one token binds; None: any name. `labels`: the labels that the tokens bind.
     """
 
     count: int = 1
@@ -67,7 +70,7 @@ class TokenOrder:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens, told once: the coordinator keeps only their hashes."""
+    """The new tokens. The coordinator keeps only their hashes."""
 
     tokens: tuple[str, ...]
 
@@ -107,7 +110,7 @@ async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
     """Upload a model to start runs from. The same again is the same."""
     blobs, loop = state.services.blobs, asyncio.get_running_loop()
     with blobs.scratch() as path:
-        came = await write_stream(request.stream(), path)
+        came = await _write_stream(request.stream(), path)
         if came.sha256 != sha256:
             raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
         from umbel.server.sums.model_files import inspect_model  # it imports torch: a coordinator listens before that
@@ -193,8 +196,29 @@ async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:
 
 
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
-    mark = driver.now.mark  # before all that may change while it is read
-    view = view_of(driver.live)  # before the records: whoever is told that the run is over can have its last round
+    mark = driver.now.mark  # read first, because the rest may change meanwhile
+    view = view_of(driver.live)  # before the records, so that a run that is over comes with its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
     away = await state.services.turned_away.newest(driver.name)
     return RunProgress(view, ended, after + len(ended), await driver.now.look(), away, mark)
+
+
+async def _write_stream(pieces: AsyncIterator[bytes], path: Path) -> Blob:
+    """Write and hash a model as it comes, on threads: a slow disk must not stall the requests of devices."""
+    digest, size_bytes, batch = hashlib.sha256(), 0, bytearray()
+
+    def write(file: FileIO) -> None:
+        left = memoryview(batch)
+        digest.update(left)
+        while left:
+            left = left[file.write(left) :]
+
+    with FileIO(path, "x") as file:
+        async for piece in pieces:
+            batch += piece
+            size_bytes += len(piece)
+            if len(batch) >= _BATCH_BYTES:
+                await asyncio.to_thread(write, file)
+                batch = bytearray()
+        await asyncio.to_thread(write, file)
+    return Blob(digest.hexdigest(), size_bytes)

@@ -1,4 +1,4 @@
-"""What auditors ask: the public audit key, a run's bundles and, for a replay, the updates and models that they name."""
+"""Routes for auditors: the public audit key, a run's bundles, and the updates and models that bundles name."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ async def _bundle(state: State, name: str, number: int) -> StoredBundle:
 
 
 def _page(bundles: Sequence[StoredBundle], after: int) -> str:
-    """A page as JSON, with the bundles as they are stored."""
+    """A page as JSON, with the stored text of the bundles."""
     lines = ",".join(_line(one) for one in bundles)
     return f'{{"bundles":[{lines}],"next_after":{after + len(bundles)}}}'
 

@@ -1,12 +1,14 @@
-"""What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
+"""Routes for devices: enrol, check in, look at an assignment, report, decline."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, TypeAdapter
 
+from umbel.aggregation.audit.bundle import SignedReport
+from umbel.aggregation.audit.chain import report_target
 from umbel.aggregation.messages import (
     WAIT_S_MAX,
     AssignmentStatus,
@@ -20,8 +22,7 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.server.devices import libsodium
-from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, read_body
+from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, libsodium_check, read_body, target_of
 from umbel.server.http.deps import (
     SIGNED,
     DeviceDep,
@@ -35,10 +36,10 @@ from umbel.server.http.deps import (
     require_no_body,
     state_in,
 )
-from umbel.server.http.express import Handler
-from umbel.server.http.signed_reports import signed_report
+from umbel.server.problems import Refused
 from umbel.server.runs.reception import Visit
 
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
 _CHECKED_IN = TypeAdapter(CheckedIn)
@@ -65,7 +66,7 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 async def post_check_in(request: Request) -> Response:
     """Wait for work in a run; held open for up to `wait_s`."""
     state = state_in(request)
-    caller = await caller_of(request, state.services, libsodium.check)
+    caller = await caller_of(request, state.services, libsodium_check)
     message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
     line = partial(state.lines.open, caller.client, request.receive)
     visit = Visit(caller.client, message, caller.admit, line)
@@ -127,11 +128,20 @@ async def _report(
     adapter: TypeAdapter[Any],
     task: Task,
 ) -> ReportAnswer:
-    """Take what a client did, and keep it as it was signed."""
+    """Take a client's report, and keep it as it was signed."""
     body = await read_body(request, device.body_sha256)
     work: Work = parse_json(body, adapter)
-    signed = signed_report(request, assignment, task, body)
+    signed = _signed_report(request, assignment, task, body)
     return await state.reception.report(device.client, assignment, work, signed)
 
 
-EXPRESS: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}
+DIRECT: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}
+
+
+def _signed_report(request: Request, assignment: AssignmentId, task: Task, body: bytes) -> SignedReport:
+    """A report with its signature, as evidence. Raises `Refused` unless the address is spelt as auditors spell it."""
+    target = report_target(assignment, task)
+    if target_of(request) != target:
+        raise Refused("malformed-request", f"send a report to {target.path}, in this spelling and without a query")
+    claims = claims_of(request)
+    return SignedReport(body.decode(), claims.created, claims.nonce, claims.signature)

@@ -1,4 +1,4 @@
-"""What operators order of a run under way: pause, resume, stop, roll back; and the versions that it has made."""
+"""Routes for operators of a run under way: pause, resume, stop, roll back, and the model versions."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ from umbel.server.runs.view import view_of
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 VERSIONS_MAX = 1000
-_VERSION_MAX = (1 << 31) - 1  # what the column of versions holds
+_VERSION_MAX = (1 << 31) - 1  # the limit of the database column
 
 
 @dataclass(frozen=True, slots=True)

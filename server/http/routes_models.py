@@ -1,4 +1,4 @@
-"""Model files for devices, and changes from one model version to the next, which are named by their content alike."""
+"""Routes for model files, and for changes from one model version to the next. Both are named by their hash."""
 
 import asyncio
 from collections.abc import Collection
@@ -25,7 +25,7 @@ MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-_LINK_S = 300.0  # for clocks that differ; a download that has begun goes on
+_LINK_S = 300.0  # allows for clocks that differ; a download under way continues
 _REDIRECT: dict[int | str, dict[str, Any]] = {
     307: {"description": "Where the model can be read for the next minutes, without a signature of yours"}
 }
@@ -51,9 +51,9 @@ async def get_model(
 async def model_response(
     request: Request, state: State, sha256: str, client: ClientId | None, may_redirect: bool = False
 ) -> Response:
-    """Answer with a model file, or a change; what goes to a client that trains from it is counted.
+    """Answer with a model file or a change. Bytes sent to a client of an open round are counted.
 
-    `client`: who asks, and gets what is of its runs; None for an operator, who gets every file.
+    `client`: gets the files of its runs only; None: an operator, for whom every file is readable.
     """
     drivers = [one for one in state.coordinator.drivers.values() if _offered(one.run, sha256) is not None]
     found = _offered(drivers[0].run, sha256) if drivers else await _stored(state, sha256)
@@ -73,7 +73,7 @@ async def model_response(
                 driver.note_download(client, n_bytes)
 
     if may_redirect and (link := await _link(state, key)) is not None:
-        count(wanted.span.n_bytes)  # all that can be known of it here
+        count(wanted.span.n_bytes)  # the bucket does not report what it sends
         return redirect(link)
     return FileAnswer(state.copies, key, wanted, count)
 
@@ -89,7 +89,7 @@ async def master_response(request: Request, state: State, sha256: str) -> Respon
 
 
 def _offered(run: StoredRun, sha256: str) -> tuple[int, str] | None:
-    """Length and media type of a file with which a client of this run has its newest model."""
+    """Length and media type of this run's newest model, or of a change to it."""
     if sha256 == run.model.sha256:
         return run.model.size_bytes, MEDIA_TYPE
     sizes = [change.size_bytes for change in run.changes if change.sha256 == sha256]
@@ -97,7 +97,7 @@ def _offered(run: StoredRun, sha256: str) -> tuple[int, str] | None:
 
 
 async def _stored(state: State, sha256: str) -> tuple[int, str] | None:
-    """Length and media type of any other file by its hash, as the database has them."""
+    """Length and media type of any other file, from the database."""
     if (model := await state.services.models.model(sha256)) is not None:
         return model.size_bytes, MEDIA_TYPE
     n_bytes = await state.services.versions.change_bytes(sha256)
@@ -105,10 +105,10 @@ async def _stored(state: State, sha256: str) -> tuple[int, str] | None:
 
 
 async def may_fetch(state: State, offering: Collection[RunDriver], client: ClientId, sha256: str) -> bool:
-    """Whether a file is of a run that asks this client, or has asked it, and that is for it still.
+    """Whether a file belongs to a run in which this client has, or had, an assignment and may still take part.
 
-    `offering`: the runs whose newest model it leads to. What is asked now is in memory; only of an attempt that has
-    ended, or that another replica has begun just now, the database is asked.
+    `offering`: the runs of which it is the newest model, or a change to it. Current assignments are in memory. Those of
+    ended attempts, or of attempts that another replica has just begun, are in the database.
     """
     for driver in offering:
         if driver.knows(client, driver.assignment_id(client)) and await _is_for(state, driver, client):
@@ -120,7 +120,7 @@ async def may_fetch(state: State, offering: Collection[RunDriver], client: Clien
 
 
 async def _is_for(state: State, driver: RunDriver, client: ClientId) -> bool:
-    """Whether a client may take part in a run, by the run's member list, if it has one."""
+    """Whether a run's member list, if it has one, admits a client."""
     return await stranger(state.services.registry, await driver.members.list(), client) is None
 
 

@@ -1,4 +1,4 @@
-"""The messages of a secure round, binary in and binary out (docs/reference/secure-aggregation.md)."""
+"""Routes for the messages of secure rounds, which are binary (docs/reference/secure-aggregation.md)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Resumable upload of updates: header fields in, header fields out; `uploads.py` does the work."""
+"""Routes for resumable uploads of updates: they translate header fields for `runs/uploads.py`."""
 
 import re
 
@@ -85,7 +85,7 @@ def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
         raise Refused("malformed-request", "Upload-Complete: must be ?1 for the last chunk and ?0 before")
-    n_bytes = int(request.headers.get("content-length", "0"))  # `limits.py` holds the body to it
+    n_bytes = int(request.headers.get("content-length", "0"))  # `limits.py` checks it
     return Incoming(offset, is_last == "?1", n_bytes, checked_pieces(request, device.body_sha256))
 
 

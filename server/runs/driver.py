@@ -270,7 +270,7 @@ class RunDriver:
         self._woken.clear()
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
-        await self.memory.roll.call(self.live, began)
+        await self.memory.attendance.check(self.live, began)
         match self.state:
             case Recruiting() if not self.is_paused:
                 await self._gather(self.state, began)

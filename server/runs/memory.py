@@ -18,8 +18,8 @@ from umbel.aggregation.run.report_times import Observation, observed
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 from umbel.aggregation.types import ClientId
+from umbel.server.devices.missing_clients import AttendanceCheck
 from umbel.server.devices.pacing import Pacing
-from umbel.server.devices.roll_call import RollCall
 from umbel.server.devices.waiting import Bells
 from umbel.server.runs.bundle_facts import AttemptClients, attempt_clients
 from umbel.server.services import Services
@@ -29,12 +29,12 @@ _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
 
 
 class RunMemory:
-    """`pacing`: when clients without work should come back; `roll`: who was absent from the newest round."""
+    """`pacing`: when clients without work should come back; `attendance`: who was absent from the newest round."""
 
     def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
         limit = services.settings.check_ins_per_s_max
         self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
-        self.roll = RollCall(services.waiters)
+        self.attendance = AttendanceCheck(services.waiters)
         self._report_times = ReportTimes()
         self._last_round_id = 0
         self._run = live.name
@@ -70,7 +70,7 @@ class RunMemory:
         """Describe the clients of a round that has closed, before its end is decided."""
         closing = live.state
         assert isinstance(closing, Closing)
-        await self.roll.call(live, self._services.clock.now())
+        await self.attendance.check(live, self._services.clock.now())
         assignments, evidence = await self._services.rounds.clients_of(live.round_id)
         return await asyncio.to_thread(lambda: attempt_clients(closing, self.book(closing, assignments), evidence))
 

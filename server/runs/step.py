@@ -72,7 +72,7 @@ async def _end(
     def end() -> tuple[RoundEnd, AttemptClients, str]:
         clients = _clients(memory, decision, state, stored)
         found = decision.end(live.run, state, memory.known(live.run, clients, history))
-        record = replace(found.record, absent=memory.roll.absent_from(live.round_id))
+        record = replace(found.record, absent=memory.attendance.absent_from(live.round_id))
         return replace(found, record=record), clients, _RECORD.dump_json(record).decode()
 
     ending, clients, record = await thread.run(end)

@@ -92,11 +92,11 @@ class RunNow:
         is_recruiting = isinstance(live.state, Recruiting)
         n_waiting = len(await self._waiting.candidates()) if is_recruiting else 0
         assignments = await self._services.rounds.assignments(live.round_id)
-        await self._memory.roll.call(live, clock.now())
+        await self._memory.attendance.check(live, clock.now())
         book = self._memory.book(live.state, assignments)
         found = await asyncio.to_thread(live_round, live.state, book, n_waiting, clock.now())
         if found and is_recruiting and live.run.status is RunStatus.PAUSED:
             found = replace(found, why=f"the run is paused: {live.run.reason}")
         if found and not is_recruiting:
-            found = replace(found, absent=self._memory.roll.absent_from(live.round_id))
+            found = replace(found, absent=self._memory.attendance.absent_from(live.round_id))
         return replace(found, why=f"{self.trouble}; {found.why}") if found and self.trouble else found

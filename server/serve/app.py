@@ -1,18 +1,20 @@
 """The coordinator as an ASGI application: `create_app(settings, clock)`. Nothing happens at import time."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from umbel.server import journal, problems
 from umbel.server.blobs.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.devices.clients import Registry
-from umbel.server.devices.turned_away import TurnedAwayStore
+from umbel.server.devices.missing_clients import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.http import (
     routes_admin,
@@ -25,11 +27,10 @@ from umbel.server.http import (
 )
 from umbel.server.http.deps import ANY, State
 from umbel.server.http.deps import problems as declared
-from umbel.server.http.express import ExpressAPI
-from umbel.server.http.limits import BodyLimits, caps_of
-from umbel.server.scribe import Scribe
+from umbel.server.http.limits import BodyLimits, Cap, cap_at, caps_of
+from umbel.server.http.routes_devices import Handler
 from umbel.server.serve.housekeeping import keep_house
-from umbel.server.services import Services
+from umbel.server.services import DecisionThread, Services
 from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
@@ -43,6 +44,46 @@ from umbel.server.store.rounds import RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
+
+
+class CoordinatorAPI(FastAPI):
+    """FastAPI with direct routes, which are looked up by method and path before the framework is asked.
+
+    FastAPI matches routes one after the other and wraps each call in two exit stacks. That costs a check-in as much as
+    everything else together (docs/decisions/0018-own-connections.md). Direct routes are routes of the application too,
+    so OpenAPI lists them.
+    """
+
+    _direct: Mapping[tuple[str, str], BodyLimits]
+
+    def add_direct_routes(self, handlers: Mapping[tuple[str, str], Handler], caps: Sequence[Cap]) -> None:
+        """Answer these methods and paths directly, with the same caps on bodies as everywhere."""
+        self._direct = {
+            (method, path): BodyLimits(_direct(handler), [cap_at(path, caps)])
+            for (method, path), handler in handlers.items()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        direct = self._direct.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if direct is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        await direct(scope, receive, send)
+
+
+def _direct(handler: Handler) -> ASGIApp:
+    """One handler as an application that answers its own errors."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await handler(request)
+        except Exception as error:
+            response = await problems.answer_to(request, error)
+        await response(scope, receive, send)
+
+    return app
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +103,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
             app.state.umbel = state
             yield
 
-    app = ExpressAPI(
+    app = CoordinatorAPI(
         title="umbel coordinator",
         version="1",
         openapi_url="/v1/openapi.json",
@@ -84,20 +125,20 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         app.router.routes.extend(routes.router.routes)
     app.add_api_route("/v1/health", _health, tags=["health"], responses=declared(*ANY))
     app.add_middleware(BodyLimits, caps=caps_of(settings))
-    app.take_express(routes_devices.EXPRESS, caps_of(settings))
+    app.add_direct_routes(routes_devices.DIRECT, caps_of(settings))
     problems.install(app)
     return app
 
 
 @asynccontextmanager
 async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
-    """Everything a coordinator consists of, from its first transaction to its last."""
+    """Start a coordinator and everything it consists of, and close it at the end of the block."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database)
     worker, checker = ThreadPoolExecutor(1, "umbel-worker"), ThreadPoolExecutor(1, "umbel-checker")
     audit_key = AuditKey.load(settings.audit_key_path)
-    scribe = Scribe()
-    services = _services(settings, clock, database, (worker, checker), audit_key, scribe)
+    decider = DecisionThread()
+    services = _services(settings, clock, database, (worker, checker), audit_key, decider)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
@@ -114,12 +155,12 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
                 await house
             await state.coordinator.close()
             for close in (services.registry.close, services.replicas.close):
-                with suppress(DatabaseAway):  # none of it was promised to anybody
+                with suppress(DatabaseAway):  # nothing of it was promised to a client
                     await close()
     finally:
         worker.shutdown()
         checker.shutdown()
-        scribe.close()
+        decider.close()
         await database.close()
         journal.stopped()
 
@@ -130,7 +171,7 @@ def _services(
     database: Database,
     threads: tuple[Executor, Executor],
     audit_key: AuditKey,
-    scribe: Scribe,
+    decider: DecisionThread,
 ) -> Services:
     replicas = Replicas(database, clock)
     waiters, member_lists = WaiterStore(database), MemberListStore(database)
@@ -154,7 +195,7 @@ def _services(
         heard=Heard(clock),
         worker=threads[0],
         checker=threads[1],
-        decider=scribe,
+        decider=decider,
     )
 
 

@@ -1,4 +1,4 @@
-"""`umbel serve`: the coordinator as a process. Heavy imports wait until it is asked for."""
+"""`umbel serve`: runs the coordinator. Heavy imports wait until the command runs."""
 
 from difflib import get_close_matches
 from enum import StrEnum
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LogLevel(StrEnum):
-    """How much the coordinator says of itself."""
+    """The least level that the coordinator logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -92,7 +92,7 @@ def _what_is_wrong(error: "ValidationError") -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """The system's own errors name a number and quote a path: say what and where."""
+    """An error in one sentence; the system's own would show a number."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -1,7 +1,4 @@
-"""What nobody asks for and must happen all the same: what has expired goes, and so do blobs that a crash left behind.
-
-Every replica does all of it: what is swept twice is swept once.
-"""
+"""Periodic cleaning: removes expired rows, and blobs that a crash left behind. Every replica does all of it."""
 
 import asyncio
 import logging
@@ -17,7 +14,7 @@ _REST_S = 3600.0
 
 
 async def keep_house(services: Services) -> None:
-    """For ever. The blobs first: a crash may have come between the end of a round and the removal of its updates."""
+    """Clean for ever, from the start on: a crash may have kept the updates of an ended round."""
     await asyncio.gather(
         _repeat("expired nonces", _NONCES_S, lambda: services.registry.forget_nonces(services.clock.now())),
         _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
@@ -31,7 +28,7 @@ async def keep_house(services: Services) -> None:
 async def sweep_blobs(services: Services) -> None:
     """Remove updates and partial sums of rounds that are over.
 
-    First the keys, then which rounds are open: what a round that opens in between stores is not among the keys.
+    The keys are listed before the open rounds, so that blobs of a round that opens in between are not among them.
     """
     updates = await asyncio.to_thread(lambda: list(services.blobs.keys("updates")))
     partials = await asyncio.to_thread(lambda: list(services.blobs.keys("partials")))
@@ -48,7 +45,7 @@ async def _repeat(what: str, pause_s: float, sweep: Callable[[], Awaitable[None]
         try:
             await sweep()
         except DatabaseAway:
-            pass  # told once, for all that asks
+            pass  # logged once, by the database
         except Exception:
             _log.exception("%s could not be swept; trying again in %.0f s", what, pause_s)
         await asyncio.sleep(pause_s)

@@ -1,7 +1,7 @@
-"""The coordinator's process: a socket, a lock on the data directory, and an end in good order.
+"""The coordinator's process: its socket, the lock on its data directory, and its shutdown.
 
-On SIGTERM or SIGINT no connection is taken any more, requests that are held open are answered at once, the others get
-a few seconds to finish; everything that was answered is stored already.
+On SIGTERM or SIGINT the process accepts no more connections, answers held-open requests at once, and gives the others a
+few seconds. Everything that was answered is stored already.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from umbel.server.blobs.blobs import open_blobs
 from umbel.server.blobs.files import private_directory, write_private
 from umbel.server.clock import SystemClock
 from umbel.server.http.connection import Connection
+from umbel.server.http.connection_slots import ConnectionSlots
 from umbel.server.http.deps import State
-from umbel.server.http.door import Door
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 from umbel.server.store.clocks import require_agreement
@@ -41,31 +41,31 @@ from umbel.server.store.outage import DatabaseAway
 GRACE_S = 5
 _KEEP_ALIVE_S = 75
 _GC_OBJECTS = 20_000
-"""So many new ones are looked at for cycles at a time: with Python's 700 a busy coordinator spends a tenth on it."""
+"""New objects between two collections of cycles. With Python's 700 a busy coordinator spends a tenth of its time."""
 
 
 class CannotStart(Exception):
-    """Something that others have is not to be had: a port, the data directory, a database. One sentence."""
+    """A port, the data directory or a database is unavailable. One sentence says which, and what to do."""
 
 
 def run(settings: Settings, log_level: str, *, adopt: bool = False) -> None:
-    """Serve until told to stop. `adopt`: see `Deployment`.
+    """Serve until a signal. `adopt`: see `Deployment`.
 
-    What others have, the port and a database that is a server, is asked for before anything is made. Raises
+    The port and a database server are checked before any file is made. Raises
     `CannotStart`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDatabase`, `UnfitDeployment`, `ClockApart`,
     `BlobsUnavailable` and `OSError`.
     """
     journal.begin(log_level)
     try:
-        chosen()  # kernels that are asked for and not there: said now, not when the first round has closed
+        chosen()  # refuse missing kernels now, not when the first round has closed
     except NoKernels as error:
         raise CannotStart(str(error)) from error
-    os.umask(0o077)  # models, updates and the database are nobody else's to read
+    os.umask(0o077)  # other users may not read models, updates and the database
     with closing(_listener(settings.host, settings.port)) as listener:
         asyncio.run(_require_database(settings))
         private_directory(settings.data)
         with _locked(settings.data):
-            admin_key = AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in a traceback
+            admin_key = AdminKey.load(settings.admin_key_path)  # an error here is one sentence, not a traceback
             audit_key = AuditKey.load(settings.audit_key_path)
             asyncio.run(_require_fitness(settings, audit_key, admin_key, adopt))
             journal.signs_with(audit_key.public)
@@ -73,13 +73,13 @@ def run(settings: Settings, log_level: str, *, adopt: bool = False) -> None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that has the port and does not listen yet: whoever connects now is refused, instead of left waiting."""
+    """A socket that is bound but does not listen yet, so that peers are refused instead of left waiting."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise CannotStart(f"there is no address {host} ({error.strerror}); choose another --host") from error
     listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last one's connections may linger
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the connections of an earlier process may linger
     try:
         listener.bind(address)
     except OSError as error:
@@ -101,7 +101,7 @@ def _no_port(host: str, port: int, error: OSError) -> str:
 
 
 async def _require_database(settings: Settings) -> None:
-    """See that the database answers, and that its clock is ours. SQLite's is a file, and made later."""
+    """Check that the database answers and that its clock agrees with ours. SQLite's file is made later."""
     if settings.database_url is None:
         return
     try:
@@ -116,7 +116,7 @@ async def _require_database(settings: Settings) -> None:
         await require_agreement(database, SystemClock())
     except DatabaseAway as error:
         raise CannotStart(f"no database at {database.place}: {error}; check database_url") from error
-    except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:  # what the driver makes of its options
+    except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:  # the driver rejects its options
         raise CannotStart(_bad_url(error)) from error
     finally:
         await database.close()
@@ -127,9 +127,9 @@ def _bad_url(error: Exception) -> str:
 
 
 async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: AdminKey, adopt: bool) -> None:
-    """Refuse to start with a store that cannot be used, a clock that is wrong, or what does not go with the database.
+    """Refuse to start with an unusable store, or with blobs or keys that do not belong to the database.
 
-    Here rather than where the application begins, whose errors are tracebacks.
+    Errors here are one sentence; errors when the application starts would be tracebacks.
     """
     blobs = open_blobs(settings)
     await asyncio.to_thread(blobs.prepare)
@@ -147,21 +147,21 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, that says where it listens and answers held-open requests when it is told to stop."""
+    """uvicorn, which logs its address and answers held-open requests when it stops."""
 
     def __init__(self, settings: Settings, log_level: str) -> None:
         self._settings = settings
         self._app = create_app(settings)
-        door = Door.of_this_process()
+        slots = ConnectionSlots.of_this_process()
         super().__init__(
             uvicorn.Config(
                 self._app,
                 log_level=log_level.lower(),
                 loop="uvloop",
                 ws="none",
-                http=partial(Connection, door=door),  # type: ignore[arg-type]  # called as the class would be
-                backlog=door.backlog,
-                log_config=None,  # as everyone logs
+                http=partial(Connection, slots=slots),  # type: ignore[arg-type]  # called as the class would be
+                backlog=slots.backlog,
+                log_config=None,  # the root logger's format
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -172,7 +172,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except OSError as error:  # another process has begun to listen since
+        except OSError as error:  # another process listens there now
             raise CannotStart(_no_port(self._settings.host, self._settings.port, error)) from error
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
             journal.serving(url, self._settings.admin_key_path)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop in good order; a second Ctrl-C stops at once. Unlike uvicorn's own, ends with exit status 0."""
+        """Stop gracefully, with exit status 0 unlike uvicorn's own; a second Ctrl-C stops at once."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -196,22 +196,22 @@ class _Server(uvicorn.Server):
 
 
 def _warm_up() -> None:
-    """Have what the first folding will need, while requests are answered already."""
+    """Import what the first folding needs, while requests are answered already."""
     import_module("torch")
     gc.collect()
     gc.set_threshold(_GC_OBJECTS, 20, 20)
-    gc.freeze()  # or each full collection looks at all that torch and pydantic have made: 0.2 s of standstill
+    gc.freeze()  # or each full collection visits all objects of torch and pydantic and stops the process for 0.2 s
 
 
 def usable_url(host: str, port: int) -> str:
-    """Where this machine reaches a socket: nobody can connect to the address that stands for all of them."""
+    """The URL at which this machine reaches a socket; an address that means all interfaces becomes loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # compared, not listened on
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
 def _locked(data: Path) -> Generator[None]:
-    """Hold the data directory for this process alone; the lock goes with the process, however that ends."""
+    """Lock the data directory for this process. The lock ends with the process."""
     with (data / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

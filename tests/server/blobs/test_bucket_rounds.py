@@ -17,7 +17,7 @@ from tests.servers.killing import Death, start
 from tests.servers.ports import own_port
 from tests.servers.s3_server import S3Server, Wire, bucket_fields, bucket_settings, s3_server
 from tests.servers.waits import LIMIT_S
-from umbel.server.blobs import bucket
+from umbel.server.blobs import s3
 from umbel.server.blobs.blobs import BlobStore, model_key, open_blobs
 from umbel.server.serve.housekeeping import sweep_blobs
 from umbel.server.settings import Settings
@@ -60,7 +60,7 @@ def test_a_round_over_a_bucket_makes_the_same_model_as_over_a_directory(server: 
 def test_a_bucket_that_is_away_at_the_end_of_a_round_delays_it_and_loses_nothing(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "RETRY_S", 0.5)
+    monkeypatch.setattr(s3, "RETRY_S", 0.5)
     wire = Wire(server.url)
 
     async def scenario() -> str:

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from tests.servers.ports import own_port
 from tests.servers.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, s3_server
-from umbel.server.blobs import bucket
+from umbel.server.blobs import s3
 from umbel.server.blobs.blobs import BlobStore, BlobsUnavailable, UnknownBlob, model_key, open_blobs
 from umbel.server.settings import Settings
 
@@ -98,7 +98,7 @@ def test_a_request_whose_connection_was_dead_is_made_again_and_no_other(
             raise GenericError(text)
         return 5
 
-    again = bucket.Bucket(bucket_settings(server, tmp_path)).again
+    again = s3.Bucket(bucket_settings(server, tmp_path)).again
     if n_tries == 3:
         assert again(request) == 5
     else:
@@ -110,7 +110,7 @@ def test_a_request_whose_connection_was_dead_is_made_again_and_no_other(
 def test_a_server_that_stays_away_is_given_up_in_a_sentence_and_nothing_half_is_seen(
     server: S3Server, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "RETRY_S", 2)
+    monkeypatch.setattr(s3, "RETRY_S", 2)
     blobs = opened(bucket_settings(server, tmp_path, s3_endpoint=wire.url))
     wire.go_down_after(12 * MIB)
     started = time.monotonic()

@@ -11,12 +11,13 @@ import httpx
 import pytest
 import uvicorn
 from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tests.federations.server_device import Device, House, problem, run_file, small_state
 from tests.servers.waits import LIMIT_S, until
 from umbel.server.http import connection
 from umbel.server.http.connection import Connection
-from umbel.server.http.door import Door, Guest
+from umbel.server.http.connection_slots import Closable, ConnectionSlots
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 
@@ -25,7 +26,7 @@ POST = b"POST /v1/enrolments HTTP/1.1\r\nHost: x\r\n"
 
 
 @asynccontextmanager
-async def listening(data: Path, door: Door | None = None) -> AsyncGenerator[tuple[House, int]]:
+async def listening(data: Path, slots: ConnectionSlots | None = None) -> AsyncGenerator[tuple[House, int]]:
     """A coordinator on a real port of this process."""
     settings = Settings(data=data)
     app = create_app(settings)
@@ -33,7 +34,7 @@ async def listening(data: Path, door: Door | None = None) -> AsyncGenerator[tupl
         uvicorn.Config(
             app,
             port=0,
-            http=partial(Connection, door=door or Door(100)),  # type: ignore[arg-type]  # called as the class would be
+            http=partial(Connection, slots=slots or ConnectionSlots(100)),  # type: ignore[arg-type]  # called as the class would be
             log_config=None,
         )
     )
@@ -112,8 +113,8 @@ def test_a_peer_that_does_not_read_its_answer_is_hung_up_on(tmp_path: Path, monk
     monkeypatch.setattr(connection, "PROGRESS_S", 0.4)
 
     async def scenario() -> None:
-        door = Door(100)
-        async with listening(tmp_path, door) as (it, port):
+        slots = ConnectionSlots(100)
+        async with listening(tmp_path, slots) as (it, port):
 
             async def much() -> Response:
                 return Response(bytes(1 << 25))
@@ -121,8 +122,8 @@ def test_a_peer_that_does_not_read_its_answer_is_hung_up_on(tmp_path: Path, monk
             it.app.add_api_route("/v1/much", much)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             writer.write(HEAD.replace(b"health", b"much") + b"\r\n")
-            await until("a connection", lambda: door._claims)  # pyright: ignore[reportPrivateUsage]
-            await until("its end", lambda: not door._claims)  # pyright: ignore[reportPrivateUsage]
+            await until("a connection", lambda: slots._priorities)  # pyright: ignore[reportPrivateUsage]
+            await until("its end", lambda: not slots._priorities)  # pyright: ignore[reportPrivateUsage]
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1 << 25)
             writer.close()
@@ -147,7 +148,7 @@ def test_over_the_cap_the_oldest_stranger_goes_and_it_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with listening(tmp_path, Door(3)) as (_, port):
+        async with listening(tmp_path, ConnectionSlots(3)) as (_, port):
             strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             honest = []
             for reader, writer in strangers:
@@ -166,7 +167,7 @@ def test_over_the_cap_the_oldest_stranger_goes_and_it_is_said_once(
     assert caplog.text.count("connections are taken") == 1
 
 
-def is_not_read_by(peer: Guest) -> bool:
+def is_not_read_by(peer: Closable) -> bool:
     """Whether what a peer does not read has filled its connection's buffers."""
     assert isinstance(peer, Connection)
     return peer._write_timer is not None  # pyright: ignore[reportPrivateUsage]
@@ -174,13 +175,13 @@ def is_not_read_by(peer: Guest) -> bool:
 
 def test_a_stranger_that_does_not_read_its_answers_keeps_nobody_out(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = Door(3)
-        async with listening(tmp_path, door) as (_, port):
+        slots = ConnectionSlots(3)
+        async with listening(tmp_path, slots) as (_, port):
             asked = (HEAD + b"\r\n").replace(b"/v1/health", b"/v1/openapi.json") * 60
             strangers = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(3)]
             for _, writer in strangers:
                 writer.write(asked)
-            await until("three that do not read", lambda: sum(map(is_not_read_by, door._claims)) == 3)  # pyright: ignore[reportPrivateUsage]
+            await until("three that do not read", lambda: sum(map(is_not_read_by, slots._priorities)) == 3)  # pyright: ignore[reportPrivateUsage]
             for _ in range(6):
                 assert b"200 OK" in await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")
             for _, writer in strangers:
@@ -191,7 +192,7 @@ def test_a_stranger_that_does_not_read_its_answers_keeps_nobody_out(tmp_path: Pa
 
 def test_those_whose_requests_are_held_open_keep_their_places(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with listening(tmp_path, Door(3)) as (it, port):
+        async with listening(tmp_path, ConnectionSlots(3)) as (it, port):
             layout = await it.begin(run_file(target=3, minimum=3), small_state())
             devices = await it.devices(3)
             held = [asyncio.create_task(device.check_in(layout, wait_s=20.0)) for device in devices[:2]]
@@ -274,3 +275,23 @@ def test_a_header_field_that_comes_twice_is_refused(tmp_path: Path) -> None:
                 assert "2 times" in answer.json()["detail"]
 
     asyncio.run(scenario())
+
+
+def test_uvicorn_still_has_what_a_connection_uses() -> None:
+    """`Connection` builds on names that uvicorn may change: docs/decisions/0018-own-connections.md."""
+    overridden = {"connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"}
+    overridden |= {name for name in vars(Connection) if name.startswith("on_")}
+    overridden |= {"send_400_response", "_unset_keepalive_if_required"}
+    assert overridden <= set(dir(HttpToolsProtocol))
+    kept = {"cycle", "flow", "headers", "loop", "parser", "pipeline", "timeout_keep_alive_task", "transport"}
+    assert kept <= set(HttpToolsProtocol.__init__.__code__.co_names)
+    of_a_request = {
+        "disconnected",
+        "message_event",
+        "on_response",
+        "response_complete",
+        "response_started",
+        "transport",
+        "waiting_for_100_continue",
+    }
+    assert of_a_request <= set(RequestResponseCycle.__init__.__code__.co_names)

@@ -13,10 +13,9 @@ import torch
 from tests.federations.server_device import Device, House, house, problem, run_file, update_of
 from tests.servers.s3_server import S3Server, Wire, bucket_fields, s3_server
 from umbel.aggregation.model.artifact import encode_model
-from umbel.server.blobs import bucket
+from umbel.server.blobs import s3
 from umbel.server.blobs.local import LocalBlobs
-from umbel.server.http.copies import Copies
-from umbel.server.http.downloads import MEDIA_TYPE, Download, FileAnswer, Span, parse_range
+from umbel.server.http.downloads import MEDIA_TYPE, Download, FileAnswer, LocalCopies, Span, parse_range
 from umbel.server.problems import Refused
 
 
@@ -96,7 +95,7 @@ def test_what_was_sent_of_a_file_of_many_pieces_is_counted_once(tmp_path: Path) 
 
     async def scenario() -> None:
         wanted = Download(206, {}, Span(10, len(data)), MEDIA_TYPE)
-        await FileAnswer(Copies(blobs), "models/one", wanted, counted.append)({"type": "http"}, receive, send)
+        await FileAnswer(LocalCopies(blobs), "models/one", wanted, counted.append)({"type": "http"}, receive, send)
 
     asyncio.run(scenario())
     assert bytes(got) == data[10:]
@@ -185,7 +184,7 @@ def test_links_can_be_turned_off(bucket_server: S3Server, tmp_path: Path) -> Non
 def test_a_model_that_is_gone_and_one_that_cannot_be_had_now_are_told_apart(
     bucket_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "RETRY_S", 0.5)
+    monkeypatch.setattr(s3, "RETRY_S", 0.5)
     wire = Wire(bucket_server.url)
     fields = bucket_fields(bucket_server, s3_endpoint=wire.url)
 

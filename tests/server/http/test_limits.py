@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from umbel.server.http.express import ExpressAPI
 from umbel.server.http.limits import (
     REPORT_BYTES_MAX,
     RUN_BYTES_MAX,
@@ -21,6 +20,7 @@ from umbel.server.http.limits import (
     caps_of,
 )
 from umbel.server.problems import Refused
+from umbel.server.serve.app import CoordinatorAPI
 from umbel.server.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -119,7 +119,7 @@ def test_what_is_no_request_passes() -> None:
     assert ask([b"x" * 99], {}, kind="lifespan") == (b"x" * 99, None)
 
 
-def test_a_server_that_starts_and_stops_is_heard_past_the_express_routes() -> None:
+def test_a_server_that_starts_and_stops_is_heard_past_the_direct_routes() -> None:
     """Its messages have neither method nor path."""
     heard, sent = list[str](), list[str]()
 
@@ -129,8 +129,8 @@ def test_a_server_that_starts_and_stops_is_heard_past_the_express_routes() -> No
         yield
         heard.append("stopped")
 
-    app = ExpressAPI(lifespan=lifespan)
-    app.take_express({}, [])
+    app = CoordinatorAPI(lifespan=lifespan)
+    app.add_direct_routes({}, [])
     messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
     async def receive() -> Message:

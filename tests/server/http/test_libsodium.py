@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.server.devices.libsodium import check
+from umbel.server.http.auth import libsodium_check
 
 # RFC 8032, section 7.1, test 2: secret key, public key, message, signature.
 SECRET = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
@@ -23,7 +23,7 @@ SMALL_ORDER = bytes(32), (1).to_bytes(32, "little"), (2**255 - 20).to_bytes(32, 
 
 def is_taken(public_key: bytes, signature: bytes, signed: bytes) -> bool:
     try:
-        check(public_key, signature, signed)
+        libsodium_check(public_key, signature, signed)
     except InvalidSignature:
         return False
     return True
@@ -39,13 +39,13 @@ def openssl_takes(public_key: bytes, signature: bytes, signed: bytes) -> bool:
 
 def test_the_published_signature_is_taken() -> None:
     assert Ed25519PrivateKey.from_private_bytes(SECRET).sign(b"\x72") == SIGNATURE
-    check(PUBLIC, SIGNATURE, b"\x72")
+    libsodium_check(PUBLIC, SIGNATURE, b"\x72")
 
 
 @given(st.binary(max_size=300), st.integers(0, 511))
 def test_what_openssl_signs_is_taken_and_with_one_bit_changed_is_not(signed: bytes, bit: int) -> None:
     signature = Ed25519PrivateKey.from_private_bytes(SECRET).sign(signed)
-    check(PUBLIC, signature, signed)
+    libsodium_check(PUBLIC, signature, signed)
     changed = (int.from_bytes(signature, "little") ^ 1 << bit).to_bytes(64, "little")
     assert not is_taken(PUBLIC, changed, signed)
     assert not is_taken(PUBLIC, signature, signed + b"\0")
@@ -69,4 +69,4 @@ def test_a_key_with_which_everybody_has_signed_everything_is_not_taken(key: byte
 @pytest.mark.parametrize(("key", "signature"), [(PUBLIC[:31], SIGNATURE), (PUBLIC, SIGNATURE[:63])])
 def test_a_key_or_a_signature_of_another_length_is_refused(key: bytes, signature: bytes) -> None:
     with pytest.raises((ValueError, InvalidSignature)):
-        check(key, signature, b"\x72")
+        libsodium_check(key, signature, b"\x72")
