@@ -20,7 +20,7 @@ from umbel.server.devices.fitness import stranger
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.runs.bundle_facts import run_created
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.inputs import Decline, PastAttempt
+from umbel.server.runs.inputs import DeclineInput, PastAttempt
 from umbel.server.runs.view import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
@@ -262,7 +262,7 @@ class Coordinator:
             if driver.open_round(client):
                 declined = Declined(self.services.clock.now(), client, "the operator removed this client")
                 with suppress(PastAttempt):
-                    await driver.submit(Decline(declined, driver.assignment_id(client)))
+                    await driver.submit(DeclineInput(declined, driver.assignment_id(client)))
             driver.bells.ring((client,))
             driver.wake()
 

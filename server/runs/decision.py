@@ -24,7 +24,7 @@ from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.problems import Refused
-from umbel.server.runs.inputs import Decline, Happening, Made, Message, PastAttempt, Report, RunInput
+from umbel.server.runs.inputs import DeclineInput, Happening, Made, MessageInput, PastAttempt, ReportInput, RunInput
 from umbel.server.runs.orders import Order, Rollback, Situation, obey
 from umbel.server.runs.reports import check_message, check_report, require_repeated
 from umbel.server.store.stored import Answered, Change, LiveRun, StoredRun, StoredUpload, Traffic
@@ -131,11 +131,11 @@ class _Deciding:
     def take(self, given: RunInput) -> ReportAnswer | None:
         """Take one input; returns the answer to a report."""
         match given:
-            case Report():
+            case ReportInput():
                 return self._report(given)
-            case Message():
+            case MessageInput():
                 self._message(given)
-            case Decline():
+            case DeclineInput():
                 self._require_current(given)
                 self._advance(given.event)
             case Happening(event, round_id) | Made(event, round_id=round_id):
@@ -144,7 +144,7 @@ class _Deciding:
                 self._obey(given)
         return None
 
-    def _report(self, given: Report) -> ReportAnswer:
+    def _report(self, given: ReportInput) -> ReportAnswer:
         self._require_current(given)
         event, state, upload = given.event, self.state, self.uploads.get(given.assignment)
         counts = self._advance(event, lambda: check_report(state, event, upload))
@@ -154,7 +154,7 @@ class _Deciding:
             self.answered.append(Answered(event.client, given.assignment, answer, event.now, given.signed))
         return answer
 
-    def _message(self, given: Message) -> None:
+    def _message(self, given: MessageInput) -> None:
         self._require_current(given)
         event, state = given.event, self.state
         if not self._advance(event, lambda: check_message(state, event)):
@@ -180,7 +180,7 @@ class _Deciding:
         if obeyed.event is not None:
             self._advance(obeyed.event)
 
-    def _require_current(self, given: Report | Decline | Message) -> None:
+    def _require_current(self, given: ReportInput | DeclineInput | MessageInput) -> None:
         if self.live.assignment_id(given.event.client) != given.assignment:
             raise PastAttempt
 
@@ -209,5 +209,5 @@ class _Deciding:
         """Clients that declined in the step that closed or abandoned the round: its new state has them as missing."""
         if not isinstance(self.live.state, Training) or not isinstance(self.state, Closing | Abandoned):
             return ()
-        named = {one.event.client for one in inputs if isinstance(one, Decline)}
+        named = {one.event.client for one in inputs if isinstance(one, DeclineInput)}
         return tuple(sorted(named & self.state.missing.keys()))

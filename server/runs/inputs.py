@@ -16,7 +16,7 @@ class PastAttempt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportInput:
     """A client's report, as an event and as the client signed it."""
 
     event: Reported
@@ -25,7 +25,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Decline:
+class DeclineInput:
     """A client will not report, or will not sign the clients of the sum."""
 
     event: Declined
@@ -33,7 +33,7 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageInput:
     """A client's message in a secure round, as an event and as it was sent."""
 
     event: Spoke
@@ -59,4 +59,4 @@ class Made:
     round_id: int
 
 
-RunInput: TypeAlias = Report | Decline | Message | Happening | Made | Order
+RunInput: TypeAlias = ReportInput | DeclineInput | MessageInput | Happening | Made | Order

@@ -35,7 +35,7 @@ from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.inputs import Decline, PastAttempt, Report
+from umbel.server.runs.inputs import DeclineInput, PastAttempt, ReportInput
 from umbel.server.runs.secure_reception import SecureReception
 from umbel.server.store.stored import StoredAssignment
 from umbel.server.store.waiters import Waiting
@@ -172,7 +172,7 @@ class Reception:
         if isinstance(work, MaskedInput) and (training := place.training) and training.secure:
             await place.driver.secure.check_input(place.driver.live, client, work)
         try:
-            answer = await place.driver.submit(Report(event, assignment, signed))
+            answer = await place.driver.submit(ReportInput(event, assignment, signed))
         except PastAttempt:
             return await self._answer_past(client, assignment, event)
         assert answer is not None, "the machine answers every report"
@@ -190,7 +190,7 @@ class Reception:
             await self.secure.keep_up(place, Phase.CONSISTENCY_CHECK)
         if place.training or (place.is_current and refuses(place.driver.state, event)):
             with suppress(PastAttempt):
-                await place.driver.submit(Decline(event, assignment))
+                await place.driver.submit(DeclineInput(event, assignment))
         place.driver.wake()
 
     async def place(self, client: ClientId, assignment: AssignmentId) -> AssignmentPlace:

@@ -8,7 +8,7 @@ from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
-from umbel.server.runs.inputs import Message, PastAttempt
+from umbel.server.runs.inputs import MessageInput, PastAttempt
 
 if TYPE_CHECKING:
     from umbel.server.runs.reception import AssignmentPlace, Reception
@@ -34,7 +34,7 @@ class SecureReception:
         word = await driver.secure.check(driver.live, client, phase, body)
         event = Spoke(driver.services.clock.now(), client, phase, word)
         try:
-            await driver.submit(Message(event, assignment, body))
+            await driver.submit(MessageInput(event, assignment, body))
         except PastAttempt as error:
             raise _closed() from error
         driver.wake()

@@ -15,7 +15,7 @@ from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.types import ClientId
 from umbel.server.runs.bundle_facts import AttemptClients, attempt_clients, retention_of, round_ended
 from umbel.server.runs.decision import Decision, decide, needs_history
-from umbel.server.runs.inputs import Report, RunInput
+from umbel.server.runs.inputs import ReportInput, RunInput
 from umbel.server.runs.memory import RunMemory
 from umbel.server.services import Services
 from umbel.server.store.locked_run import EndedAttempt, LockedRun
@@ -47,7 +47,7 @@ class Step:
 async def take_step(services: Services, memory: RunMemory, known: LiveRun, inputs: Sequence[RunInput]) -> Step:
     """Move a run on. All of it is durable on return."""
     async with services.rounds.locked(known) as run:
-        uploads = await run.uploads([one.assignment for one in inputs if isinstance(one, Report)])
+        uploads = await run.uploads([one.assignment for one in inputs if isinstance(one, ReportInput)])
         history = await run.history() if needs_history(inputs) else ()
         decision, ended = decide(inputs, run.live, uploads, history), None
         if not decision.changes_nothing:
