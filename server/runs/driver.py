@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, assert_never
 
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -118,6 +119,11 @@ class RunDriver:
     def plan(self) -> RoundPlan:
         """The plan of the newest attempt."""
         return self.live.plan
+
+    async def _import_torch(self) -> None:
+        """In a thread, because it takes seconds: an open round will need it."""
+        if "_closer" not in self.__dict__:
+            await asyncio.to_thread(import_module, "umbel.server.sums.closing")
 
     @cached_property
     def _round_codec(self) -> "RoundCodec":
@@ -268,6 +274,8 @@ class RunDriver:
     async def _act(self) -> None:
         """Do what is due, then sleep until something may be."""
         self._woken.clear()
+        if not isinstance(self.state, Recruiting):
+            await self._import_torch()
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
         await self.memory.attendance.check(self.live, began)
@@ -459,7 +467,8 @@ class RunDriver:
         """Fold what this replica answers for and has not folded yet."""
         live = self.live
         if isinstance(live.state, Training | Closing):
-            from umbel.server.sums.folding import SumDropped  # it imports torch
+            await self._import_torch()
+            from umbel.server.sums.folding import SumDropped
 
             with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
                 await self._closer.share.take_up(live, live.state.accepted)
