@@ -15,10 +15,8 @@ from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
 from umbel.server.store.keys import AuditKey
-from umbel.server.store.member_lists import MemberListStore
-from umbel.server.store.relayed import RelayStore
-from umbel.server.store.replicas import Replicas
-from umbel.server.store.rounds import RoundStore
+from umbel.server.store.replicas import RelayStore, Replicas
+from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore

@@ -17,7 +17,7 @@ from umbel.aggregation.types import ClientId, RunId
 from umbel.server.clock import Clock
 from umbel.server.devices.clients import Registry
 from umbel.server.problems import Refused
-from umbel.server.store.member_lists import MemberListStore
+from umbel.server.store.rounds import MemberListStore
 from umbel.server.store.versions import ModelStore
 
 LOOK_AGAIN_S = 5.0  # until a list that another replica was given counts here, at the latest

@@ -36,11 +36,9 @@ from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.clocks import Uptime
 from umbel.server.store.database import Database
 from umbel.server.store.keys import AdminKey, AuditKey
-from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.store.relayed import RelayStore
-from umbel.server.store.replicas import Replicas
-from umbel.server.store.rounds import RoundStore
+from umbel.server.store.replicas import RelayStore, Replicas
+from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore

@@ -1,1 +1,1 @@
-"""What is in the database."""
+"""The database: tables, transactions, and the stores that load and save rows."""

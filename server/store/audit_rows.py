@@ -1,7 +1,7 @@
-"""Audit bundles, and the updates kept for a replay, as they are stored.
+"""The stored audit bundles, and the updates that are kept for a replay.
 
-A bundle is added in the transaction of the event that it describes, under the lock of the run's row: none is missing,
-and the chain never forks.
+A bundle is added in the transaction of the event that it describes, under the lock of the run's row. So no bundle is
+missing, and the chain never forks.
 """
 
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ _SIGNED = TypeAdapter(SignedReport)
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A round whose updates are kept, for the last time: the number of its bundle, and its id."""
+    """A round whose kept updates are due to be deleted."""
 
-    number: int
+    number: int  # of its bundle
     round_id: int
 
 
 def signed_text(report: SignedReport) -> str:
-    """A signed report as its column holds it."""
+    """A signed report in the form of its column."""
     return _SIGNED.dump_json(report).decode()
 
 
 async def add_bundle(
     tx: AsyncConnection, run: RunId, number: int, sealed: Sealed, round_id: int | None, deleted_at: float | None
 ) -> None:
-    """Store a bundle. `deleted_at`: when the updates that it names were deleted; None: they are kept."""
+    """Store a bundle. `deleted_at`: when the updates that it names were deleted; None if they are kept."""
     row = {
         "run": run,
         "number": number,
@@ -56,7 +56,7 @@ async def add_bundle(
 
 
 async def evidence_of(tx: AsyncConnection, round_id: int) -> dict[ClientId, ClientEvidence]:
-    """What is stored of each client of an attempt that has not ended."""
+    """The evidence of each client of an open attempt."""
     query = (
         select(_ASSIGNMENT.c.client, _CLIENT.c.public_key, _ASSIGNMENT.c.signed_report)
         .join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
@@ -81,7 +81,7 @@ async def rounds_with_updates(tx: AsyncConnection, run: RunId, last_round: int) 
 
 
 async def mark_updates_deleted(tx: AsyncConnection, run: RunId, numbers: Sequence[int], now: float) -> None:
-    """The updates that these bundles name are deleted."""
+    """Record that the updates of these bundles were deleted."""
     mine = (_AUDIT.c.run == run, _AUDIT.c.number.in_(numbers))
     await tx.execute(update(_AUDIT).where(*mine).values(updates_deleted_at=now))
 
@@ -97,24 +97,22 @@ async def drop_updates(tx: AsyncConnection, which: ColumnElement[bool]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class StoredBundle:
-    """A bundle, sealed. `updates_deleted_at`: since when the updates that it names are gone; None: they are kept."""
-
     number: int
     round_id: int | None
     text: str
     sha256: str
     signature: str
-    updates_deleted_at: float | None
+    updates_deleted_at: float | None  # None: the updates that it names are kept
 
 
 class AuditStore:
-    """Reads bundles, and the updates that were kept."""
+    """Reads bundles and kept updates."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     async def page(self, run: RunId, after: int, limit: int) -> Sequence[StoredBundle]:
-        """A run's bundles from the `after`-th on, in order."""
+        """A run's bundles from number `after` on, in order."""
         query = select(_AUDIT).where(_AUDIT.c.run == run, _AUDIT.c.number >= after)
         async with self._db.reading() as tx:
             rows = (await tx.execute(query.order_by(_AUDIT.c.number).limit(limit))).all()
@@ -124,11 +122,10 @@ class AuditStore:
         ]
 
     async def bundle(self, run: RunId, number: int) -> StoredBundle | None:
-        """One bundle."""
         return next((one for one in await self.page(run, number, 1) if one.number == number), None)
 
     async def update(self, round_id: int, client: ClientId) -> StoredUpload | None:
-        """A client's update in an attempt, if it is kept."""
+        """A client's update in an attempt; None if it is not kept."""
         query = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.client == client)
         async with self._db.reading() as tx:
             name = await tx.scalar(query)

@@ -1,7 +1,7 @@
-"""Clocks: whether this machine's agrees with the database's, and since when no coordinator could take reports.
+"""Compares this machine's clock with the database's, and measures for how long no coordinator could take reports.
 
-Windows close by the clock, waiting clients are counted by it, and a signature is fresh by it (`CLOCK_SKEW_S`). Clocks
-that are minutes apart end rounds early, and refuse honest clients at one coordinator of several.
+Round windows, the count of waiting clients and the age of signatures (`CLOCK_SKEW_S`) depend on the clock. If the
+clocks of two coordinators differ by minutes, rounds end early, and one coordinator refuses honest clients.
 """
 
 import logging
@@ -22,21 +22,21 @@ _log = logging.getLogger(__name__)
 
 
 class ClockApart(Exception):
-    """This machine's clock is too far from the database's. One sentence that says what to do."""
+    """This machine's clock differs too much from the database's. The text says what to do."""
 
 
 def ahead_s(before: float, theirs: float, after: float) -> float:
-    """How far another clock, read between `before` and `after` on ours, is surely ahead of it (negative: behind)."""
+    """By how much another clock is at least ahead of ours (negative: behind), if read between `before` and `after`."""
     return max(theirs - after, 0.0) + min(theirs - before, 0.0)
 
 
 def database_now() -> ColumnElement[float]:
-    """The time on a PostgreSQL server's clock as it gets to this row, in Unix seconds."""
+    """The time on a PostgreSQL server's clock when it evaluates this row, in Unix seconds."""
     return cast(extract("epoch", func.clock_timestamp()), Double)
 
 
 async def require_agreement(database: Database, clock: Clock) -> None:
-    """Raise `ClockApart` for a clock that is not the database's. SQLite has no clock but this machine's."""
+    """Raise `ClockApart` if the clock differs too much from the database's. SQLite uses this machine's clock."""
     if database.is_sqlite:
         return
     async with database.reading() as tx:
@@ -44,19 +44,19 @@ async def require_agreement(database: Database, clock: Clock) -> None:
         theirs = (await tx.execute(select(database_now()))).scalar_one()
         after = clock.now()
     if abs(apart_s := ahead_s(before, theirs, after)) > APART_MAX_S:
-        raise ClockApart(f"{_words(apart_s)}, and at most {APART_MAX_S:g} s are allowed: set both by NTP, then start")
+        raise ClockApart(f"{_words(apart_s)}, but at most {APART_MAX_S:g} s are allowed: set both by NTP, then start")
 
 
 @dataclass(slots=True)
 class ClockWatch:
-    """Warns when the database's clock and ours have come apart: once, until they agree again."""
+    """Warns once when the database's clock and ours begin to differ, and again after they agreed."""
 
     _has_warned: bool = False
 
     def note(self, apart_s: float) -> None:
         is_apart = abs(apart_s) > APART_WARN_S
         if is_apart and not self._has_warned:
-            _log.warning("%s: windows close, and signatures age, by the clock; set both by NTP", _words(apart_s))
+            _log.warning("%s: windows close and signatures expire by the clock; set both by NTP", _words(apart_s))
         self._has_warned = is_apart
 
 
@@ -66,22 +66,21 @@ def _words(apart_s: float) -> str:
 
 
 SIGN_S = 1.0
-OUTAGE_S = 3.0
-"""A shorter gap is none: a busy disk, a failover to another replica."""
+OUTAGE_S = 3.0  # a shorter gap is a busy disk, or a failover to another replica
 _SIGN, _ID = table_of(tables.SignOfLifeRow), 1
 
 
 class Uptime:
-    """The signs of life."""
+    """Since when a coordinator works on this database: each writes the time into one row every `SIGN_S`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._db = database
         self._clock = clock
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
-        self._last = float("-inf")  # as far as this coordinator knows
+        self._last = float("-inf")  # sign that this coordinator knows of
 
     async def outage(self) -> Outage | None:
-        """The time in which nobody could take reports, if no coordinator has signed since."""
+        """The time in which no coordinator could take reports, if it has not been recorded yet."""
         now = self._clock.now()
         if now - self._last <= OUTAGE_S:
             return None
@@ -94,7 +93,7 @@ class Uptime:
         return Outage(now - away_s, now) if away_s > OUTAGE_S else None
 
     async def sign(self) -> None:
-        """Leave a sign of life, unless the last one is fresh. To be called when all runs were told of an outage."""
+        """Write a sign of life unless the last one is fresh. Call it after all runs have stored an outage."""
         now = self._clock.now()
         if now - self._last < SIGN_S:
             return
@@ -106,5 +105,5 @@ class Uptime:
         self._last = now
 
     def _now(self) -> ColumnElement[float]:
-        """The time on the clock that all who write to this database share."""
+        """The time on the clock that all coordinators of this database share."""
         return literal(self._clock.now()) if self._db.is_sqlite else database_now()

@@ -1,15 +1,15 @@
-"""Whether a coordinator goes with the database that it is given: the same blob store, the same keys.
+"""Checks that a coordinator's blob store and keys belong to its database.
 
-Replicas that do not share them would lose each other's updates, or sign one chain of audits with two keys, and nothing
-else would tell. So the first coordinator over a database writes down what all of them must share, and each looks
-before it opens its port.
+Replicas with different blob stores would lose each other's updates. With different audit keys, they would sign one
+chain of audits with two keys. So the first coordinator of a database stores what all of them must share, and each
+checks it before it opens its port.
 
-The store is known by a mark, a small blob with a random name. A new one is put before the database names it, so of
-coordinators that start at once over one store all find the mark that has won, and one over another store does not. A
-store that was emptied, or that is of a time before this database, does not bear it either. Once the database names a
-mark it is put again as a claim: a second database over the same store would sweep away what the first one has there.
+A mark identifies the blob store: a small blob with a random name. The mark is put before the database stores its name.
+If several coordinators of one blob store start at once, all find the mark that the database has stored. Another blob
+store does not have it, nor does one that was emptied or is older than the database. Then the mark is put again as a
+claim, because two databases over one blob store would delete each other's blobs.
 
-The admin key may be exchanged by restarting one coordinator after the other, so another one only makes a warning.
+The admin key may be replaced by restarting the coordinators one by one, so a different one is only a warning.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ _DEPLOYMENT, _ID = table_of(tables.DeploymentRow), 1
 _RUN, _VERSION = table_of(tables.RunRow), table_of(tables.ModelVersionRow)
 _OPEN = (RunStatus.RUNNING.value, RunStatus.PAUSED.value)
 _MARKS, _CLAIMS = "deployment/marks", "deployment/claims"
-_IF_MEANT = "if the change is meant, stop every coordinator of this database and start one of them with --adopt"
+_IF_INTENDED = "if the change is intended, stop every coordinator of this database and start one with --adopt"
 
 
 class UnfitDeployment(Exception):
-    """This coordinator may not work on this database as it is set up. One sentence that says what to do."""
+    """This coordinator's blob store or keys do not belong to the database. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlaces:
-    """Where a coordinator has things from, as its operator knows the places."""
+    """Where a coordinator's blobs and keys are, in words for messages."""
 
     blobs: str
     audit_key: str
@@ -52,42 +52,47 @@ class DeploymentPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A database, and what a coordinator brings to it. `audit_key`: the public one; `named`: its settings, in words."""
+    """A database, and the blob store and keys of a coordinator."""
 
     database: Database
     blobs: BlobStore
-    audit_key: str
+    audit_key: str  # public, base64
     admin_key: AdminKey
     named: DeploymentPlaces
 
     async def settle(self, *, adopt: bool = False) -> None:
-        """See that all goes together, or write it down if nobody has. `adopt`: what is brought is right from now on.
+        """Check that the blob store and keys belong to the database, or store them if it has none.
 
-        The tables must be there, and the store prepared. Raises `UnfitDeployment`.
+        `adopt`: replace what the database has. The tables must exist, and the blob store must be prepared. Raises
+        `UnfitDeployment`.
         """
         known = await self._known() or await self._begin(adopt)
         if adopt:
             known = await self._adopt(known)
-        if not await self._bears(known.store):
-            raise UnfitDeployment(await self._not_its_store())
+        if not await self._has_mark(known.store):
+            raise UnfitDeployment(await self._wrong_store())
         if known.audit_key != self.audit_key:
-            raise UnfitDeployment(self._not_its_audit_key(known.audit_key))
+            raise UnfitDeployment(
+                f"the audit key in {self.named.audit_key} is {self.audit_key}, but this database's coordinators sign "
+                f"with {known.audit_key}: give all of them the same file (audit_key_file), from the backup if it was "
+                f"lost; {_IF_INTENDED}"
+            )
         await self._claim(known.store)
         await self._compare_admin_key(known)
-        await self._tell_of_lost_models()
+        await self._log_lost_models()
 
     async def _known(self) -> Row[Any] | None:
         async with self.database.reading() as tx:
             return (await tx.execute(select(_DEPLOYMENT))).one_or_none()
 
     async def _begin(self, adopt: bool) -> Row[Any]:
-        """Write down what this coordinator brings, unless another one is quicker; what is written down then."""
+        """Store this coordinator's blob store and keys unless another was faster; returns the stored row."""
         if not adopt and await self._claims() and await self._known() is None:
             raise UnfitDeployment(self._taken_store())
-        mark = await self._mark()
+        mark = await self._new_mark()
         try:
             async with self.database.writing("begin_deployment") as tx:
-                await tx.execute(insert(_DEPLOYMENT).values(id=_ID, **self._brought(mark)))
+                await tx.execute(insert(_DEPLOYMENT).values(id=_ID, **self._columns(mark)))
         except IntegrityError:
             await asyncio.to_thread(self.blobs.delete, [f"{_MARKS}/{mark}"])
         known = await self._known()
@@ -95,21 +100,21 @@ class Deployment:
         return known
 
     async def _adopt(self, known: Row[Any]) -> Row[Any]:
-        """Make what this coordinator brings that of the database."""
-        mark = known.store if await self._bears(known.store) else await self._mark()
+        """Replace the database's blob store and keys by this coordinator's; returns the new row."""
+        mark = known.store if await self._has_mark(known.store) else await self._new_mark()
         async with self.database.writing("adopt_deployment") as tx:
-            await tx.execute(update(_DEPLOYMENT).values(self._brought(mark)))
+            await tx.execute(update(_DEPLOYMENT).values(self._columns(mark)))
         others = [f"{_CLAIMS}/{claim}" for claim in await self._claims() if claim != mark]
         await asyncio.to_thread(self.blobs.delete, others)
         adopted = await self._known()
         assert adopted is not None, "nobody removes the row"
         return adopted
 
-    def _brought(self, mark: str) -> dict[str, str]:
+    def _columns(self, mark: str) -> dict[str, str]:
         return {"store": mark, "audit_key": self.audit_key, "admin_key": self.admin_key.fingerprint(mark)}
 
     async def _claim(self, mark: str) -> None:
-        """Claim the store for this database. Of two that do so at once, one sees the other, or both do."""
+        """Claim the blob store for this database. If two databases do so at once, at least one sees the other."""
         claims = await self._claims()
         if mark not in claims:
             await self._put(f"{_CLAIMS}/{mark}")
@@ -118,20 +123,20 @@ class Deployment:
             raise UnfitDeployment(self._taken_store())
 
     async def _compare_admin_key(self, known: Row[Any]) -> None:
-        """Warn of a key that is not the last one's, and note it."""
+        """Warn if the admin key is new, and store its fingerprint."""
         mine = self.admin_key.fingerprint(known.store)
         if mine == known.admin_key:
             return
         _log.warning(
-            "the admin key in %s is not the one with which a coordinator of this database started last; if it is new, "
-            "give it to the others and restart them, else operators are refused at some of them",
+            "the admin key in %s is not the one that a coordinator of this database used last; if it is new, give it "
+            "to the other coordinators and restart them, else some of them refuse operators",
             self.named.admin_key,
         )
         async with self.database.writing("note_admin_key") as tx:
             await tx.execute(update(_DEPLOYMENT).values(admin_key=mine))
 
-    async def _tell_of_lost_models(self) -> None:
-        """Say which runs cannot go on. The others can: a model that is missing stops no coordinator."""
+    async def _log_lost_models(self) -> None:
+        """Log the runs whose newest model is missing. The coordinator starts all the same, for the other runs."""
         async with self.database.reading() as tx:
             number = func.max(_VERSION.c.version).label("version")
             newest = select(_VERSION.c.run, number).group_by(_VERSION.c.run).subquery()
@@ -145,14 +150,14 @@ class Deployment:
         for run, *files in rows:
             if None in [await asyncio.to_thread(self.blobs.size, model_key(sha256)) for sha256 in files]:
                 _log.error(
-                    "run %s cannot continue: its newest model is not in %s; restore blobs that are not older than the "
-                    "database",
+                    "run %s cannot continue: its newest model is not in %s; restore a backup of the blobs that is not "
+                    "older than the database",
                     run,
                     self.named.blobs,
                 )
 
-    async def _mark(self) -> str:
-        """Mark the store, durably; the mark."""
+    async def _new_mark(self) -> str:
+        """Put a new mark into the blob store, durably, and return it."""
         mark = secrets.token_hex(16)
         await self._put(f"{_MARKS}/{mark}")
         return mark
@@ -165,32 +170,26 @@ class Deployment:
 
         await asyncio.to_thread(put)
 
-    async def _bears(self, mark: str) -> bool:
+    async def _has_mark(self, mark: str) -> bool:
         return await asyncio.to_thread(self.blobs.size, f"{_MARKS}/{mark}") is not None
 
     async def _claims(self) -> set[str]:
         keys = await asyncio.to_thread(lambda: list(self.blobs.keys(_CLAIMS)))
         return {key.rpartition("/")[2] for key in keys}
 
-    async def _not_its_store(self) -> str:
+    async def _wrong_store(self) -> str:
         async with self.database.reading() as tx:
             n_runs = (await tx.execute(select(func.count()).select_from(tables.RunRow))).scalar_one()
         runs = counted(n_runs, "run")
         return (
             f"the blobs in {self.named.blobs} are not those of this database, which holds {runs}: all its "
             "coordinators share one blob store, so check the setting blobs; if the store was emptied, restore the "
-            f"backup that goes with the database; {_IF_MEANT}"
+            f"backup that belongs to the database; {_IF_INTENDED}"
         )
 
     def _taken_store(self) -> str:
         return (
-            f"the blobs in {self.named.blobs} are another database's, and two would remove each other's updates: "
-            "check the settings database_url and blobs, and take another directory or prefix for another database; "
-            f"{_IF_MEANT}"
-        )
-
-    def _not_its_audit_key(self, known: str) -> str:
-        return (
-            f"the audit key in {self.named.audit_key} is {self.audit_key}, but this database's coordinators sign with "
-            f"{known}: give all of them the same file (audit_key_file), from the backup if it was lost; {_IF_MEANT}"
+            f"the blobs in {self.named.blobs} are another database's, and the two would delete each other's updates: "
+            "check the settings database_url and blobs, and use another directory or prefix for another database; "
+            f"{_IF_INTENDED}"
         )

@@ -1,4 +1,4 @@
-"""One run inside the transaction that moves it: as it is stored, with its row locked."""
+"""One run within a transaction, with its row locked: loads and saves what a step needs."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -44,7 +44,7 @@ _LEASE, _RELAYED = table_of(tables.LeaseRow), table_of(tables.RelayedRevealRow)
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """What is stored of an attempt's end."""
+    """How an attempt ended, to be stored."""
 
     end: RoundEnd
     record: str  # of the round, as JSON
@@ -54,7 +54,7 @@ class EndedAttempt:
 
 
 class LockedRun:
-    """`live`: the run as it is at this point of the transaction. `replica`: the name of this process."""
+    """`live`: the run at this point of the transaction. `replica`: the name of this process."""
 
     def __init__(self, tx: AsyncConnection, live: LiveRun, replica: str) -> None:
         self.live = live
@@ -64,15 +64,15 @@ class LockedRun:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def uploads(self, assignments: Sequence[AssignmentId]) -> Mapping[AssignmentId, StoredUpload]:
-        """The uploads of these assignments. No other transaction changes them before this one ends."""
+        """The uploads of these assignments, locked until the transaction ends."""
         return await uploads_of(self._tx, assignments, for_update=True)
 
     async def history(self) -> tuple[KeptVersion, ...]:
-        """Every version of the run, in their order."""
+        """Every version of the run, in order."""
         return await versions_of(self._tx, self.live.name)
 
     async def clients(self) -> tuple[tuple[StoredAssignment, ...], dict[ClientId, ClientEvidence]]:
-        """Every client of the attempt, and what it signed."""
+        """Every client of the attempt, and the evidence of it."""
         return await assignments_of(self._tx, self.live.round_id), await evidence_of(self._tx, self.live.round_id)
 
     async def with_updates_until(self, number: int) -> list[Expired]:
@@ -80,14 +80,14 @@ class LockedRun:
         return await rounds_with_updates(self._tx, self.live.name, number)
 
     async def file_sha256(self) -> str:
-        """The hash of the run file, as the first audit bundle has it."""
+        """The hash of the run file in the first audit bundle."""
         query = select(_RUN.c.run_file_sha256).where(_RUN.c.name == self.live.name)
         return str((await self._tx.execute(query)).scalar_one())
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def save(self, change: Change) -> None:
-        """Store the attempt's new state: its head, and the rows of the clients that changed."""
+        """Store the attempt's new state: its head, and the rows of clients that changed."""
         live, tx, revision = self.live, self._tx, self.live.revision + 1
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(head=head_of(change.state)))
         await self._save_clients(change, revision)
@@ -137,7 +137,7 @@ class LockedRun:
         return {**self.live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 
     async def end(self, ended: EndedAttempt) -> Ended:
-        """Store how the attempt ended, and begin the next. From now on the bundle has the only copy of its reports."""
+        """Store how the attempt ended, and begin the next. Then only the bundle has a copy of its reports."""
         tx, live, end = self._tx, self.live, ended.end
         ended_at = end.record.opened_at + end.record.wall_s
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=ended.record))
@@ -185,11 +185,11 @@ class LockedRun:
             mine = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == round_id)
             await tx.execute(delete(_SEALED).where(_SEALED.c.assignment.in_(mine)))
         await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(round_id)))
-        await tx.execute(delete(_RELAYED).where(_RELAYED.c.round_id == round_id))  # no more is put in without the lease
+        await tx.execute(delete(_RELAYED).where(_RELAYED.c.round_id == round_id))  # without the lease no row is added
         return list(keys)
 
     async def adopt(self, dead: Collection[str]) -> None:
-        """Have this replica fold what these were to fold and have put into no partial sum."""
+        """Take over the updates that these replicas were to fold, except those in a partial sum."""
         live, revision = self.live, self.live.revision + 1
         posted = select(_PARTIAL.c.clients).where(_PARTIAL.c.round_id == live.round_id)
         covered = {client for clients in await self._tx.scalars(posted) for client in json.loads(clients)}
@@ -202,10 +202,10 @@ class LockedRun:
         self.live = replace(live, folded_by=folded_by, revision=revision)
 
     async def put_partial_sum(self, partial: PartialSum) -> bool:
-        """Store this replica's partial sum in place of the one before. See `RoundStore.post_partial_sum`."""
+        """Replace this replica's partial sum. See `RoundStore.post_partial_sum`."""
         tx, live = self._tx, self.live
         mine = {client for client, replica in live.folded_by.items() if replica == self._replica}
-        is_over = isinstance(live.state, Committed | Abandoned)  # of the run's last attempt: no other follows
+        is_over = isinstance(live.state, Committed | Abandoned)  # the run's last attempt, which no other follows
         if is_over or not mine.issuperset(partial.clients):
             return False
         mine_before = (_PARTIAL.c.round_id == live.round_id, _PARTIAL.c.replica == self._replica)

@@ -1,7 +1,4 @@
-"""When the database is away: told from all other errors, answered 503, and logged in a line a minute.
-
-Everything asks the database several times a second, so each failure by itself would bury the one line that says why.
-"""
+"""Recognizes a database that does not answer, and logs it once a minute instead of once for every request."""
 
 import logging
 import os
@@ -12,26 +9,32 @@ from types import TracebackType
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
+from umbel.aggregation.phrases import counted
+
 _log = logging.getLogger(__name__)
 REPEAT_S = 60.0
-_APART_S = 5.0  # a database that comes and goes tells of itself no more often
+_NEW_OUTAGE_S = 5.0  # between the log lines of two outages
 _REASON_CHARS_MAX = 200
-# SQLSTATEs that begin so: no connection, not let in, no such database, no room (for a connection, on the disk), and
-# that the server shuts down, has crashed, or starts up.
-_STATES = ("08", "28", "3D", "53", "57P")
+_AWAY_SQLSTATES = (
+    "08",  # no connection
+    "28",  # access denied
+    "3D",  # no such database
+    "53",  # too many connections, disk full
+    "57P",  # the server shuts down, has crashed or starts up
+)
 
 
 class DatabaseAway(Exception):
-    """The database does not answer. It is logged already; whoever catches this tries again."""
+    """The database does not answer, which is logged already. Retry."""
 
 
 class DatabaseOutage:
-    """Wraps every transaction: `with outage: ...` raises `DatabaseAway` for what is no fault of the transaction."""
+    """A context around every transaction: raises `DatabaseAway` if the database does not answer."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._told_at = float("-inf")
-        self._is_told = False
+        self._logged_at = float("-inf")
+        self._is_logged = False
         self._n_failed = 0
 
     def __enter__(self) -> None: ...
@@ -50,35 +53,36 @@ class DatabaseOutage:
         is_new = self._since is None
         self._since = now if self._since is None else self._since
         self._n_failed += 1
-        if now - self._told_at < (_APART_S if is_new else REPEAT_S):
+        if now - self._logged_at < (_NEW_OUTAGE_S if is_new else REPEAT_S):
             return
         _log.error(
-            "the database does not answer (%s): clients are asked to retry (%d requests failed so far)",
+            "the database does not answer (%s): clients are asked to retry (%s failed so far)",
             why,
-            self._n_failed,
+            counted(self._n_failed, "transaction"),
         )
-        self._told_at, self._is_told = now, True
+        self._logged_at, self._is_logged = now, True
 
     def _answered(self) -> None:
         if self._since is None:
             return
-        if self._is_told:
+        if self._is_logged:
             away_s = time.monotonic() - self._since
-            _log.info("the database answers again after %.1f s; %d transactions failed", away_s, self._n_failed)
+            n_failed = counted(self._n_failed, "transaction")
+            _log.info("the database answers again after %.1f s; %s failed", away_s, n_failed)
             self._n_failed = 0
-        self._since, self._is_told = None, False
+        self._since, self._is_logged = None, False
 
 
 def why_away(error: BaseException) -> str | None:
-    """Why the database does not answer, if that is what this error of a transaction says.
+    """Why the database does not answer, from the error of a transaction; None if the error has another cause.
 
-    What the driver says comes in SQLAlchemy's `DBAPIError`; before there is a connection, from some versions, as it is.
-    A command that takes too long is a `TimeoutError`, which is an `OSError`.
+    SQLAlchemy wraps a driver's error in `DBAPIError`, but some versions do not before there is a connection. A command
+    that takes too long is a `TimeoutError`, which is an `OSError`.
     """
     match error:
         case DBAPIError():
             state: str = getattr(error.orig, "sqlstate", None) or ""
-            is_away = error.connection_invalidated or state.startswith(_STATES)
+            is_away = error.connection_invalidated or state.startswith(_AWAY_SQLSTATES)
             return _first_line(error.orig) if is_away else None
         case OSError() | NoConnectionLeft():
             return _first_line(error)
@@ -87,10 +91,9 @@ def why_away(error: BaseException) -> str | None:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """In one line, and without what only programmers read: the number of an error, the names of classes."""
+    """The first line of an error's text, without error numbers and class names."""
     if isinstance(error, OSError) and error.errno:
-        return (
-            os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
-        )  # below 0: of a name that is not found
+        is_unknown_host = error.errno < 0
+        return str(error.strerror) if is_unknown_host else os.strerror(error.errno)
     text = re.sub(r"^<class '[^']*'>: ", "", str(error))
     return (text or type(error).__name__).splitlines()[0][:_REASON_CHARS_MAX]

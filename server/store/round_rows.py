@@ -1,12 +1,12 @@
-"""A round's state as it is stored: a head as JSON, and one row for each client of the cohort. Pure.
+"""Converts a round's state to its stored form: a head as JSON, and one row for each client of the cohort. Pure.
 
-A report changes one client's row and the head, so what is written does not grow with the cohort. The head's JSON is
-flat: what only secure rounds have stands beside the rest, with its default in plain rounds.
+A report changes only the head and one client's row, so the bytes written do not grow with the cohort. The head's JSON
+is flat: it has the fields of secure rounds too, with their defaults in plain rounds.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, TypeAlias, TypeVar, assert_never
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, assert_never
 
 from pydantic import Discriminator, Field, TypeAdapter
 
@@ -30,6 +30,10 @@ from umbel.aggregation.round.states import (
 from umbel.aggregation.secagg.turns import Exchange, Spoken
 from umbel.aggregation.types import ClientId
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Copy = TypeVar("Copy", bound="DataclassInstance")
 Fact = TypeVar("Fact")
 Facts: TypeAlias = Mapping[ClientId, Fact]
 
@@ -122,7 +126,7 @@ def head_of(state: RoundState) -> str:
 
 
 def state_of(head: str, rows: Iterable["ClientFacts"]) -> RoundState:
-    """The whole state, from its head and the rows of its clients."""
+    """A state from its head and the rows of its clients."""
     return with_rows(_read(_STATE.validate_json(head)), rows)
 
 
@@ -133,80 +137,51 @@ def with_head(head: str, known: RoundState) -> RoundState:
 
 def _stored(state: RoundState) -> StoredState:
     match state:
-        case Recruiting(plan, since, why, not_before, avoid, excluded, before):
-            before = before or SumsBefore(())
-            return StoredRecruiting(plan, since, why, not_before, avoid, excluded, before.opened, before.liars)
-        case Training(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, secure):
-            plain = StoredTraining(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at)
-            if secure is None:
-                return plain
-            return replace(
-                plain, exchange=secure.exchange, opened=secure.opened, why=secure.why, needs_all=secure.needs_all
-            )
+        case Recruiting():
+            return _copied(StoredRecruiting, state, state.before)
+        case Training():
+            return _copied(StoredTraining, state, state.secure)
         case Closing():
-            return _stored_closing(state)
+            return _copied(StoredClosing, state, state.secure)
         case Committed(closing, model_sha256):
-            return StoredCommitted(_stored_closing(closing), model_sha256)
-        case Abandoned(plan, reason, cohort, accepted, missing, opened_at, closed_at, passed_over, away_s, secure):
-            times = (opened_at, closed_at, passed_over, away_s)
-            how = (secure.was_revealed, secure.blamed, secure.refused, secure.opened)
-            return StoredAbandoned(plan, reason, cohort, accepted, missing, *times, *how)
+            return StoredCommitted(_copied(StoredClosing, closing, closing.secure), model_sha256)
+        case Abandoned():
+            return _copied(StoredAbandoned, state, state.secure)
         case _:
             assert_never(state)
 
 
-def _stored_closing(state: Closing) -> StoredClosing:
-    plain = StoredClosing(
-        plan=state.plan,
-        cohort=state.cohort,
-        accepted=state.accepted,
-        missing=state.missing,
-        late=state.late,
-        reason=state.reason,
-        opened_at=state.opened_at,
-        closed_at=state.closed_at,
-        passed_over=state.passed_over,
-        away_s=state.away_s,
-        back_at=state.back_at,
-    )
-    return replace(plain, exchange=state.secure.exchange, opened=state.secure.opened) if state.secure else plain
-
-
 def _read(stored: StoredState) -> RoundState:
     match stored:
-        case StoredRecruiting(plan, since, why, not_before, avoid, excluded, opened, liars):
-            before = SumsBefore(opened, liars) if opened else None
-            return Recruiting(plan, since, why, not_before, avoid, excluded, before)
-        case StoredTraining(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, exchange):
-            secure = SecureSide(exchange, stored.opened, stored.why, stored.needs_all) if exchange else None
-            return Training(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, secure)
+        case StoredRecruiting():
+            return _copied(Recruiting, stored, before=_copied(SumsBefore, stored) if stored.opened else None)
+        case StoredTraining():
+            return _copied(Training, stored, secure=_secure_side(stored))
         case StoredClosing():
             return _read_closing(stored)
         case StoredCommitted(closing, model_sha256):
             return Committed(_read_closing(closing), model_sha256)
-        case StoredAbandoned(plan, reason, cohort, accepted, missing, opened_at, closed_at, passed_over, away_s):
-            end = SecureEnd(stored.was_revealed, stored.blamed, stored.refused, stored.opened)
-            times = (opened_at, closed_at, passed_over, away_s)
-            return Abandoned(plan, reason, cohort, accepted, missing, *times, secure=end)
+        case StoredAbandoned():
+            return _copied(Abandoned, stored, secure=_copied(SecureEnd, stored))
         case _:
             assert_never(stored)
 
 
 def _read_closing(stored: StoredClosing) -> Closing:
-    return Closing(
-        plan=stored.plan,
-        cohort=stored.cohort,
-        accepted=stored.accepted,
-        missing=stored.missing,
-        late=stored.late,
-        reason=stored.reason,
-        opened_at=stored.opened_at,
-        closed_at=stored.closed_at,
-        passed_over=stored.passed_over,
-        away_s=stored.away_s,
-        back_at=stored.back_at,
-        secure=SecureSide(stored.exchange, stored.opened) if stored.exchange else None,
-    )
+    return _copied(Closing, stored, secure=_secure_side(stored))
+
+
+def _secure_side(stored: StoredTraining | StoredClosing) -> SecureSide | None:
+    return _copied(SecureSide, stored) if stored.exchange else None
+
+
+def _copied(kind: type[Copy], *sources: "DataclassInstance | None", **others: object) -> Copy:
+    """A `kind` with the fields that it shares with these sources, and with `others`. Earlier sources win."""
+    found: dict[str, Any] = {}
+    for source in reversed(sources):
+        if source is not None:
+            found |= {one.name: getattr(source, one.name) for one in fields(source)}
+    return kind(**{one.name: found[one.name] for one in fields(kind) if one.name in found}, **others)
 
 
 # --- the rows of clients ----------------------------------------------------------------------------------------------
@@ -214,7 +189,7 @@ def _read_closing(stored: StoredClosing) -> Closing:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What is stored of one client in one round's state."""
+    """One client's part of a round's state."""
 
     client: ClientId
     member: Member
@@ -225,17 +200,17 @@ class ClientFacts:
 
 
 def spoken_of(text: str | None) -> Spoken | None:
-    """What a client has said in a secure round, in one column."""
+    """A client's messages of a secure round, from their column."""
     return None if text is None else _SPOKEN.validate_json(text)
 
 
 def accepted_of(weight: int | None, work: str | None) -> Accepted | None:
-    """The accepted report in two columns, if there is one."""
+    """An accepted report, from its two columns."""
     return None if weight is None or work is None else Accepted(weight, _WORK.validate_json(work))
 
 
 def with_rows(state: RoundState, rows: Iterable[ClientFacts]) -> RoundState:
-    """The state after these clients' rows have changed, or come to it."""
+    """A state after these clients' rows were changed or added."""
     before = _clients(state)
     cohort, accepted = dict(before.cohort), dict(before.accepted)
     declined, missing, spoken = dict(before.declined or {}), dict(before.missing or {}), dict(before.spoken or {})
@@ -249,9 +224,9 @@ def with_rows(state: RoundState, rows: Iterable[ClientFacts]) -> RoundState:
 
 
 def changed_columns(before: RoundState, after: RoundState) -> dict[ClientId, dict[str, object]]:
-    """The columns of `tables.Assignment` to write, for each client in which two states of one round differ.
+    """The columns of `AssignmentRow` to write for each client that differs between two states of one round.
 
-    A column that the new state has no map for stays as it was.
+    A column keeps its value if the new state has no map for it.
     """
     old, new = _clients(before), _clients(after)
     changed = _differing(old.cohort, new.cohort) | _differing(old.accepted, new.accepted)
@@ -262,7 +237,7 @@ def changed_columns(before: RoundState, after: RoundState) -> dict[ClientId, dic
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
-    """The maps of clients in a state; None for one that a state of its kind does not have."""
+    """The maps of clients in a state; None for a map that this kind of state does not have."""
 
     cohort: Facts[Member] = field(default_factory=dict[ClientId, Member])
     accepted: Facts[Accepted] = field(default_factory=dict[ClientId, Accepted])
@@ -330,7 +305,7 @@ def _put(facts: dict[ClientId, Fact], client: ClientId, fact: Fact | None) -> No
 
 
 def _differing(old: Facts[Fact] | None, new: Facts[Fact] | None) -> set[ClientId]:
-    """The clients of which these maps say different things."""
+    """The clients whose values differ."""
     if new is None or old is new:
         return set()
     old = old or {}

@@ -1,5 +1,6 @@
-"""Runs, rounds and assignments as they are stored. A run is changed under the lock of its row (`LockedRun`), so two
-replicas never decide on different states.
+"""The stored runs, rounds, assignments and member lists.
+
+A run is changed under the lock of its row (`LockedRun`), so two replicas never decide on different states.
 """
 
 import json
@@ -10,6 +11,8 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 from sqlalchemy import insert, select, union, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit.bundle import Sealed, json_sha256
 from umbel.aggregation.messages import RunStatus
@@ -17,16 +20,15 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Recruiting, RoundState
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.trust.members import SignedMembers
+from umbel.aggregation.trust.members import MemberList, SignedMembers, members_bytes, read_members
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store import tables
 from umbel.server.store.audit_rows import add_bundle, evidence_of
 from umbel.server.store.database import Database
 from umbel.server.store.locked_run import LockedRun
-from umbel.server.store.member_lists import MemberListStore
 from umbel.server.store.round_rows import state_of
 from umbel.server.store.run_rows import (
-    WITH_HEARD,
+    WITH_LAST_REQUEST,
     add_round,
     add_traffic,
     assignment_of,
@@ -44,11 +46,34 @@ _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.RunRow), table_of(tables.RoundRow), table_of(tables.AssignmentRow)
 _UPLOAD, _SEALED = table_of(tables.UploadRow), table_of(tables.SealedSharesRow)
-_PARTIAL = table_of(tables.PartialSumRow)
+_PARTIAL, _LIST = table_of(tables.PartialSumRow), table_of(tables.MemberListRow)
+
+
+class MemberListStore:
+    """The member lists of runs. A list never changes, because the run file names its hash."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._insert = (sqlite.insert if database.is_sqlite else postgresql.insert)(_LIST).on_conflict_do_nothing()
+
+    async def add(self, run: RunId, signed: SignedMembers) -> None:
+        """Add the list of a stored run."""
+        async with self._db.writing("add_member_list") as tx:
+            await self.write(tx, run, signed)
+
+    async def write(self, tx: AsyncConnection, run: RunId, signed: SignedMembers) -> None:
+        """Add a list within an open transaction."""
+        await tx.execute(self._insert, [{"run": run, "text": members_bytes(signed).decode()}])
+
+    async def of(self, run: RunId) -> MemberList | None:
+        """The list of a run; None if none was given."""
+        async with self._db.reading() as tx:
+            text = await tx.scalar(select(_LIST.c.text).where(_LIST.c.run == run))
+        return None if text is None else read_members(text.encode()).list
 
 
 class RoundStore:
-    """The stored side of every run's newest attempt. `replica`: the name of this process among the coordinators."""
+    """The rows of runs, rounds and assignments. `replica`: the name of this process among the coordinators."""
 
     def __init__(self, database: Database, replica: str, member_lists: MemberListStore) -> None:
         self._db = database
@@ -67,10 +92,7 @@ class RoundStore:
         bundle: Sealed,
         members: SignedMembers | None = None,
     ) -> None:
-        """Create a run with version 0 of its model and its first round.
-
-        `bundle`: its first audit bundle; `members`: the list that its file names.
-        """
+        """Create a run with version 0 of its model, its first round, audit bundle and member list."""
         async with self._db.writing("add_run") as tx:
             run = {
                 "name": file.name,
@@ -96,28 +118,26 @@ class RoundStore:
             await add_bundle(tx, RunId(file.name), 0, bundle, None, None)
 
     async def revisions(self) -> Mapping[RunId, int]:
-        """Every run, in the order of their creation, and how often it has changed."""
+        """The revision of every run, in order of creation."""
         query = select(_RUN.c.name, _RUN.c.revision).order_by(_RUN.c.created_at, _RUN.c.name)
         async with self._db.reading() as tx:
             return {RunId(row.name): row.revision for row in await tx.execute(query)}
 
     async def load(self, name: RunId) -> LiveRun | None:
-        """A run as it is stored now."""
+        """The stored run; None if there is none."""
         async with self._db.reading() as tx:
             row = (await tx.execute(select(_RUN).where(_RUN.c.name == name))).one_or_none()
             return None if row is None else await caught_up(tx, row, None)
 
     async def refresh(self, known: LiveRun) -> LiveRun:
-        """The run as it is stored now; `known` itself if nothing has changed."""
+        """The stored run; `known` itself if nothing has changed."""
         async with self._db.reading() as tx:
             row = (await tx.execute(select(_RUN).where(_RUN.c.name == known.name))).one()
             return await caught_up(tx, row, known)
 
     @asynccontextmanager
     async def locked(self, known: LiveRun, job: str = "step") -> AsyncGenerator[LockedRun]:
-        """The run for a transaction: locked, and with what other replicas have changed since. What is left in it when
-        the block ends is durable after it. `job`: what for, in logs.
-        """
+        """Lock the stored run for a transaction, and save it when the block ends. `job`: the transaction's log name."""
         async with self._db.writing(job) as tx:
             query = select(_RUN).where(_RUN.c.name == known.name).with_for_update()
             found = await caught_up(tx, (await tx.execute(query)).one(), known)
@@ -126,12 +146,12 @@ class RoundStore:
             if run.live is not found:
                 await run.save_run()
 
-    # --- who folds what -----------------------------------------------------------------------------------------------
+    # --- partial sums -------------------------------------------------------------------------------------------------
 
     async def adopt(self, known: LiveRun, dead: Collection[str]) -> LiveRun:
-        """Take over what replicas that have died were to fold, unless it is in a partial sum that is in the blob store.
+        """Take over the updates that dead replicas were to fold, except those in a stored partial sum.
 
-        Nothing is taken over if the round has left the phase that is `known`: then it may be for others to do.
+        Takes over nothing if the round has left the phase of `known`, because another replica may then be responsible.
         """
         async with self.locked(known, "adopt") as run:
             if (run.live.round_id, run.live.state.phase) == (known.round_id, known.state.phase):
@@ -139,16 +159,16 @@ class RoundStore:
         return run.live
 
     async def post_partial_sum(self, known: LiveRun, partial: PartialSum) -> bool:
-        """Offer this replica's sum to whoever closes the round; False if not all in it is this replica's to answer for.
+        """Store this replica's sum for the replica that closes the round; False if the sum may not be stored.
 
-        A client counts once: what others have adopted must not be in it. Nor may it lack what was in the one before,
-        which is gone from the uploads.
+        A client counts once, so the sum must not contain updates that others have adopted. It must contain all of the
+        replica's previous sum, because the uploads of that sum are deleted.
         """
         async with self.locked(known, "post_partial_sum") as run:
             return run.live.round_id == known.round_id and await run.put_partial_sum(partial)
 
     async def sealed_shares(self, round_id: int) -> Mapping[ClientId, bytes]:
-        """The ShareKeys messages of a secure round, by who sent them."""
+        """The ShareKeys messages of a secure round, by sender."""
         query = select(_ASSIGNMENT.c.client, _SEALED.c.body).join(_SEALED, _SEALED.c.assignment == _ASSIGNMENT.c.id)
         async with self._db.reading() as tx:
             rows = (await tx.execute(query.where(_ASSIGNMENT.c.round_id == round_id))).all()
@@ -165,15 +185,15 @@ class RoundStore:
     # --- rounds and assignments ---------------------------------------------------------------------------------------
 
     async def round_state(self, round_id: int) -> RoundState:
-        """Any attempt's state, whole."""
+        """The state of any attempt."""
         async with self._db.reading() as tx:
             head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == round_id))).scalar_one()
             return state_of(head, [client_row(row) for row in await rows_of(tx, round_id, 0)])
 
     async def open_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The assignments whose updates are needed, and the ids of attempts whose partial sums are.
+        """The assignments whose updates are needed, and the ids of attempts whose partial sums are needed.
 
-        They are of attempts that have not ended, or kept for a replay: those that are not lose their rows.
+        An update is needed while its attempt is open, or while its row is kept for a replay.
         """
         is_open = _ROUND.c.record.is_(None)
         assignments = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id).where(is_open)
@@ -183,14 +203,14 @@ class RoundStore:
         return names, rounds
 
     async def ended(self, name: RunId, after: int, limit: int) -> tuple[RoundRecord, ...]:
-        """The records of ended attempts from the `after`-th on, oldest first."""
+        """The records of ended attempts, oldest first, without the first `after`."""
         query = select(_ROUND.c.record).where(_ROUND.c.run == name, _ROUND.c.record.is_not(None))
         async with self._db.reading() as tx:
             rows = (await tx.scalars(query.order_by(_ROUND.c.id).offset(after).limit(limit))).all()
         return tuple(_RECORD.validate_json(row) for row in rows)
 
     async def newest_ended(self, name: RunId, count: int, after: int = 0) -> tuple[StoredRecord, ...]:
-        """The records of the attempts that ended last, oldest first. `after`: only of those with a greater id."""
+        """The last `count` records of attempts with an id above `after`, oldest first."""
         mine = (_ROUND.c.run == name, _ROUND.c.id > after, _ROUND.c.record.is_not(None))
         query = select(_ROUND.c.id, _ROUND.c.record).where(*mine).order_by(_ROUND.c.id.desc()).limit(count)
         async with self._db.reading() as tx:
@@ -203,21 +223,21 @@ class RoundStore:
             return await assignments_of(tx, round_id)
 
     async def clients_of(self, round_id: int) -> tuple[tuple[StoredAssignment, ...], Mapping[ClientId, ClientEvidence]]:
-        """Every client of an attempt that has not ended, and what it signed."""
+        """Every client of an open attempt, and the evidence of it."""
         async with self._db.reading() as tx:
             return await assignments_of(tx, round_id), await evidence_of(tx, round_id)
 
     async def assignment(self, assignment: AssignmentId) -> StoredAssignment | None:
-        """One assignment with its upload."""
+        """One assignment with its upload; None if there is none."""
         async with self._db.reading() as tx:
-            row = (await tx.execute(WITH_HEARD.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
+            row = (await tx.execute(WITH_LAST_REQUEST.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
             if row is None:
                 return None
             uploads = await uploads_of(tx, [assignment])
         return replace(assignment_of(row), upload=uploads.get(assignment))
 
     async def add_traffic(self, name: RunId, traffic: Traffic) -> None:
-        """Add to the bytes of each assignment of a run, under its lock: it touches many rows."""
+        """Add to the bytes of assignments, under the run's lock because it writes many rows."""
         if not traffic.assignments:
             return
         async with self._db.writing("add_traffic") as tx:

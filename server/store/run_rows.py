@@ -1,4 +1,4 @@
-"""The rows of a run and its newest attempt, read and written inside a transaction that somebody else has begun."""
+"""Reads and writes the rows of a run and its newest attempt within an open transaction."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +24,11 @@ _RUN_FILE = TypeAdapter(RunFile)
 _ROWS_AT_ONCE = 1000
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.RunRow), table_of(tables.RoundRow), table_of(tables.AssignmentRow)
 _MODEL, _VERSION, _CLIENT = table_of(tables.ModelRow), table_of(tables.ModelVersionRow), table_of(tables.ClientRow)
-WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
+WITH_LAST_REQUEST = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
 
 
 async def caught_up(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:
-    """The run as `row` has it: `known`, with what has changed since."""
+    """The run of `row`. Reads only what has changed since `known`."""
     if known is not None and row.revision == known.revision:
         return known
     if known is None or row.round_id != known.round_id:
@@ -37,7 +37,7 @@ async def caught_up(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -
     changed = await rows_of(tx, row.round_id, known.revision)
     state = with_rows(with_head(head, known.state), [client_row(one) for one in changed])
     if isinstance(state, Committed | Abandoned):
-        return await _loaded(tx, row, known)  # the run's last round: there may be a new model, and no next round
+        return await _loaded(tx, row, known)  # the run's last round, which may have made a model
     run = replace(known.run, status=RunStatus(row.status), reason=row.reason)
     return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
 
@@ -72,7 +72,7 @@ async def _loaded(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> 
 
 
 async def rows_of(tx: AsyncConnection, round_id: int, after: int) -> Sequence[Row[Any]]:
-    """The rows of an attempt that have changed after a revision, in the order of names."""
+    """The rows of an attempt that have changed after a revision, by client."""
     changed = select(_ASSIGNMENT).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.revision > after)
     return (await tx.execute(changed.order_by(_ASSIGNMENT.c.client))).all()
 
@@ -89,12 +89,12 @@ def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
 
 async def assignments_of(tx: AsyncConnection, round_id: int) -> tuple[StoredAssignment, ...]:
     """Every client of an attempt."""
-    query = WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id)
+    query = WITH_LAST_REQUEST.where(_ASSIGNMENT.c.round_id == round_id)
     return tuple([assignment_of(row) async for row in by_client(tx, query)])
 
 
 async def by_client(tx: AsyncConnection, query: Select[*tuple[Any, ...]]) -> AsyncGenerator[Row[*tuple[Any, ...]]]:
-    """Rows of assignments of one attempt in the order of names, some at once: between them, others have their turn."""
+    """Assignments of one attempt, sorted by client. They are read in parts, so that other tasks run in between."""
     client, part = _ASSIGNMENT.c.client, query.order_by(_ASSIGNMENT.c.client).limit(_ROWS_AT_ONCE)
     rows = (await tx.execute(part)).all()
     while rows:
@@ -121,7 +121,7 @@ def assignment_of(row: Row[Any]) -> StoredAssignment:
 
 
 async def update_assignments(tx: AsyncConnection, columns: Mapping[AssignmentId, Mapping[str, object]]) -> None:
-    """Write these columns, the same for each; as parameters of one statement."""
+    """Update assignments with one statement. Each must have the same columns."""
     if not columns:
         return
     names = next(iter(columns.values()))
@@ -131,7 +131,7 @@ async def update_assignments(tx: AsyncConnection, columns: Mapping[AssignmentId,
 
 
 async def add_traffic(tx: AsyncConnection, traffic: Traffic) -> None:
-    """Add to the bytes of assignments. Uploads add to them too, outside the run's lock: only ever add."""
+    """Add to the bytes of assignments. Only ever add, because uploads add to them without the run's lock."""
     rows = [{"id_": one, "up": traffic.up[one], "down": traffic.down[one]} for one in traffic.assignments]
     if rows:
         sums = {

@@ -1,6 +1,6 @@
-"""Small transactions that come thousands of times a second: statements compiled once, and SQLite's own connection.
+"""Thousands of small transactions a second: statements that are compiled once, and a connection for SQLite's writes.
 
-The SQL is SQLAlchemy's own, for the database at hand. What is saved is about ten microseconds a row.
+Compared with SQLAlchemy's usual path this saves about ten microseconds a row.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from sqlalchemy.sql.elements import CompilerElement
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A statement in the database's own SQL, and the rows that it writes, by position."""
+    """A statement in the database's SQL, and the rows that it writes. Parameters are positional."""
 
     sql: str
     rows: Sequence[tuple[object, ...]]
 
 
 class Prepared:
-    """A statement for rows of plain numbers and strings. `columns`: the names of its parameters, as a row has them."""
+    """A statement for rows of plain numbers and strings. `columns`: its parameters in the order of a row."""
 
     def __init__(self, statement: Executable, dialect: Dialect, columns: Sequence[str]) -> None:
         assert isinstance(statement, CompilerElement)
@@ -52,19 +52,16 @@ class Prepared:
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",
-    "PRAGMA busy_timeout=10000",
+    "PRAGMA synchronous=FULL",  # every commit is on disk
+    "PRAGMA busy_timeout=10000",  # ms to wait for other processes
     "PRAGMA foreign_keys=ON",
 )
-"""Of every connection: journal ahead of writing, sync every commit to disk, wait for other processes, hold foreign
-keys."""
 
 
 class SqliteWriter:
-    """A connection of its own, opened when it is first needed, and the one thread that may use it.
+    """A connection that is opened when first needed, and the one thread that may use it.
 
-    Whoever calls has the turn to write: transactions here and elsewhere in this process do not wait for one another's
-    locks.
+    Callers must hold this process's turn to write, so that its transactions do not wait for each other's locks.
     """
 
     def __init__(self, path: str) -> None:
@@ -73,20 +70,20 @@ class SqliteWriter:
         self._connection: sqlite3.Connection | None = None
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Write all of it or nothing; on return it is on disk. Raises SQLAlchemy's errors, as its engine would."""
+        """Write everything or nothing; on return it is on disk. Raises SQLAlchemy's errors."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._write, writes)
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait([running])  # whoever has the turn next must not find the file locked
-            running.exception()  # nobody is there to hear of it
+            await asyncio.wait([running])  # the next writer must not find the file locked
+            running.exception()  # mark it as retrieved
             raise
         except sqlite3.Error as error:
             sql = "; ".join(one.sql for one in writes)
             raise DBAPIError.instance(sql, None, error, sqlite3.Error) from error
 
     async def close(self) -> None:
-        """Close the connection, after what is under way."""
+        """Close the connection after the current transaction."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 
@@ -113,7 +110,7 @@ class SqliteWriter:
 
 
 def opened(path: str) -> sqlite3.Connection:
-    """A connection for the thread that calls, whose transactions are begun by hand."""
+    """A connection for the calling thread, which begins its transactions itself."""
     connection = sqlite3.connect(path, isolation_level=None)
     for pragma in PRAGMAS:
         connection.execute(pragma)

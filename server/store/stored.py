@@ -1,4 +1,4 @@
-"""What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
+"""The values that the stores load and save: runs, rounds, assignments, uploads. No database here."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,49 +18,41 @@ from umbel.aggregation.types import AssignmentId, ClientId, RunId
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of one run, by assignment: bytes that came up and that went down."""
+    """Bytes that a run's assignments have uploaded and downloaded."""
 
     up: Counter[AssignmentId] = field(default_factory=Counter[AssignmentId])
     down: Counter[AssignmentId] = field(default_factory=Counter[AssignmentId])
 
     @property
     def assignments(self) -> tuple[AssignmentId, ...]:
-        """Of which anything is counted."""
         return tuple(sorted(self.up.keys() | self.down.keys()))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy.
-
-    `salt`: 16 random bytes, the same for all replicas and told to nobody. `audit_number`, `audit_sha256`: its newest
-    audit bundle. `changes`: what leads to the newest model from the versions before it, oldest first.
-    """
+    """A run and its newest model."""
 
     file: RunFile
     status: RunStatus
     reason: str
     created_at: float
     model: ModelRef
-    master_sha256: str
+    master_sha256: str  # of the coordinator's full-precision copy
     first_model_sha256: str
-    salt: bytes
-    audit_number: int
+    salt: bytes  # 16 random bytes, secret, the same for all replicas
+    audit_number: int  # of its newest audit bundle, as the hash
     audit_sha256: str
-    changes: tuple[ModelChange, ...] = ()
+    changes: tuple[ModelChange, ...] = ()  # that lead to the newest model, oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run and its newest attempt as they were stored at `revision`.
-
-    `folded_by`: whose partial sum each accepted update is in.
-    """
+    """A run and its newest attempt as they were stored at `revision`."""
 
     run: StoredRun
     round_id: int
     state: RoundState
-    folded_by: Mapping[ClientId, str]
+    folded_by: Mapping[ClientId, str]  # client -> the replica whose partial sum has its update
     revision: int
 
     @property
@@ -69,11 +61,10 @@ class LiveRun:
 
     @property
     def plan(self) -> RoundPlan:
-        """The plan of the newest attempt."""
         return self.state.closing.plan if isinstance(self.state, Committed) else self.state.plan
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
-        """This client's assignment in the newest attempt, if it has one."""
+        """The id of this client's assignment in the newest attempt, if it has one."""
         return assignment_id(self.name, self.plan.number, self.plan.attempt, client, self.plan.task)
 
     def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
@@ -83,7 +74,7 @@ class LiveRun:
         return is_member and self.assignment_id(client) == assignment
 
     def open_round(self, client: ClientId, now: float) -> Training | None:
-        """The round under way, if it still waits for this client."""
+        """The open round if it still waits for this client."""
         state = self.state
         if not isinstance(state, Training) or now >= state.closes_at:
             return None
@@ -97,7 +88,7 @@ class LiveRun:
 
     @property
     def n_released(self) -> int:
-        """Sums of a secure run that were revealed; one counts as soon as clients may have begun to reveal shares."""
+        """Sums of a secure run that were revealed. A sum counts as soon as clients may have begun to reveal shares."""
         match self.state:
             case Committed():
                 is_released = self.plan.is_secure
@@ -114,7 +105,7 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of an update: `length` bytes in the blob store."""
+    """A part of an update, in the blob store under `key`."""
 
     key: str
     length: int
@@ -122,38 +113,35 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredUpload:
-    """An update on its way, or whole. `sha256`: what the whole hashes to; `offset`: how many bytes are in."""
+    """An update, complete or not."""
 
     length: int
-    offset: int
-    sha256: str
+    offset: int  # bytes received
+    sha256: str  # of the complete update
     is_complete: bool
     chunks: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAssignment:
-    """One client in one attempt. `answer`: what its report was told, None before that.
-
-    `heard_at`: when a request of this client was last noted, by any replica.
-    """
+    """One client in one attempt."""
 
     id: AssignmentId
     round_id: int
     client: ClientId
     sample_count: int
     is_declined: bool
-    answer: ReportAnswer | None
+    answer: ReportAnswer | None  # to its report
     reported_at: float | None
     bytes_up: int
     bytes_down: int
-    heard_at: float
+    heard_at: float  # the client's last request to any replica
     upload: StoredUpload | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The record of an ended attempt. `round_id`: the attempts of a run end in the order of their ids."""
+    """The record of an ended attempt. The attempts of a run end in the order of `round_id`."""
 
     round_id: int
     record: RoundRecord
@@ -161,7 +149,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """What one replica has folded of a round: int64, little-endian, in the blob store under `key`."""
+    """One replica's sum of a round: int64, little-endian, in the blob store under `key`."""
 
     replica: str
     key: str
@@ -172,15 +160,15 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True)
 class ClientEvidence:
-    """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
+    """What the audit needs from one client."""
 
     public_key: bytes
-    report: SignedReport | None
+    report: SignedReport | None  # None if it did not report in time
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A report that counts, and its answer. `signed`: the report as the client signed it."""
+    """A report that counts, and its answer."""
 
     client: ClientId
     assignment: AssignmentId
@@ -191,23 +179,19 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an event makes of a run: to be stored at once. `status`: the run's, where it changes.
-
-    `declined`: who has declined in the step that closed the round, where the new state does not tell. `sealed`: the
-    ShareKeys messages of a secure round that count. `traffic`: of messages of a secure round that count.
-    """
+    """What one step changes of a run. It is stored in one transaction."""
 
     state: RoundState
     answered: tuple[Answered, ...] = ()
-    status: tuple[RunStatus, str] | None = None
-    declined: tuple[ClientId, ...] = ()
-    sealed: tuple[tuple[AssignmentId, bytes], ...] = ()
-    traffic: Traffic = field(default_factory=Traffic)
+    status: tuple[RunStatus, str] | None = None  # the run's new status and its reason
+    declined: tuple[ClientId, ...] = ()  # in the step that closed the round: the new state does not list them
+    sealed: tuple[tuple[AssignmentId, bytes], ...] = ()  # accepted ShareKeys messages of a secure round
+    traffic: Traffic = field(default_factory=Traffic)  # of accepted messages of a secure round
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt that has ended, and the blobs that nothing refers to any more."""
+    """An attempt that has ended."""
 
     end: RoundEnd
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # of blobs that nothing refers to any more

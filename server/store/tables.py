@@ -1,19 +1,19 @@
-"""The database's tables. Tensors are blobs (`blobs.py`); their keys stand here.
+"""The database's tables. Tensors are blobs (`blobs/`); the tables hold their keys.
 
 ```
-clients   tokens   nonces                                       who may speak
-waiters   turned_away                                           who waits for work, and who may not
-layouts <- models <- model_versions -> runs                     what was made
-runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
-runs <- audits                                                  what is signed of it
-runs <- member_lists                                            who may take part, where a list says so
-replicas   leases   partial_sums   relayed_reveals              which coordinator does what
-deployment                                                      which blobs and keys go with these tables
+clients   tokens   nonces                                       enrolment and signatures
+waiters   turned_away                                           check-ins
+layouts <- models <- model_versions -> runs                     models
+runs <- rounds <- assignments <- uploads <- upload_chunks       training
+runs <- audits                                                  signed audit bundles
+runs <- member_lists                                            allowed clients
+replicas   leases   partial_sums   relayed_reveals              work of the replicas
+deployment                                                      blob store and keys of this database
 ```
 
-A run's row is the lock of everything that happens to the run: whoever changes its status or a round of it locks that
-row first. `revision` grows by one with every such change, on the row and on each assignment that it touched, so that
-another replica reads only what it has not seen. Times are Unix seconds.
+A transaction that changes a run's status or one of its rounds locks the run's row first. Each such change increments
+`revision`, on that row and on each assignment that it changes. So another replica reads only rows that it has not seen.
+Times are Unix seconds.
 """
 
 from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint, text
@@ -27,10 +27,9 @@ class Base(DeclarativeBase):
 
 
 class ClientRow(Base):
-    """An enrolled client; a revoked one keeps its name, so that nobody else can take it.
+    """An enrolled client. A revoked client keeps its name, so that no other client can take it.
 
-    Of those that may speak no two have one key: a cohort with a key twice is impossible (`secagg/context.py`).
-    `labels`: JSON, all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
+    Clients that are not revoked have different keys, because a cohort cannot contain a key twice (`secagg/context.py`).
     """
 
     __tablename__ = "clients"
@@ -45,31 +44,31 @@ class ClientRow(Base):
     )
     id: Mapped[str] = mapped_column(_SLUG, primary_key=True)
     public_key: Mapped[bytes] = mapped_column(LargeBinary(32))
-    labels: Mapped[str] = mapped_column(Text)
-    bound_labels: Mapped[str] = mapped_column(Text)
-    is_name_bound: Mapped[bool]
+    labels: Mapped[str] = mapped_column(Text)  # JSON, as the next
+    bound_labels: Mapped[str] = mapped_column(Text)  # those that its token fixed
+    is_name_bound: Mapped[bool]  # its token fixed the name
     enrolled_at: Mapped[float]
     last_heard_at: Mapped[float]
     revoked_at: Mapped[float | None] = mapped_column(index=True)
 
 
 class TokenRow(Base):
-    """A one-time enrolment token; only its hash is kept. `client`: the name that it binds; `labels`: likewise, JSON."""
+    """A one-time enrolment token. Only its hash is kept."""
 
     __tablename__ = "tokens"
     sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
     created_at: Mapped[float]
     expires_at: Mapped[float]
     used_by: Mapped[str | None] = mapped_column(_SLUG)
-    client: Mapped[str | None] = mapped_column(_SLUG, index=True)
-    labels: Mapped[str] = mapped_column(Text)
+    client: Mapped[str | None] = mapped_column(_SLUG, index=True)  # the name that it fixes
+    labels: Mapped[str] = mapped_column(Text)  # that it fixes, JSON
 
 
 class NonceRow(Base):
-    """A nonce seen from a client, until a request that carries it would be stale anyway.
+    """A nonce that a client has used, kept until a request with it would be stale.
 
-    A replay carries the same signed time, so it has the same key; and a key that begins with the time grows at one end
-    of its index, and is swept at the other.
+    A replay has the same signed time, so it has the same key. A key that begins with the time is added at one end of
+    the index and deleted at the other.
     """
 
     __tablename__ = "nonces"
@@ -80,7 +79,7 @@ class NonceRow(Base):
 
 
 class WaiterRow(Base):
-    """A client that has checked in for a run. Until `until` it counts as waiting for work."""
+    """A client that has checked in for a run. It counts as waiting for work until `until`."""
 
     __tablename__ = "waiters"
     __table_args__ = (Index("ix_waiters_run_until", "run", "until"), Index("ix_waiters_run_seen_at", "run", "seen_at"))
@@ -93,7 +92,7 @@ class WaiterRow(Base):
 
 
 class TurnedAwayRow(Base):
-    """A client that was refused when it checked in for a run: the last time, and why."""
+    """The last refusal of a client that checked in for a run."""
 
     __tablename__ = "turned_away"
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
@@ -119,29 +118,23 @@ class ModelRow(Base):
 
 
 class RunRow(Base):
-    """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round.
-
-    `salt`: random, and told to nobody. `audit_number`, `audit_sha256`: the newest of its audit bundles;
-    `run_file_sha256`: as the first of them has it, whatever keys later versions add to run files.
-    """
-
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(_SLUG, primary_key=True)
-    run_file: Mapped[str] = mapped_column(Text)
+    run_file: Mapped[str] = mapped_column(Text)  # canonical JSON
     model_sha256: Mapped[str] = mapped_column(ForeignKey("models.sha256"))
-    status: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16))  # `messages.RunStatus`
     reason: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float]
-    salt: Mapped[bytes] = mapped_column(LargeBinary(16))
-    round_id: Mapped[int]
+    salt: Mapped[bytes] = mapped_column(LargeBinary(16))  # random and secret
+    round_id: Mapped[int]  # its newest attempt
     revision: Mapped[int] = mapped_column(BigInteger)
-    run_file_sha256: Mapped[str] = mapped_column(_SHA256)
-    audit_number: Mapped[int]
+    run_file_sha256: Mapped[str] = mapped_column(_SHA256)  # as in its first audit bundle: later versions may add keys
+    audit_number: Mapped[int]  # of its newest audit bundle, as the next
     audit_sha256: Mapped[str] = mapped_column(_SHA256)
 
 
 class MemberListRow(Base):
-    """The member list that a run's rounds are bound to, where the coordinator was given it: as its file has it."""
+    """The member list that a run's rounds are bound to, in the form of its file."""
 
     __tablename__ = "member_lists"
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
@@ -149,11 +142,7 @@ class MemberListRow(Base):
 
 
 class ModelVersionRow(Base):
-    """A model version, as `records.VersionRecord` tells of it; `metrics`, `evaluation`: JSON.
-
-    A version that is marked `deleted_at` is not used any more; `removed_at`: its files, where no version that is kept
-    has the same, are gone. `change_sha256`, `change_bytes`: of the file that makes it of its parent, if there is one.
-    """
+    """A model version. Its columns are documented at `records.VersionRecord`."""
 
     __tablename__ = "model_versions"
     __table_args__ = (
@@ -165,22 +154,22 @@ class ModelVersionRow(Base):
     sha256: Mapped[str] = mapped_column(ForeignKey("models.sha256"))
     master_sha256: Mapped[str] = mapped_column(_SHA256)
     parent_sha256: Mapped[str | None] = mapped_column(_SHA256)
-    change_sha256: Mapped[str | None] = mapped_column(_SHA256)
+    change_sha256: Mapped[str | None] = mapped_column(_SHA256)  # of the file that turns the parent into this version
     change_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[float]
     round: Mapped[int | None]
     rolled_back_to: Mapped[int | None]
     reason: Mapped[str] = mapped_column(Text)
     sample_count: Mapped[int] = mapped_column(BigInteger)
-    metrics: Mapped[str] = mapped_column(Text)
+    metrics: Mapped[str] = mapped_column(Text)  # JSON, as the next
     evaluation: Mapped[str] = mapped_column(Text)
     judged: Mapped[float | None]
-    deleted_at: Mapped[float | None]
-    removed_at: Mapped[float | None]
+    deleted_at: Mapped[float | None]  # not used any more
+    removed_at: Mapped[float | None]  # its files were removed, except those that a kept version shares
 
 
 class ModelClaimRow(Base):
-    """A model file that `owner` is about to store and to refer to: until it has, nobody removes it."""
+    """A model file that `owner` is about to store and refer to. It is not removed before the claim is released."""
 
     __tablename__ = "model_claims"
     owner: Mapped[str] = mapped_column(String(128), primary_key=True)
@@ -188,17 +177,14 @@ class ModelClaimRow(Base):
 
 
 class ModelRemovalRow(Base):
-    """A model file that is being removed: until it is gone, nobody may claim it."""
+    """A model file that is being removed. It cannot be claimed before it is removed."""
 
     __tablename__ = "model_removals"
     sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
 
 
 class RoundRow(Base):
-    """One attempt at a round. `head`: its state as JSON, without what the assignments' rows hold of it.
-
-    `record`: the JSON of its `RoundRecord` once it has ended.
-    """
+    """One attempt at a round."""
 
     __tablename__ = "rounds"
     __table_args__ = (UniqueConstraint("run", "task", "number", "attempt"),)
@@ -207,18 +193,12 @@ class RoundRow(Base):
     task: Mapped[str] = mapped_column(String(16))
     number: Mapped[int]
     attempt: Mapped[int]
-    head: Mapped[str] = mapped_column(Text)
-    record: Mapped[str | None] = mapped_column(Text)
+    head: Mapped[str] = mapped_column(Text)  # its state as JSON, without the part that its assignments hold
+    record: Mapped[str | None] = mapped_column(Text)  # `RoundRecord` as JSON, once it has ended
 
 
 class AssignmentRow(Base):
-    """One client in one attempt.
-
-    `draws`, `sample_count`, `tier`: the cohort's member; `weight`, `work`: its accepted report (`WorkDone` as JSON);
-    `signed_report`: that report as the client signed it (`audit.SignedReport` as JSON), until its bundle has it;
-    `declined`, `missing`: why it does not count; `replica`: whose partial sum its update is in. `spoken`: what it has
-    said in a secure round, JSON.
-    """
+    """One client in one attempt."""
 
     __tablename__ = "assignments"
     __table_args__ = (
@@ -232,22 +212,22 @@ class AssignmentRow(Base):
     sample_count: Mapped[int] = mapped_column(BigInteger)
     tier: Mapped[str] = mapped_column(_SLUG)
     revision: Mapped[int] = mapped_column(BigInteger)
-    weight: Mapped[int | None] = mapped_column(BigInteger)
-    work: Mapped[str | None] = mapped_column(Text)
-    signed_report: Mapped[str | None] = mapped_column(Text)
-    replica: Mapped[str | None] = mapped_column(_REPLICA)
+    weight: Mapped[int | None] = mapped_column(BigInteger)  # of its accepted report
+    work: Mapped[str | None] = mapped_column(Text)  # of its accepted report, JSON
+    signed_report: Mapped[str | None] = mapped_column(Text)  # `SignedReport` as JSON, until the attempt ends
+    replica: Mapped[str | None] = mapped_column(_REPLICA)  # its partial sum has the update
     outcome: Mapped[str | None] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(Text)
     reported_at: Mapped[float | None]
-    declined: Mapped[str | None] = mapped_column(Text)
-    missing: Mapped[str | None] = mapped_column(Text)
-    spoken: Mapped[str | None] = mapped_column(Text)
+    declined: Mapped[str | None] = mapped_column(Text)  # the reason, as the next
+    missing: Mapped[str | None] = mapped_column(Text)  # why its work does not count
+    spoken: Mapped[str | None] = mapped_column(Text)  # its messages of a secure round, JSON
     bytes_up: Mapped[int] = mapped_column(BigInteger)
     bytes_down: Mapped[int] = mapped_column(BigInteger)
 
 
 class SealedSharesRow(Base):
-    """A client's ShareKeys message, until its round has ended: shares sealed for others, which nobody here can read."""
+    """A client's ShareKeys message, kept until its round ends. Only other clients can read these shares."""
 
     __tablename__ = "sealed_shares"
     assignment: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
@@ -255,13 +235,13 @@ class SealedSharesRow(Base):
 
 
 class UploadRow(Base):
-    """An update on its way. `sha256`: what the whole must hash to; `offset`: how many bytes are in and checked."""
+    """An update, complete or not."""
 
     __tablename__ = "uploads"
     assignment: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
     length: Mapped[int] = mapped_column(BigInteger)
-    offset: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(_SHA256)
+    offset: Mapped[int] = mapped_column(BigInteger)  # bytes received and checked
+    sha256: Mapped[str] = mapped_column(_SHA256)  # of the complete update
     is_complete: Mapped[bool]
 
 
@@ -276,37 +256,30 @@ class UploadChunkRow(Base):
 
 
 class AuditRow(Base):
-    """A sealed audit bundle (`aggregation/audit/bundle.py`). `round_id`: its attempt; None for the run's own.
-
-    `updates_deleted_at`: when the updates that it names were given up; None while they are kept, or if it names none.
-    """
+    """A sealed audit bundle (`aggregation/audit/bundle.py`)."""
 
     __tablename__ = "audits"
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
-    round_id: Mapped[int | None] = mapped_column(ForeignKey("rounds.id"), unique=True)
+    round_id: Mapped[int | None] = mapped_column(ForeignKey("rounds.id"), unique=True)  # None: of the run itself
     bundle: Mapped[str] = mapped_column(Text)
     sha256: Mapped[str] = mapped_column(_SHA256)
     signature: Mapped[str] = mapped_column(String(88))
-    updates_deleted_at: Mapped[float | None]
+    updates_deleted_at: Mapped[float | None]  # None while its updates are kept, or if it has none
 
 
 class DeploymentRow(Base):
-    """One row: what every coordinator over this database must share.
-
-    `store`: the mark that its blob store bears; `audit_key`: the public key, in base64; `admin_key`: a few hex digits
-    of a salted hash, too few to confirm a guess.
-    """
+    """One row: what all coordinators of this database must share."""
 
     __tablename__ = "deployment"
     id: Mapped[int] = mapped_column(primary_key=True)
-    store: Mapped[str] = mapped_column(_REPLICA)
-    audit_key: Mapped[str] = mapped_column(String(44))
-    admin_key: Mapped[str] = mapped_column(String(8))
+    store: Mapped[str] = mapped_column(_REPLICA)  # the mark of its blob store
+    audit_key: Mapped[str] = mapped_column(String(44))  # public, base64
+    admin_key: Mapped[str] = mapped_column(String(8))  # hex digits of a salted hash, too few to confirm a guess
 
 
 class ReplicaRow(Base):
-    """A coordinator process. `beat` grows while it lives; the others watch it stand still, each by its own clock."""
+    """A coordinator process. It increments `beat` while it is alive."""
 
     __tablename__ = "replicas"
     id: Mapped[str] = mapped_column(_REPLICA, primary_key=True)
@@ -315,7 +288,7 @@ class ReplicaRow(Base):
 
 
 class SignOfLifeRow(Base):
-    """One row: when a coordinator was at work on this database last, in Unix seconds."""
+    """One row: when a coordinator last worked on this database."""
 
     __tablename__ = "signs_of_life"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -323,10 +296,10 @@ class SignOfLifeRow(Base):
 
 
 class LeaseRow(Base):
-    """A job that one replica does, for as long as it lives.
+    """A job of one replica, while that replica is alive.
 
-    `relay_key`: where the job is to unmask a sum, the public key to seal for that replica what others hear for it.
-    `relay_signature`: of that key, by the audit key, which all replicas have and whoever else writes here has not.
+    A replica that unmasks a sum publishes `relay_key`. Other replicas seal to this public key what they receive for it.
+    The audit key signs it, because all replicas have that key, but not everyone who can write to the database.
     """
 
     __tablename__ = "leases"
@@ -337,32 +310,29 @@ class LeaseRow(Base):
 
 
 class PartialSumRow(Base):
-    """What one replica has folded of a round, in the blob store under `key`. `clients`: JSON list of names."""
+    """One replica's sum of a round, in the blob store under `key`."""
 
     __tablename__ = "partial_sums"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
     replica: Mapped[str] = mapped_column(_REPLICA, primary_key=True)
     key: Mapped[str] = mapped_column(String(255))
     sha256: Mapped[str] = mapped_column(_SHA256)
-    clients: Mapped[str] = mapped_column(Text)
+    clients: Mapped[str] = mapped_column(Text)  # JSON list
     total_weight: Mapped[int] = mapped_column(BigInteger)
 
 
 class RelayedRevealRow(Base):
-    """What a client has revealed, sealed by the replica that heard it for the one that unmasks; until that has it.
-
-    `relay_key`: the key that it is sealed to, whose other half is in that replica's memory alone.
-    """
+    """A client's reveal that one replica has received and sealed for the replica that unmasks the sum."""
 
     __tablename__ = "relayed_reveals"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
     client: Mapped[str] = mapped_column(_SLUG, primary_key=True)
-    relay_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    relay_key: Mapped[bytes] = mapped_column(LargeBinary(32))  # the private half is only in that replica's memory
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 def table_of(entity: type[Base]) -> Table:
-    """The table behind a class, for statements that build no objects."""
+    """The table of a class, for statements that build no objects."""
     table = entity.__table__
     assert isinstance(table, Table)
     return table

@@ -1,4 +1,4 @@
-"""Updates on their way, as they are stored: how far each has come, and the chunks it consists of."""
+"""The stored uploads of updates: how many bytes each has, and its chunks."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from umbel.server.store.tables import table_of
 
 _UPLOAD, _CHUNK = table_of(tables.UploadRow), table_of(tables.UploadChunkRow)
 _ASSIGNMENT, _ROUND = table_of(tables.AssignmentRow), table_of(tables.RoundRow)
-_NAMES_MAX = 500  # in one statement: databases bound its parameters
+_NAMES_MAX = 500  # in one statement: databases limit its parameters
 
-# Built once: to build a statement takes as long as to run it.
+# Built once, because building a statement takes as long as running it.
 _NAMES: BindParameter[str] = bindparam("names", expanding=True)
 _NAME: BindParameter[str] = bindparam("name")
 _UPLOADS = select(_UPLOAD).where(_UPLOAD.c.assignment.in_(_NAMES))
@@ -47,7 +47,7 @@ _Added: TypeAlias = StoredUpload | None
 
 
 class UploadMoved(Exception):
-    """Another request has changed this upload. `upload`: as it stands now, None if there is none."""
+    """Another request has changed this upload. `upload`: its current state, None if there is none."""
 
     def __init__(self, upload: StoredUpload | None) -> None:
         super().__init__("another request has changed this upload")
@@ -55,23 +55,20 @@ class UploadMoved(Exception):
 
 
 class UploadOver(Exception):
-    """The assignment's round takes no update any more, or its report stands on the one it has."""
+    """The upload may not change: its round has ended, or a report on it was answered."""
 
 
 class UpdateGone(FileNotFoundError):
-    """An update that counted is not stored any more: its round has ended, or it was lost."""
+    """An accepted update is not stored any more: its round has ended, or it was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A chunk that is in the blob store and may count, if its upload is still as `known`.
-
-    `begun`: the upload that it belongs to, `known` itself unless it begins anew.
-    """
+    """A chunk that is in the blob store. It counts if its stored upload still equals `known`."""
 
     assignment: AssignmentId
     known: StoredUpload | None
-    begun: StoredUpload
+    begun: StoredUpload  # the upload that the chunk extends: `known`, or a new one
     chunk: Chunk
     is_last: bool
 
@@ -88,12 +85,12 @@ class Arrived:
 
     @property
     def dropped(self) -> tuple[Chunk, ...]:
-        """The chunks that the upload consists of no more."""
+        """The chunks of the upload that a new one replaces."""
         return self.known.chunks if self.is_new and self.known is not None else ()
 
 
 class UploadStore:
-    """The rows of uploads and their chunks. The rows of one upload are changed under the lock of its assignment's."""
+    """The rows of uploads and their chunks. An upload is changed under the lock of its assignment's row."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -109,9 +106,9 @@ class UploadStore:
         return [found.get(assignment) for assignment in assignments]
 
     async def add_chunk(self, arrived: Arrived) -> StoredUpload:
-        """Make a chunk count: the upload then. Durable on return. Raises `UploadMoved`, `UploadOver`."""
+        """Add a chunk, durably; returns the upload with it. Raises `UploadMoved`, `UploadOver`."""
         counted: _Added | Exception = await self._arrivals.do(arrived)
-        if counted is None:  # its assignment is locked: wait for that, alone
+        if counted is None:  # its assignment is locked: wait for the lock in a separate transaction
             async with self._db.writing("add_chunk") as tx:
                 [counted] = await _added(tx, [arrived], waits=True)
         if not isinstance(counted, StoredUpload):
@@ -119,15 +116,15 @@ class UploadStore:
         return counted
 
     async def _add(self, batch: Sequence[Arrived]) -> Sequence[_Added | Exception]:
-        """One transaction for all whose assignments nobody else has locked; None for the others.
+        """Add the chunks whose assignments are not locked; None for the others.
 
-        It holds many locks, so it waits for none: no two can wait for each other.
+        The transaction holds many locks, so it waits for none: two such transactions could deadlock.
         """
         async with self._db.writing("add_chunks") as tx:
             return await _added(tx, batch, waits=False)
 
     async def drop(self, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
-        """Forget an upload that no report stands on; the chunks it consisted of. Raises `UploadMoved`, `UploadOver`."""
+        """Delete an upload without an answered report; returns its chunks. Raises `UploadMoved`, `UploadOver`."""
         async with self._db.writing("drop_upload") as tx:
             is_over = await _locked(tx, [assignment], waits=True)
             if is_over.get(assignment, True):
@@ -139,14 +136,14 @@ class UploadStore:
         return known.chunks
 
     async def forget(self, assignments: Sequence[AssignmentId]) -> tuple[str, ...]:
-        """Forget updates that are in a sum that is stored; the blobs that they consisted of."""
+        """Delete updates that are in a stored sum; returns the keys of their blobs."""
         async with self._db.writing("forget_updates") as tx:
             found = await uploads_of(tx, assignments, for_update=True)
             await _drop(tx, list(found))
         return tuple(chunk.key for upload in found.values() for chunk in upload.chunks)
 
     async def chunks(self, assignments: Sequence[AssignmentId]) -> Mapping[AssignmentId, tuple[Chunk, ...]]:
-        """The chunks of whole updates, in order. Raises `UpdateGone`."""
+        """The chunks of complete updates, in order. Raises `UpdateGone`."""
         async with self._db.reading() as tx:
             found = await uploads_of(tx, assignments)
         for name in assignments:
@@ -156,7 +153,7 @@ class UploadStore:
 
 
 async def _added(tx: AsyncConnection, batch: Sequence[Arrived], *, waits: bool) -> Sequence[_Added | Exception]:
-    """Make chunks count; what becomes of each. None for one whose assignment is not found free."""
+    """Add chunks; returns the result for each, None if its assignment is locked or unknown."""
     names = [arrived.assignment for arrived in batch]
     is_over = await _locked(tx, names, waits=waits)
     stored: dict[AssignmentId, StoredUpload] = await uploads_of(tx, names)
@@ -174,9 +171,10 @@ async def _added(tx: AsyncConnection, batch: Sequence[Arrived], *, waits: bool) 
 
 
 def _decided(arrived: Arrived, stored: StoredUpload | None, is_over: bool | None) -> _Added | UploadMoved | UploadOver:
-    """The upload with this chunk, `stored` itself if it counts already; or why not.
+    """The upload with this chunk, or why the chunk does not count.
 
-    A transaction whose connection was lost may have been committed, and is tried again.
+    Returns `stored` if it has the chunk already: a transaction is retried after its connection was lost, although it
+    may have been committed.
     """
     if is_over is None:
         return None
@@ -188,7 +186,6 @@ def _decided(arrived: Arrived, stored: StoredUpload | None, is_over: bool | None
 
 
 async def _save(tx: AsyncConnection, counting: Sequence[Arrived]) -> None:
-    """Store how far these uploads have come, each once."""
     again = [one.assignment for one in counting if one.is_new and one.known is not None]
     await _drop(tx, again)
     await _execute(tx, _ADD_UPLOAD, [_upload_row(one) for one in counting if one.is_new])
@@ -229,9 +226,9 @@ async def _drop(tx: AsyncConnection, assignments: Sequence[AssignmentId]) -> Non
 
 
 async def _locked(tx: AsyncConnection, assignments: Sequence[AssignmentId], *, waits: bool) -> dict[AssignmentId, bool]:
-    """Lock the rows of these assignments, or of those that are free; whether each takes no update any more.
+    """Lock the rows of these assignments, without `waits` only the free ones; returns whether each is over.
 
-    A report is saved under the lock of its assignment's row too, so an update that counts can no longer be changed.
+    A report is saved under the same lock, so an accepted update cannot change any more.
     """
     found = await tx.execute(_LOCK_WAITING if waits else _LOCK_FREE, {"names": assignments})
     return {row.id: bool(row.is_over) for row in found}
@@ -240,7 +237,7 @@ async def _locked(tx: AsyncConnection, assignments: Sequence[AssignmentId], *, w
 async def uploads_of(
     tx: AsyncConnection, assignments: Sequence[AssignmentId], for_update: bool = False
 ) -> dict[AssignmentId, StoredUpload]:
-    """The uploads of these assignments, those that there are. `for_update`: lock the assignments first."""
+    """The existing uploads of these assignments. `for_update`: lock the assignments first."""
     found: dict[AssignmentId, StoredUpload] = {}
     for first in range(0, len(assignments), _NAMES_MAX):
         names = sorted(assignments[first : first + _NAMES_MAX])

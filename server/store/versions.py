@@ -1,8 +1,8 @@
-"""The model versions of runs, as they are stored, and which of their files may be removed.
+"""The stored models, layouts and model versions of runs, and which model files may be removed.
 
-A file is named by its content, so several versions, of several runs, may be the same file. It is removed once every
-version that refers to it was deleted, and a while ago. Whoever is about to store a file and to refer to it claims it
-first: what is claimed is not removed, and what is being removed cannot be claimed.
+A file is named by its hash, so several versions, also of several runs, may share a file. A file is removed some time
+after every version that refers to it was deleted. A process that is about to store a file and refer to it claims the
+file first. Claimed files are not removed, and a file that is being removed cannot be claimed.
 """
 
 import json
@@ -23,68 +23,69 @@ from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
 
 _VERSION, _MODEL = table_of(tables.ModelVersionRow), table_of(tables.ModelRow)
+_LAYOUT = table_of(tables.LayoutRow)
 _ROUND, _ASSIGNMENT = table_of(tables.RoundRow), table_of(tables.AssignmentRow)
 _CLAIM, _REMOVAL = table_of(tables.ModelClaimRow), table_of(tables.ModelRemovalRow)
-_CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a time
+_CLAIMS_LOCK = 0x636C61696D  # "claim": serializes claims and removals
 _WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
 
 
 class BeingRemoved(Exception):
-    """The file is being removed at this moment; try again in a second."""
+    """The file is being removed at this moment; retry in a second."""
 
 
 def creator_of(run: RunId, model_sha256: str) -> str:
-    """Who claims the files of a run that is being created from this model."""
+    """The owner of the claims of a run that is being created from this model."""
     return f"create.{run}.{model_sha256[:16]}"
 
 
 class VersionStore:
-    """The rows of model versions, of claims and of removals."""
+    """The rows of model versions, claims and removals."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     async def versions(self, run: RunId, after: int, limit: int) -> tuple[VersionRecord, ...]:
-        """The versions of a run that come after version `after`, in their order."""
+        """The versions of a run after version `after`, in order."""
         query = _WITH_SIZE.where(_VERSION.c.run == run, _VERSION.c.version > after)
         async with self._db.reading() as tx:
             rows = (await tx.execute(query.order_by(_VERSION.c.version).limit(limit))).all()
         return tuple(_version(row).record for row in rows)
 
     async def master_sha256(self, run: RunId, version: int) -> str | None:
-        """The name of a version's full-precision copy; None if there is no such version."""
+        """The hash of a version's full-precision copy; None if there is no such version."""
         mine = (_VERSION.c.run == run, _VERSION.c.version == version)
         async with self._db.reading() as tx:
             return await tx.scalar(select(_VERSION.c.master_sha256).where(*mine))
 
     async def change_bytes(self, sha256: str) -> int | None:
-        """The length of a change by its hash; None if no version that is kept is made by it."""
+        """The length of a change by its hash; None if no kept version has it."""
         mine = (_VERSION.c.change_sha256 == sha256, _VERSION.c.deleted_at.is_(None))
         async with self._db.reading() as tx:
             return await tx.scalar(select(_VERSION.c.change_bytes).where(*mine).limit(1))
 
     async def runs_with(self, client: ClientId, sha256: str) -> tuple[RunId, ...]:
-        """The runs of which a file is a model version, or makes one, and in which this client has had an assignment."""
-        is_theirs = or_(_VERSION.c.sha256 == sha256, _VERSION.c.change_sha256 == sha256)
-        asked = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
-        has_asked = asked.where(_ASSIGNMENT.c.client == client, _ROUND.c.run == _VERSION.c.run).exists()
+        """The runs in which this client had an assignment, and that have this file as a version or as a change."""
+        has_file = or_(_VERSION.c.sha256 == sha256, _VERSION.c.change_sha256 == sha256)
+        assigned = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
+        is_assigned = assigned.where(_ASSIGNMENT.c.client == client, _ROUND.c.run == _VERSION.c.run).exists()
         async with self._db.reading() as tx:
-            names = await tx.scalars(select(_VERSION.c.run).where(is_theirs, has_asked).distinct())
+            names = await tx.scalars(select(_VERSION.c.run).where(has_file, is_assigned).distinct())
             return tuple(RunId(name) for name in names)
 
     async def best(self, run: RunId, mode: Direction) -> int | None:
-        """The version with the best value by the metric of early stopping, the earliest of such; None without any."""
+        """The earliest version with the best value of the early-stopping metric; None if no version has a value."""
         value = _VERSION.c.judged if mode is Direction.MIN else -_VERSION.c.judged
         query = select(_VERSION.c.version).where(_VERSION.c.run == run, _VERSION.c.judged.is_not(None))
         async with self._db.reading() as tx:
             return (await tx.scalars(query.order_by(value, _VERSION.c.version).limit(1))).first()
 
     async def claim(self, owner: str, sha256s: Collection[str]) -> None:
-        """Keep files of these names from being removed until `release`. Raises `BeingRemoved`."""
+        """Protect these files from removal until `release`. Raises `BeingRemoved`."""
         async with self._db.writing("claim_models") as tx:
             await self._lock(tx)
             if (await tx.execute(select(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)).limit(1))).first():
-                raise BeingRemoved("a model file of the same content is being removed at this moment")
+                raise BeingRemoved("a model file with the same content is being removed at this moment")
             await release(tx, owner)
             await tx.execute(insert(_CLAIM), [{"owner": owner, "sha256": sha256} for sha256 in sorted(set(sha256s))])
 
@@ -93,49 +94,50 @@ class VersionStore:
             await release(tx, owner)
 
     async def begin_removal(self, deleted_before: float) -> tuple[str, ...]:
-        """The files of which every version was deleted before then. From now on nobody can claim them."""
+        """The files whose versions were all deleted before `deleted_before`. From now on they cannot be claimed."""
         async with self._db.writing("begin_removal") as tx:
             await self._lock(tx)
             is_old = _VERSION.c.deleted_at <= deleted_before
             is_kept = or_(_VERSION.c.deleted_at.is_(None), _VERSION.c.deleted_at > deleted_before)
             kept = union(*_names(is_kept), select(_CLAIM.c.sha256), select(_REMOVAL.c.sha256))
             old = union(*_names(is_old & _VERSION.c.removed_at.is_(None))).subquery()
-            found = await tx.scalars(select(old.c.sha256).where(old.c.sha256.not_in(kept)))  # one snapshot for all
+            found = await tx.scalars(select(old.c.sha256).where(old.c.sha256.not_in(kept)))
             rows = [{"sha256": sha256} for sha256 in sorted(found)]
             if rows:
                 await tx.execute(insert(_REMOVAL), rows)
             return tuple((await tx.scalars(select(_REMOVAL.c.sha256).order_by(_REMOVAL.c.sha256))).all())
 
     async def end_removal(self, sha256s: Sequence[str], now: float) -> None:
-        """These files are gone. A version of which only the master copy or the change is gone is done with, too: its
-        published file is that of another version, which answers for it; unless it is only claimed.
+        """Record that these files were removed, and mark their deleted versions as removed.
+
+        A version may have lost only its master copy or its change. It is marked too, because another version keeps
+        its published file; unless only a claim keeps that file.
         """
         is_claimed = _VERSION.c.sha256.in_(select(_CLAIM.c.sha256))
-        beside = _VERSION.c.master_sha256.in_(sha256s) | _VERSION.c.change_sha256.in_(sha256s)
-        gone = _VERSION.c.sha256.in_(sha256s) | (beside & ~is_claimed)
+        lost_part = _VERSION.c.master_sha256.in_(sha256s) | _VERSION.c.change_sha256.in_(sha256s)
+        gone = _VERSION.c.sha256.in_(sha256s) | (lost_part & ~is_claimed)
         async with self._db.writing("end_removal") as tx:
             await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
             await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
 
     async def _lock(self, tx: AsyncConnection) -> None:
-        """SQLite has one writer at a time anyway."""
-        if not self._db.is_sqlite:
+        if not self._db.is_sqlite:  # which has one writer at a time
             await tx.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIMS_LOCK})
 
 
-# --- within a transaction of others -----------------------------------------------------------------------------------
+# --- within an open transaction ---------------------------------------------------------------------------------------
 
 
 async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[KeptVersion, ...]:
-    """Every version of a run, in their order."""
+    """Every version of a run, in order."""
     rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
     return tuple(_version(row) for row in rows)
 
 
 async def changes_of(tx: AsyncConnection, run: RunId) -> tuple[ModelChange, ...]:
-    """What leads to a run's newest version from those before it, oldest first.
+    """The changes that lead to a run's newest version, oldest first.
 
-    As far as changes were made and are kept, `CHANGES_MAX` at most, and together smaller than the model.
+    They are consecutive, at most `CHANGES_MAX`, and together smaller than the model.
     """
     query = _WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version.desc()).limit(CHANGES_MAX)
     found, n_left = list[ModelChange](), 0
@@ -149,7 +151,7 @@ async def changes_of(tx: AsyncConnection, run: RunId) -> tuple[ModelChange, ...]
 
 
 async def release(tx: AsyncConnection, owner: str) -> None:
-    """What this owner has claimed is referred to by now, or not needed."""
+    """Delete the claims of an owner."""
     await tx.execute(delete(_CLAIM).where(_CLAIM.c.owner == owner))
 
 
@@ -160,21 +162,14 @@ async def add_first_version(tx: AsyncConnection, run: RunId, model: ModelRef, ma
 
 
 async def add_version(tx: AsyncConnection, run: RunId, new: NewModel, now: float) -> None:
-    """The next version, and its model's row if there is none."""
-    known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
-    if (await tx.execute(known)).one_or_none() is None:
-        row = {
-            "sha256": new.ref.sha256,
-            "size_bytes": new.ref.size_bytes,
-            "layout_digest": new.ref.layout_digest,
-            "created_at": now,
-        }
-        await tx.execute(insert(_MODEL).values(row))
+    """The next version, and its model unless it is stored."""
+    if await _model(tx, new.ref.sha256) is None:
+        await _add_model(tx, new.ref, now)
     await tx.execute(insert(_VERSION).values(_columns(run, new, now)))
 
 
 async def note_measurement(tx: AsyncConnection, run: RunId, measured: Measurement) -> None:
-    """A version was measured on held-out data."""
+    """Store what an evaluation measured of a version."""
     mine = (_VERSION.c.run == run, _VERSION.c.version == measured.version)
     columns: dict[str, Any] = {"evaluation": json.dumps(dict(measured.means))}
     if measured.judged is not None:
@@ -183,7 +178,7 @@ async def note_measurement(tx: AsyncConnection, run: RunId, measured: Measuremen
 
 
 async def mark_deleted(tx: AsyncConnection, run: RunId, versions: Collection[int], now: float) -> None:
-    """These versions are not kept any longer; their files go later."""
+    """Mark versions as deleted. Their files are removed later."""
     mine = (_VERSION.c.run == run, _VERSION.c.version.in_(versions))
     await tx.execute(update(_VERSION).where(*mine).values(deleted_at=now))
 
@@ -229,12 +224,9 @@ def _version(row: Row[Any]) -> KeptVersion:
 
 
 def _names(which: ColumnElement[bool]) -> Iterator[Select[tuple[str]]]:
-    """The names of the files of some versions: published ones, master copies and changes."""
+    """Queries for the files of some versions: published files, master copies and changes."""
     for column in (_VERSION.c.sha256, _VERSION.c.master_sha256, _VERSION.c.change_sha256):
         yield select(column.label("sha256")).where(which, column.is_not(None))
-
-
-_LAYOUT = table_of(tables.LayoutRow)
 
 
 class ModelStore:
@@ -244,16 +236,16 @@ class ModelStore:
         self._db = database
 
     async def add_model(self, ref: ModelRef, layout: Layout, now: float) -> None:
-        """Remember an uploaded model; again is the same."""
+        """Add an uploaded model unless it is stored."""
         async with self._db.writing("add_model") as tx:
             if await _model(tx, ref.sha256) is not None:
                 return
             if await _layout(tx, layout.digest) is None:
-                await tx.execute(insert(tables.LayoutRow).values(digest=layout.digest, text=layout.to_json()))
+                await tx.execute(insert(_LAYOUT).values(digest=layout.digest, text=layout.to_json()))
             await _add_model(tx, ref, now)
 
     async def model(self, sha256: str) -> ModelRef | None:
-        """A model by its hash, with version 0: a file is not bound to a run."""
+        """A model by its hash. Its version is 0, because a file is not bound to a run."""
         async with self._db.reading() as tx:
             row = await _model(tx, sha256)
         return None if row is None else ModelRef(0, row.sha256, row.size_bytes, row.layout_digest)
@@ -269,8 +261,7 @@ async def _model(tx: AsyncConnection, sha256: str) -> Row[Any] | None:
 
 
 async def _layout(tx: AsyncConnection, digest: str) -> str | None:
-    found = await tx.execute(select(_LAYOUT.c.text).where(_LAYOUT.c.digest == digest))
-    return found.scalar_one_or_none()
+    return await tx.scalar(select(_LAYOUT.c.text).where(_LAYOUT.c.digest == digest))
 
 
 async def _add_model(tx: AsyncConnection, ref: ModelRef, now: float) -> None:
@@ -280,4 +271,4 @@ async def _add_model(tx: AsyncConnection, ref: ModelRef, now: float) -> None:
         "layout_digest": ref.layout_digest,
         "created_at": now,
     }
-    await tx.execute(insert(tables.ModelRow).values(row))
+    await tx.execute(insert(_MODEL).values(row))

@@ -1,4 +1,4 @@
-"""Who waits for work, as it is stored: the one list of which every replica draws a run's cohorts."""
+"""The stored list of clients that wait for work. Every replica draws its cohorts from it."""
 
 import asyncio
 import logging
@@ -31,40 +31,35 @@ _LEAVE = (
 )
 _ENROLLED = _WAITER.join(_CLIENT, _CLIENT.c.id == _WAITER.c.client)
 _COLUMNS = ("run", "client", "sample_count", "tier", "seen_at", "until")
-_KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
+_KEPT_S = 24 * 3600.0  # a client that has checked in within this time belongs to the fleet
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client that has checked in, and until when it counts as waiting. Times in Unix seconds.
-
-    `has_left`: the check-in that was stored with this `seen_at` has ended.
-    """
+    """A client that has checked in. Times in Unix seconds."""
 
     run: RunId
     client: ClientId
     sample_count: int
     tier: str
     seen_at: float
-    until: float
-    has_left: bool = False
+    until: float  # it counts as waiting until then
+    has_left: bool = False  # the check-in with this `seen_at` has ended
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """A client of a run's fleet: as it last checked in, at `seen_at`; it counted as waiting `until`, and was last heard
-    of at `heard_at`, roughly. Times in Unix seconds.
-    """
+    """A client of a run's fleet. Times in Unix seconds."""
 
     client: ClientId
     sample_count: int
-    seen_at: float
-    until: float
-    heard_at: float
+    seen_at: float  # its last check-in
+    until: float  # it counted as waiting until then
+    heard_at: float  # its last request, roughly
 
 
 class WaiterStore:
-    """The rows of the waiting room."""
+    """The rows of waiting clients."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -75,21 +70,21 @@ class WaiterStore:
         self._noting: asyncio.Task[None] | None = None
 
     async def put(self, waiter: Waiting) -> None:
-        """Store this, together with what others put meanwhile."""
+        """Store a waiter, in one transaction with concurrent calls."""
         await self._batches.do(waiter)
 
     def note(self, waiter: Waiting) -> None:
-        """Store this before long: with the next check-ins (`take_noted`), or by itself."""
+        """Store a waiter soon: with the next check-ins (`take_noted`), or in its own transaction."""
         self.note_all([waiter])
 
     def note_all(self, waiters: Sequence[Waiting]) -> None:
-        """The same of several, such as those that were taken for a transaction that has failed."""
+        """Store several soon, for example those taken for a transaction that failed."""
         self._noted[:0] = waiters
         if self._noted and self._noting is None:
-            self._noting = asyncio.create_task(self._store_noted(), name="who has left")
+            self._noting = asyncio.create_task(self._store_noted(), name="store waiters")
 
     def take_noted(self) -> Sequence[Waiting]:
-        """What was noted and is not being stored yet, for a transaction that is about to be written anyway."""
+        """Take the noted waiters, to store them in a transaction of the caller."""
         noted, self._noted = self._noted, []
         return noted
 
@@ -105,9 +100,9 @@ class WaiterStore:
                 if noted := self.take_noted():
                     await self._put(noted)
         except DatabaseAway:
-            pass  # told once, for all that asks
+            pass  # logged already
         except SQLAlchemyError as error:
-            _log.warning("clients that left are listed as waiting a little longer: %s", error)
+            _log.warning("clients that left count as waiting a little longer, because a write failed: %s", error)
         finally:
             self._noting = None
 
@@ -116,7 +111,7 @@ class WaiterStore:
         return [None] * len(waiters)
 
     def writes(self, waiters: Iterable[Waiting]) -> tuple[Write, ...]:
-        """What stores these. The last check-in of a client counts; that it left, only for the check-in that it ends."""
+        """The writes that store these. A client's last check-in counts. A departure ends only its own check-in."""
         last: dict[tuple[str, str], Waiting] = {}
         left: dict[tuple[str, str], Waiting] = {}
         for waiter in waiters:
@@ -128,14 +123,13 @@ class WaiterStore:
         return self._upsert.of(entered), self._leave.of(gone)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
-        """Everyone who waits in a run now."""
+        """The clients that wait in a run now."""
         query = select(_WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.tier).select_from(_ENROLLED)
         async with self._db.reading() as tx:
             rows = await tx.execute(query.where(*_waits(run, now)))
             return tuple(Candidate(ClientId(row.client), row.sample_count, row.tier) for row in rows)
 
     async def count(self, run: RunId, now: float) -> int:
-        """How many wait in a run now."""
         waiting = select(func.count()).select_from(_ENROLLED).where(*_waits(run, now))
         async with self._db.reading() as tx:
             return int((await tx.execute(waiting)).scalar_one())
@@ -147,7 +141,7 @@ class WaiterStore:
             return int((await tx.execute(query)).scalar_one())
 
     async def fleet(self, run: RunId, now: float, limit: int) -> tuple[FleetMember, ...]:
-        """Who has checked in for a run within a day and was not removed since; `limit` of them at most."""
+        """At most `limit` clients that have checked in for a run within a day and were not removed."""
         heard_at = case((_CLIENT.c.last_heard_at > _WAITER.c.seen_at, _CLIENT.c.last_heard_at), else_=_WAITER.c.seen_at)
         query = (
             select(
@@ -162,18 +156,17 @@ class WaiterStore:
             return tuple(FleetMember(ClientId(row[0]), row[1], row[2], row[3], row[4]) for row in rows)
 
     async def sweep(self, now: float) -> None:
-        """Drop those that have not been here for a day."""
+        """Delete the clients that have not checked in within a day."""
         async with self._db.writing("sweep_waiters") as tx:
             await tx.execute(delete(_WAITER).where(_WAITER.c.seen_at <= now - _KEPT_S))
 
 
 def _waits(run: RunId, now: float) -> tuple[ColumnElement[bool], ...]:
-    """A check-in that was under way when its client was removed is stored all the same: it does not wait."""
+    """A removed client does not wait, even if its check-in was stored after its removal."""
     return (_WAITER.c.run == run, _WAITER.c.until > now, _CLIENT.c.revoked_at.is_(None))
 
 
 def _upsert(is_sqlite: bool) -> Executable:
-    """Put a waiter, in place of what is known of an earlier check-in."""
     statement = (sqlite.insert if is_sqlite else postgresql.insert)(_WAITER)
     changed = {name: statement.excluded[name] for name in _COLUMNS[2:]}
     return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed)

@@ -18,7 +18,7 @@ from umbel.aggregation.secagg.crypto.sealed import open_relayed, seal_relayed
 from umbel.aggregation.secagg.errors import BadShare
 from umbel.aggregation.secagg.session import Session
 from umbel.server.store.keys import AuditKey, ForgedRelayKey
-from umbel.server.store.relayed import PublishedKey, RelayStore
+from umbel.server.store.replicas import PublishedKey, RelayStore
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tests.servers.files_now import contents_of
 from tests.servers.postgres import dump
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs.local import LocalBlobs
-from umbel.server.store.relayed import RelayStore
+from umbel.server.store.replicas import RelayStore
 
 
 @dataclass(frozen=True)

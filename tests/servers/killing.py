@@ -41,8 +41,7 @@ from umbel.server.serve.process import run
 from umbel.server.settings import Settings
 from umbel.server.store.deployment import Deployment
 from umbel.server.store.locked_run import LockedRun
-from umbel.server.store.relayed import RelayStore
-from umbel.server.store.replicas import Replicas
+from umbel.server.store.replicas import RelayStore, Replicas
 from umbel.server.store.rounds import RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.waiters import WaiterStore

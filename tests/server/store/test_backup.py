@@ -77,12 +77,12 @@ def test_a_copy_that_was_made_of_a_running_coordinator_goes_on_and_one_without_i
     shutil.rmtree(restored / "blobs" / "models")
     with serving(restored, tmp_path / "older.log"):
         pass
-    assert "run demo cannot go on" not in (tmp_path / "older.log").read_text(), "it is finished"
+    assert "run demo cannot continue" not in (tmp_path / "older.log").read_text(), "it is finished"
 
     shutil.rmtree(backup / "blobs" / "models")
     with serving(backup, tmp_path / "older.log"):
         pass
-    said = f"run demo cannot go on: its newest model is not in {backup / 'blobs'}"
+    said = f"run demo cannot continue: its newest model is not in {backup / 'blobs'}"
     assert said in (tmp_path / "older.log").read_text()
 
     shutil.rmtree(backup / "blobs")

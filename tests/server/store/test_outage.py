@@ -122,8 +122,8 @@ def test_many_transactions_that_fail_are_one_line_and_so_is_the_return(
     asyncio.run(scenario())
     gone, still, back = (record.getMessage() for record in caplog.records if record.name == database_outage.__name__)
     assert gone.startswith("the database does not answer (")
-    assert gone.endswith("(1 failed so far)")
-    assert still.endswith("(51 failed so far)")
+    assert gone.endswith("(1 transaction failed so far)")
+    assert still.endswith("(51 transactions failed so far)")
     assert back.endswith("; 51 transactions failed")
 
 

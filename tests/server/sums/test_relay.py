@@ -29,8 +29,7 @@ from umbel.server.clock import Clock
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.store import tables
 from umbel.server.store.keys import AuditKey
-from umbel.server.store.relayed import RelayStore
-from umbel.server.store.replicas import closing_job
+from umbel.server.store.replicas import RelayStore, closing_job
 from umbel.server.sums.relay import Relay
 
 LOG_PAGE_BYTES = 8192

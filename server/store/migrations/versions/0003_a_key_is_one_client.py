@@ -19,9 +19,9 @@ def upgrade() -> None:
     )
     if pairs := sorted(f"{one!r} and {other!r}" for one, other in twice):
         raise UnfitDatabase(
-            f"clients of this database have one key under two names, which no cohort can have: {', '.join(pairs)}; "
-            "start the version of umbel from before once more, take one name of each out with `umbel client remove "
-            "NAME`, and start this one again"
+            f"a client key is enrolled under two names, which a cohort cannot contain: {', '.join(pairs)}; "
+            "start the previous version of umbel again, remove one name of each pair with `umbel client remove NAME`, "
+            "then start this version"
         )
     may_speak = sa.text(MAY_SPEAK)
     op.create_index(
