@@ -22,7 +22,7 @@ from umbel.aggregation.run.records import ClientRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.server.store.stored import ClientEvidence, LiveRun, StoredRun
+from umbel.server.store.stored import ClientEvidence, LiveRun
 
 _MASKED = "masked, and deleted as soon as they were added up: of a secure round there is only the sum"
 
@@ -84,7 +84,7 @@ def round_ended(
         run_reason=end.reason,
         run_file_sha256=run_file_sha256,
         layout_digest=run.model.layout_digest,
-        model_in=_newest(run),
+        model_in=ModelId(run.model.version, run.model.sha256, run.master_sha256),
         model_out=_made(end),
         rolled_back_to=record.rolled_back_to,
         plan=plan,
@@ -125,10 +125,6 @@ def _ended_state(live: LiveRun) -> Closing | Abandoned:
     state = live.state.closing if isinstance(live.state, Committed) else live.state
     assert isinstance(state, Closing | Abandoned), "the attempt has ended"
     return state
-
-
-def _newest(run: StoredRun) -> ModelId:
-    return ModelId(run.model.version, run.model.sha256, run.master_sha256)
 
 
 def _made(end: RoundEnd) -> ModelId | None:

@@ -113,7 +113,6 @@ class RunDriver:
 
     @property
     def plan(self) -> RoundPlan:
-        """The plan of the newest attempt."""
         return self.live.plan
 
     @property
@@ -131,15 +130,12 @@ class RunDriver:
         return self.run.status is RunStatus.PAUSED
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
-        """This client's assignment in the newest attempt, if it has one."""
         return self.live.assignment_id(client)
 
     def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
-        """Whether this is the client's assignment in the newest attempt."""
         return self.live.knows(client, assignment)
 
     def open_round(self, client: ClientId) -> Training | None:
-        """The round under way, if it still waits for this client."""
         return self.live.open_round(client, self.services.clock.now())
 
     # --- its life -----------------------------------------------------------------------------------------------------

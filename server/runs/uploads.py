@@ -95,7 +95,9 @@ class Uploads:
         """Receive a chunk, store it, and make it count."""
         _require_fit(begun, incoming, self._services.settings.chunk_bytes_max)
         with self._intake.place(f"{place.client} {place.driver.name}", incoming.n_bytes) as arrival:
-            chunk = Chunk(_key(place.assignment, begun.offset), incoming.n_bytes)
+            # No other request has this key, so a chunk that counts is never overwritten.
+            key = f"updates/{place.assignment}/{begun.offset}-{secrets.token_hex(8)}"
+            chunk = Chunk(key, incoming.n_bytes)
             await _store(self._services.blobs, chunk, incoming.body, arrival)
             return await self._take(place, Arrived(place.assignment, known, begun, chunk, incoming.is_last))
 
@@ -201,11 +203,6 @@ async def _repeat_end(known: StoredUpload, incoming: Incoming) -> StoredUpload:
         if piece:
             raise LyingLength(f"the upload was declared to have {known.length} bytes, and more came")
     return known
-
-
-def _key(assignment: AssignmentId, offset: int) -> str:
-    """A name that no other request has, so that a chunk that counts is never overwritten."""
-    return f"updates/{assignment}/{offset}-{secrets.token_hex(8)}"
 
 
 def _known(upload: StoredUpload | None) -> StoredUpload:
