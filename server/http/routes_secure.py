@@ -42,7 +42,7 @@ async def put_message(
     """
     body = await read_body(request, device.body_sha256)
     with state.lines.open(device.client, request.receive) as line:
-        is_done = await state.reception.secure.hear(
+        is_done = await state.reception.secure.take_message(
             device.client, AssignmentId(assignment), _phase(phase), body, (wait_s, line)
         )
     return Response(status_code=204 if is_done else 202)
@@ -55,7 +55,9 @@ async def get_message(
     """What a client needs for its turn in a phase; held open until that has come. 204: not yet."""
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive) as line:
-        told = await state.reception.secure.tell(device.client, AssignmentId(assignment), _phase(phase), (wait_s, line))
+        told = await state.reception.secure.message_for(
+            device.client, AssignmentId(assignment), _phase(phase), (wait_s, line)
+        )
     return Response(status_code=204) if told is None else Response(told, media_type=OCTETS)
 
 

@@ -1,30 +1,29 @@
-"""The assignment of a client, made from the stored state whenever it is asked for, so that a repeat cannot differ."""
+"""A client's assignment, made from the stored state at each request, so that a repeated request gets the same one."""
 
 import base64
 import hashlib
 from dataclasses import replace
 
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer
-from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.round.states import Closing, Training
 from umbel.aggregation.types import ClientId
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
+from umbel.server.sums.updates import RoundCodec
 
 
 class Assignments:
     """Assignments of one run's newest attempt."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, codec: RoundCodec) -> None:
         self._services = services
-        self._offer: tuple[int, SecureOffer] | None = None
-        self._ranks: tuple[int, dict[ClientId, int]] | None = None
+        self._codec = codec
+        self._offer: tuple[int, SecureOffer] | None = None  # with the attempt's `round_id`
 
     async def of(self, live: LiveRun, client: ClientId, state: Training | Closing) -> Assignment:
-        """What this client of the cohort is asked to do. (A client of a secure round draws a seed of its own.)"""
+        """The assignment of a client of the cohort. In a secure round the client ignores `seed` and draws its own."""
         plan, file = state.plan, live.run.file
-        away_s = state.away_s
-        left_s = state.opened_at + plan.window_s + away_s - self._services.clock.now()
+        left_s = state.opened_at + plan.window_s + state.away_s - self._services.clock.now()
         return Assignment(
             id=live.assignment_id(client),
             run=plan.run,
@@ -39,15 +38,10 @@ class Assignments:
             window_s=max(0.0, left_s),
             task=plan.task,
             share=file.share_of(plan.task),
-            rank=self._rank(live, client, state),
+            rank=self._codec.rank(live, client),
             changes=live.run.changes,
             secure=await self._secure(live, client, state),
         )
-
-    def _rank(self, live: LiveRun, client: ClientId, state: Training | Closing) -> int:
-        if self._ranks is None or self._ranks[0] != live.round_id:
-            self._ranks = live.round_id, ranks_of(state.cohort)
-        return self._ranks[1][client]
 
     async def _secure(self, live: LiveRun, client: ClientId, state: Training | Closing) -> SecureOffer | None:
         if not (state.exchange and state.plan.secure):
@@ -56,7 +50,7 @@ class Assignments:
             names = sorted(state.cohort)
             keys = await self._services.registry.keys(names)
             section = live.run.file.secure
-            assert section is not None, "a round is secure because the run file says so"
+            assert section is not None, "a round is secure only if the run file is"
             offer = SecureOffer(
                 attempt_id=state.exchange.attempt_id,
                 opening_commitment=hashlib.sha256(bytes.fromhex(state.exchange.opening)).hexdigest(),

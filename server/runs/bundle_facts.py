@@ -1,4 +1,4 @@
-"""The facts in audit bundles: of a run's creation, and of each attempt's end. Pure."""
+"""The facts in audit bundles: about a run's creation and about each attempt's end. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from umbel.aggregation.run.records import ClientRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.server.store.stored import ClientEvidence, LiveRun, StoredRun
+from umbel.server.store.stored import ClientEvidence, LiveRun
 
 _MASKED = "masked, and deleted as soon as they were added up: of a secure round there is only the sum"
 
@@ -38,15 +38,15 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class AttemptClients:
-    """What the record and the audit bundle say of each client of an attempt.
+    """What the record and the audit bundle say about each client of an attempt.
 
-    It grows with the cohort, so of a round that commits it is made before the transaction that ends it.
+    Its size grows with the cohort, so for a round that commits it is made before the transaction.
     """
 
     opened_at: float
     records: tuple[ClientRecord, ...]
     participants: CanonicalText[Participant]
-    evidence: Mapping[ClientId, ClientEvidence]  # that `participants` was made of
+    evidence: Mapping[ClientId, ClientEvidence]  # from which `participants` was made
 
 
 def attempt_clients(
@@ -67,14 +67,9 @@ def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str,
 def round_ended(
     live: LiveRun, end: RoundEnd, run_file_sha256: str, clients: AttemptClients, updates: KeptUpdates
 ) -> RoundEnded:
-    """The facts of an attempt's end.
+    """The facts about an attempt's end. `live`: the run with the model that the attempt began with, in its last state.
 
-    Args:
-        live: the run with the model that the attempt began with, and the attempt's last state.
-        end: how it ended.
-        run_file_sha256: as the run's first bundle has it.
-        clients: of the attempt.
-        updates: which updates were deleted by this end.
+    `run_file_sha256`: as in the run's first bundle. `updates`: the updates that this end deletes.
     """
     state, run, record = _ended_state(live), live.run, end.record
     plan, signed = state.plan, clients.participants
@@ -89,7 +84,7 @@ def round_ended(
         run_reason=end.reason,
         run_file_sha256=run_file_sha256,
         layout_digest=run.model.layout_digest,
-        model_in=_newest(run),
+        model_in=ModelId(run.model.version, run.model.sha256, run.master_sha256),
         model_out=_made(end),
         rolled_back_to=record.rolled_back_to,
         plan=plan,
@@ -111,7 +106,7 @@ def round_ended(
 
 
 def retention_of(live: LiveRun, end: RoundEnd) -> Retention:
-    """What the run file says of the updates of an attempt that ends now, and of earlier ones."""
+    """Which updates of this attempt and of earlier ones are kept, by the run file."""
     policy, is_model = live.run.file.retention, end.record.committed and end.record.task.makes_model
     keeps = is_model and policy.n_update_rounds != 0
     expired_round = end.record.round - policy.n_update_rounds if is_model and policy.n_update_rounds else None
@@ -130,10 +125,6 @@ def _ended_state(live: LiveRun) -> Closing | Abandoned:
     state = live.state.closing if isinstance(live.state, Committed) else live.state
     assert isinstance(state, Closing | Abandoned), "the attempt has ended"
     return state
-
-
-def _newest(run: StoredRun) -> ModelId:
-    return ModelId(run.model.version, run.model.sha256, run.master_sha256)
 
 
 def _made(end: RoundEnd) -> ModelId | None:
@@ -160,7 +151,7 @@ def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Client
     client = ClientId(one.client)
     member, accepted = state.cohort[client], state.accepted.get(client)
     report = evidence.report
-    if accepted is not None and report is None:  # it came before this coordinator kept signatures
+    if accepted is not None and report is None:  # it came before coordinators kept signatures
         report = SignedReport(canonical(accepted.work))
     return Participant(
         client=one.client,

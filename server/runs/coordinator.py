@@ -1,4 +1,7 @@
-"""The runs of this coordinator: opened, created, kept in step with what other replicas do. Devices: `reception.py`."""
+"""All runs of this coordinator: it opens and creates them, and follows what other replicas do.
+
+`reception.py` answers the requests of devices.
+"""
 
 import asyncio
 import logging
@@ -25,7 +28,7 @@ from umbel.server.runs.view import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.versions import BeingRemoved, creator_of
-from umbel.server.sums.model_removal import hold
+from umbel.server.sums.model_files import hold
 
 _log = logging.getLogger(__name__)
 FLUSH_S = 1.0
@@ -34,9 +37,10 @@ OVER_KEPT_S = 600.0
 
 
 class Coordinator:
-    """Every run's driver.
+    """The drivers of all runs.
 
-    Of a run that is over only its view is kept, `OVER_KEPT_S` after it was last asked for; then it is opened anew.
+    Of a run that is over only its view is kept once no request has asked for the run for `OVER_KEPT_S`. The next
+    request opens it again.
     """
 
     def __init__(self, services: Services) -> None:
@@ -45,17 +49,17 @@ class Coordinator:
         self.is_closing = False
         self._over: dict[RunId, RunView] = {}
         self._opening = asyncio.Lock()
-        self._heeding = asyncio.Lock()
+        self._counting_outage = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take up every stored run where it was, and drop updates that belong to no open round."""
+        """Continue every stored run from its stored state, and begin to follow other replicas."""
         for name in await self.services.rounds.revisions():
             if driver := await self._open(name):
                 await self._let_go_if_idle(driver)
-        await self.heed_outage()
+        await self.count_outage()
         await self.services.uptime.sign()
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
@@ -70,42 +74,40 @@ class Coordinator:
         await self.services.waiters.settle()
 
     def hang_up(self) -> None:
-        """Answer every request that is held open: the coordinator is about to go."""
+        """Answer every request that is held open, because the coordinator is shutting down."""
         self.is_closing = True
         for driver in self.drivers.values():
             driver.bells.ring_all()
 
     async def driver(self, run: RunId) -> RunDriver:
-        """The driver of a run, which may have been created at another replica a moment ago."""
+        """The driver of a run, which another replica may just have created. Raises `Refused` for an unknown run."""
         if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
             driver = await self._open(run)
         if driver is None:
-            detail = (
-                f"there is no run named {run!r}; the coordinator's operator sees those that there are: umbel run list"
-            )
+            detail = f"there is no run named {run!r}; the coordinator's operator can list the runs: umbel run list"
             raise Refused("unknown-run", detail)
         driver.asked_at = self.services.clock.now()
         return driver
 
     def views(self) -> tuple[RunView, ...]:
-        """Every run at a glance, the oldest first."""
+        """A view of every run, the oldest first."""
         views = self._over | {name: view_of(driver.live) for name, driver in self.drivers.items()}
         return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
     async def create_run(
         self, file: RunFile, model_sha256: str, members: SignedMembers | None = None
     ) -> tuple[RunDriver, bool]:
-        """The run of this file, and whether it is new. Raises `Refused` if another run has its name.
+        """Return the run of this file, created if there is none, and whether it is new.
 
-        `members`: the list that the file names; from now on no other client is drawn, in a run that was there before,
-        too.
+        `members`: the member list that the file names. From now on the run draws no other client, even if the run is
+        not new. Raises `Refused` if the name belongs to a run with another file or model.
         """
-        await self.heed_outage()  # nobody signs while there is no run to sign for
+        await self.count_outage()  # first: while there is no run, no replica signs that it is at work
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
             is_new = await self._add_run(file, model_sha256, members)
             driver = await self._open(RunId(file.name))
-        assert driver is not None, "it was just stored, and runs are never deleted"
+        assert driver is not None, "the run was just stored, and runs are never deleted"
         if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
             detail = (
                 f"a run named {file.name!r} exists with another file or model. A run cannot be changed: give this one "
@@ -113,11 +115,11 @@ class Coordinator:
             )
             raise Refused("run-exists", detail)
         if members is not None and await driver.members.give(members):
-            await self._show_out(driver, members.list)
+            await self._expel_strangers(driver, members.list)
         return driver, is_new
 
-    async def _show_out(self, driver: RunDriver, members: MemberList) -> None:
-        """Who waits already and is no member is not drawn any more, and told why."""
+    async def _expel_strangers(self, driver: RunDriver, members: MemberList) -> None:
+        """Stop drawing waiting clients that are not members, and wake their requests, which are then refused."""
         journal.members_given(driver.name, members.words)
         for candidate in await driver.waiting.candidates():
             if await stranger(self.services.registry, members, candidate.client) is not None:
@@ -125,11 +127,11 @@ class Coordinator:
                 driver.bells.ring((candidate.client,))
 
     async def _add_run(self, file: RunFile, model_sha256: str, members: SignedMembers | None) -> bool:
-        """Store a new run; False if another request was faster."""
+        """Store a new run. Returns False if another request has stored it first."""
         services, owner = self.services, creator_of(RunId(file.name), model_sha256)
         model = await services.models.model(model_sha256)
         if model is None:
-            raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
+            raise Refused("unknown-model", "this model is not stored; upload it first, to /v1/admin/models/{sha256}")
         layout = await self._layout(model.layout_digest)
         if file.privacy is not None:
             try:
@@ -147,7 +149,7 @@ class Coordinator:
             await hold(services, owner, {model_sha256, master})
         except (UnknownBlob, BeingRemoved) as error:
             raise Refused(
-                "unknown-model", "this model was deleted with a run's old version; upload it again"
+                "unknown-model", "this model was deleted with an old version of a run; upload it again"
             ) from error
         now = services.clock.now()
         first = Recruiting(file.first_plan(layout.n_values), since=now)
@@ -165,7 +167,7 @@ class Coordinator:
         return True
 
     async def _open(self, name: RunId) -> RunDriver | None:
-        """A run's driver, made if it is not there yet; None if no such run is stored."""
+        """The driver of a run, made if there is none yet; None if no such run is stored."""
         async with self._opening:
             if (known := self.drivers.get(name)) is not None:
                 return known
@@ -179,7 +181,7 @@ class Coordinator:
             return driver
 
     async def _let_go_if_idle(self, driver: RunDriver) -> None:
-        """Keep only the view of a run that is over and that nobody has asked for lately: no run comes back to life."""
+        """Keep only the view of a run that is over and that no request has asked for lately."""
         async with self._opening:
             is_idle = self.services.clock.now() - driver.asked_at >= OVER_KEPT_S
             if driver.is_over and is_idle and self.drivers.get(driver.name) is driver:
@@ -191,21 +193,21 @@ class Coordinator:
         assert layout is not None, "a model is stored with its layout"
         return layout
 
-    # --- what other replicas do ---------------------------------------------------------------------------------------
+    # --- other replicas -----------------------------------------------------------------------------------------------
 
     async def _keep_looking(self) -> None:
-        """See what other replicas have done, and store what has been counted here."""
+        """Follow what other replicas do, and store the traffic that was counted here."""
         while True:
             try:
                 await self._look()
             except DatabaseAway:
-                pass  # told once, for all that asks
+                pass  # the database logs it, once
             except Exception:
-                _log.exception("cannot read what the other replicas store; trying again")
+                _log.exception("reading the changes of other replicas failed; trying again")
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
-        await self.heed_outage()
+        await self.count_outage()
         if not all(driver.is_over for driver in self.drivers.values()):
             await self.services.uptime.sign()
         revisions: Mapping[RunId, int] = {}
@@ -218,24 +220,24 @@ class Coordinator:
                 await self._look_at(name, revisions.get(name))
             except DatabaseAway:
                 raise
-            except Exception:  # one run's trouble is not the others'
-                _log.exception("run %s: cannot read what the other replicas store; trying again", name)
+            except Exception:  # the other runs must continue
+                _log.exception("run %s: reading the changes of other replicas failed; trying again", name)
 
-    async def heed_outage(self) -> None:
-        """Where nobody could take reports for a while, no round's window counts that."""
+    async def count_outage(self) -> None:
+        """If no coordinator was at work for a while, count that time in no round's window."""
         if await self.services.uptime.outage() is None:
             return
-        async with self._heeding:
+        async with self._counting_outage:
             if (outage := await self.services.uptime.outage()) is None:
-                return  # another request saw to it
+                return  # another request has counted it
             drivers = [one for one in self.drivers.values() if not one.is_over]
-            if drivers:  # else there was nothing to sign for
+            if drivers:
                 journal.was_away(outage.now - outage.since)
             for driver in drivers:
                 try:
                     await driver.was_away(outage)
-                except Exception:  # its next step begins with it
-                    _log.exception("run %s: cannot check its window", driver.name)
+                except Exception:  # its next step counts the outage
+                    _log.exception("run %s: counting an outage failed; the next step tries again", driver.name)
             await self.services.uptime.sign()
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:
@@ -250,12 +252,12 @@ class Coordinator:
         else:
             await driver.pacing.look()
 
-    # --- what is asked of all runs ------------------------------------------------------------------------------------
+    # --- all runs -----------------------------------------------------------------------------------------------------
 
     async def release(self, client: ClientId) -> None:
-        """A client was revoked: no round waits for it or draws it any more, and what it holds open is answered.
+        """Release a revoked client: no round waits for it or draws it, and its held requests are answered.
 
-        What it has reported stays: it counted when it came.
+        Reports that were accepted from it still count.
         """
         for driver in self.drivers.values():
             await driver.waiting.expel(client)

@@ -1,4 +1,4 @@
-"""What one transaction decides about a run: each input on the state that the one before has left. Pure."""
+"""What one step decides about a run: it takes inputs one after another. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from umbel.server.store.stored import Answered, Change, LiveRun, StoredRun, Stor
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows from some inputs, the first of those that were given. The others are for the next transaction."""
+    """What follows from the first inputs of those given. The others are for the next step."""
 
     before: LiveRun
     inputs: Sequence[RunInput]
@@ -41,7 +41,7 @@ class Decision:
     commands: Sequence[Command]
     uploads: Mapping[AssignmentId, StoredUpload]
     rolled_back_to: KeptVersion | None = None
-    waiting: Recruiting | None = None  # what the open recruiting waits for now, which is not stored
+    waiting: Recruiting | None = None  # what the round waits for now; it is shown, but not stored
 
     @property
     def changes_nothing(self) -> bool:
@@ -49,26 +49,26 @@ class Decision:
 
     @property
     def ended(self) -> Abandoned | Committed | None:
-        """The attempt's last state, if it has just ended."""
+        """The attempt's last state, if this step ended it."""
         state = self.change.state
         return state if state is not self.before.state and isinstance(state, Abandoned | Committed) else None
 
     @property
     def opened(self) -> Training | None:
-        """The round, if it was just opened."""
+        """The round, if this step opened it."""
         state, was = self.change.state, self.before.state
         return state if isinstance(state, Training) and isinstance(was, Recruiting) else None
 
     @property
     def made(self) -> Made | None:
-        """What a round that was just committed has made."""
+        """The result that committed the round, if this step did."""
         last = self.inputs[-1] if self.inputs else None
         return last if isinstance(last, Made) and isinstance(self.change.state, Committed) else None
 
     def end(self, run: StoredRun, state: Abandoned | Committed, known: Known) -> RoundEnd:
-        """How the attempt has ended, and what comes next."""
+        """How the attempt ended, and what comes next."""
         if isinstance(state, Committed):
-            assert self.made is not None, "a round commits with what was made of it"
+            assert self.made is not None, "only a result commits a round"
             return endings.finished(run, state.closing, self.made.upshot, known)
         if self.rolled_back_to is not None:
             return endings.rolled_back(run, state, self.rolled_back_to, known)
@@ -81,13 +81,9 @@ def decide(
     uploads: Mapping[AssignmentId, StoredUpload],
     history: Sequence[KeptVersion],
 ) -> Decision:
-    """Decide on inputs, in their order, until one ends the attempt.
+    """Decide on inputs in their order, the oldest first, until one ends the attempt.
 
-    Args:
-        inputs: the oldest first.
-        live: the run as it is stored at this moment.
-        uploads: those of the reports among the inputs.
-        history: the run's versions, if `needs_history`.
+    `live`: the run as it is stored. `uploads`: those of the reports. `history`: the versions, if `needs_history`.
     """
     deciding, answers = _Deciding(live, uploads, history), list[ReportAnswer | Exception | None]()
     for one in inputs:
@@ -101,7 +97,7 @@ def decide(
 
 
 def needs_history(inputs: Sequence[RunInput]) -> bool:
-    """Whether the run's versions matter: to rollbacks, and to the ends of rounds that are not abandoned."""
+    """Whether the decision needs the run's versions: for rollbacks and for results."""
     return any(isinstance(one, Rollback | Made) for one in inputs)
 
 
@@ -125,7 +121,6 @@ class _Deciding:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the attempt has ended here."""
         return isinstance(self.state, Abandoned | Committed) and type(self.state) is not type(self.live.state)
 
     def take(self, given: RunInput) -> ReportAnswer | None:
@@ -167,7 +162,7 @@ class _Deciding:
     def _happen(self, event: Event | None, round_id: int | None) -> None:
         status = self.status[0] if self.status else self.live.run.status
         if round_id not in (None, self.live.round_id):
-            return  # another replica was faster, and what it made is already the base of the next
+            return  # another replica has ended this attempt
         if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):
             return
         self._advance(event)
@@ -185,7 +180,7 @@ class _Deciding:
             raise PastAttempt
 
     def _advance(self, event: Event, check: Callable[[], None] = lambda: None) -> bool:
-        """Take the machine's next step. Returns whether a report or message counts now, once `check` has passed."""
+        """Advance the machine. Returns whether a report or message counts; `check` may refuse it before that."""
         counted = False
 
         def count() -> None:
@@ -200,13 +195,13 @@ class _Deciding:
     def decision(self, inputs: Sequence[RunInput], answers: Sequence[ReportAnswer | Exception | None]) -> Decision:
         live, state, waiting = self.live, self.state, None
         if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
-            waiting, state = state, live.state  # only `why` can have changed, which is not worth a write
+            waiting, state = state, live.state  # at most `why` has changed, which is not stored
         declined = self._declined(inputs)
         change = Change(state, tuple(self.answered), self.status, declined, tuple(self.sealed), self.traffic)
         return Decision(live, inputs, answers, change, self.commands, self.uploads, self.rolled_back_to, waiting)
 
     def _declined(self, inputs: Sequence[RunInput]) -> tuple[ClientId, ...]:
-        """Clients that declined in the step that closed or abandoned the round: its new state has them as missing."""
+        """The clients that declined in a step that closed or abandoned the round: its new state has them as missing."""
         if not isinstance(self.live.state, Training) or not isinstance(self.state, Closing | Abandoned):
             return ()
         named = {one.event.client for one in inputs if isinstance(one, DeclineInput)}

@@ -1,8 +1,8 @@
-"""One run, driven: inputs in, one transaction for those that are waiting (`step.py`), then its commands carried out.
+"""Drives one run: one transaction for all waiting inputs (`step.py`), then the commands that follow from it.
 
-A task of its own supplies the inputs that no request causes: waiting clients, the end of the window, the result of a
-closed round (`closing.py`). After a restart it continues from the stored state. Every replica has a driver for every
-run, and any of them may move it.
+A task supplies the inputs that no request causes: waiting clients, the end of the window, the result of a closed round
+(`closing.py`). After a restart the driver continues from the stored state. Every replica has a driver for every run,
+and each of them may move the run.
 """
 
 import asyncio
@@ -53,55 +53,53 @@ from umbel.server.runs.inputs import Happening, Made, RunInput
 from umbel.server.runs.mailbox import Answers, Mailbox
 from umbel.server.runs.memory import RunMemory
 from umbel.server.runs.orders import Order
+from umbel.server.runs.reports import exchange_of
 from umbel.server.runs.step import Step, take_step
 from umbel.server.runs.view import RunNow
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
 from umbel.server.sums.secure import SecureRounds
+from umbel.server.sums.updates import RoundCodec
 
-if TYPE_CHECKING:  # these import torch, which takes seconds: a coordinator listens before that
-    from umbel.aggregation.codec.update_codec import UpdateReader
+if TYPE_CHECKING:  # it imports torch, which takes seconds: a coordinator listens before that
     from umbel.server.sums.closing import Closer
-    from umbel.server.sums.round_codec import RoundCodec
 
 _log = logging.getLogger(__name__)
 _RETRY_S_MAX = 60.0
 _DATABASE_RETRY_S = 1.0
-_GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
-_GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
-_WATCH_S = 0.1  # another replica closes the round: see whether it still does
-_RELAY_S = 0.25  # and in a secure one, what clients have revealed elsewhere
-_FEW = 200  # so many are counted in no time
+_GATHERING_SHARE = 20  # after listing the waiting clients, the task pauses 20 times as long as that took
+_GATHERING_PAUSE_S_MAX = 1.0
+_WATCH_S = 0.1  # between looks at whether the replica that closes the round is still alive
+_RELAY_S = 0.25  # between looks at the shares that other replicas have received
+_FEW = 200  # listing this many waiting clients takes no noticeable time
 
 
 class RunDriver:
-    """A run as this replica knows it. `live`: as it was stored when this replica last looked.
-
-    `now`: what it shows of its round; `asked_at`: when a request last asked for it.
-    """
+    """One run at this replica."""
 
     def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
         self.services = services
-        self.live = live
+        self.live = live  # the run as it was stored when this replica last looked
         self.layout = layout
-        self.asked_at = float("-inf")
+        self.asked_at = float("-inf")  # when a request last asked for this run
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.members = RunMembers(services.member_lists, live.run.file, services.clock)
         self.memory = RunMemory(services, live, self.bells)
         self.now = RunNow(services, self.memory, self.waiting, self.bells, lambda: self.live)
-        self.assignments = Assignments(services)
+        self.codec = RoundCodec(layout)
+        self.assignments = Assignments(services, self.codec)
         self.secure = SecureRounds(services, self.assignments.of)
         self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
-        self._outage: Outage | None = None  # not told to the run yet
+        self._outage: Outage | None = None  # one that no step has counted yet
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- its state ----------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> RunId:
@@ -117,7 +115,6 @@ class RunDriver:
 
     @property
     def plan(self) -> RoundPlan:
-        """The plan of the newest attempt."""
         return self.live.plan
 
     async def _import_torch(self) -> None:
@@ -126,65 +123,46 @@ class RunDriver:
             await asyncio.to_thread(import_module, "umbel.server.sums.closing")
 
     @cached_property
-    def _round_codec(self) -> "RoundCodec":
-        from umbel.server.sums.round_codec import RoundCodec  # it imports torch
-
-        return RoundCodec(self.layout)
-
-    @cached_property
     def _closer(self) -> "Closer":
         from umbel.server.sums.closing import Closer  # it imports torch
 
-        return Closer(self.services, self.layout, self._round_codec, self.secure)
-
-    @property
-    def codec(self) -> "UpdateReader":
-        """What updates of the newest attempt are read with."""
-        return self._round_codec.of(self.live)
-
-    def rank(self, client: ClientId) -> int:
-        """This client's place in the newest attempt's cohort."""
-        return self._round_codec.rank(self.live, client)
+        return Closer(self.services, self.layout, self.codec, self.secure)
 
     @property
     def pacing(self) -> Pacing:
-        """When clients without work should come back."""
         return self.memory.pacing
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen in this run. A stop lets a round that has closed commit."""
+        """Whether the run has ended. After a stop, a round that has closed still commits."""
         return self.run.status.is_over and not isinstance(self.state, Closing)
 
     @property
     def is_paused(self) -> bool:
-        """Whether no round is begun until an operator resumes the run. One that is open goes on."""
+        """Whether no new round begins until an operator resumes the run. An open round continues."""
         return self.run.status is RunStatus.PAUSED
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
-        """This client's assignment in the newest attempt, if it has one."""
         return self.live.assignment_id(client)
 
     def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
-        """Whether this is the client's assignment in the newest attempt."""
         return self.live.knows(client, assignment)
 
     def open_round(self, client: ClientId) -> Training | None:
-        """The round under way, if it still waits for this client."""
         return self.live.open_round(client, self.services.clock.now())
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take up the newest attempt as it was stored, and begin to drive."""
+        """Continue the newest attempt from its stored state."""
         await self.memory.start()
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
     async def close(self) -> None:
-        """Stop driving. What is stored stays as it is; a transaction that has begun is waited for.
+        """Stop driving, after a transaction that has begun.
 
-        Cut short, it would leave SQLite locked until its connection is collected.
+        A cancelled transaction would leave SQLite locked until its connection is garbage-collected.
         """
         if self._task is not None:
             self._task.cancel()
@@ -193,23 +171,23 @@ class RunDriver:
         await self._mailbox.close()
         await self._closer.forget()
         await self._closer.settle()
-        with suppress(DatabaseAway):  # the counts of a second, at most
+        with suppress(DatabaseAway):  # at most a second's counts are lost
             await self.flush_traffic()
 
     def wake(self) -> None:
-        """Something has happened that no event tells: look again."""
+        """Make the task look again, after a change that is no input."""
         self._woken.set()
         self.now.changed()
 
     async def submit(self, given: RunInput) -> ReportAnswer | None:
-        """Let an input count; returns the answer to a report. Durable on return.
+        """Take an input in the next step; return the answer to a report. The step is durable on return.
 
-        Raises `Refused` or an `UpdateRefused` for what cannot count, `PastAttempt`.
+        Raises `Refused` or an `UpdateRefused` for an input that cannot count, and `PastAttempt`.
         """
         return await self._mailbox.submit(given)
 
     async def catch_up(self) -> None:
-        """See what other replicas have done."""
+        """Load what other replicas have done."""
         async with self._mailbox.moving:
             before, after = self.live, await self.services.rounds.refresh(self.live)
             if after is not before:
@@ -217,30 +195,30 @@ class RunDriver:
                 await self._noticed(before, after)
 
     async def obey(self, order: Order) -> None:
-        """Do as an operator says. Durable on return; raises `Refused` for what cannot be done."""
+        """Carry out an operator's order. It is durable on return. Raises `Refused` if the run cannot follow it."""
         await self.submit(order)
         self.wake()
         self.bells.ring_all()
 
     async def was_away(self, outage: Outage) -> None:
-        """Nobody could take reports for a while: the window does not count it."""
+        """Count no time of this outage in the round's window."""
         self._outage = outage
         await self.submit(Happening())
 
     def note_download(self, client: ClientId, n_bytes: int) -> None:
-        """Count bytes that a client of the cohort has fetched; they are stored before long."""
+        """Count bytes that a client of the cohort downloaded. `flush_traffic` stores the counts."""
         if isinstance(self.state, Training) and client in self.state.cohort:
             self._traffic.down[self.assignment_id(client)] += n_bytes
 
     def note_message(self, assignment: AssignmentId, *, up: int = 0, down: int = 0) -> None:
-        """Count bytes of a secure round's messages that no transaction counts, likewise."""
+        """Count bytes of a secure round's messages that no step counts."""
         self._traffic.up[assignment] += up
         self._traffic.down[assignment] += down
 
     async def flush_traffic(self) -> None:
-        """Store what has been counted; on return it is, also what somebody else had begun to store.
+        """Store all counts, also those that another call has begun to store.
 
-        It goes on without whoever is cancelled meanwhile: rolled back, it would be lost. `close` waits for it.
+        A cancelled caller does not stop it, because counts that are rolled back would be lost.
         """
         await asyncio.shield(self._store_traffic())
 
@@ -249,21 +227,23 @@ class RunDriver:
             traffic, self._traffic = self._traffic, Traffic()
             await self.services.rounds.add_traffic(self.name, traffic)
 
-    # --- the page -----------------------------------------------------------------------------------------------------
+    # --- its task -----------------------------------------------------------------------------------------------------
 
     async def _drive(self) -> None:
-        """What happens by itself. Trouble (a full disk, say) is logged, shown, and tried again ever more slowly."""
+        """Do what is due until the run is over. After an error, such as a full disk, try again with back-off."""
         retry_s = 1.0
         while not self.is_over:
             try:
                 await self._act()
                 self.now.trouble, retry_s = "", 1.0
-            except DatabaseAway:  # told once, for all that asks
+            except DatabaseAway:  # the database logs it, once
                 self._show_trouble("the database does not answer")
                 await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
             except Exception as error:
                 _log.exception("run %s cannot continue; trying again in %.0f s", self.name, retry_s)
-                self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
+                self._show_trouble(
+                    f"the run cannot continue at the moment ({type(error).__name__}; see the coordinator's log)"
+                )
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)
 
@@ -272,7 +252,7 @@ class RunDriver:
         self.now.changed()
 
     async def _act(self) -> None:
-        """Do what is due, then sleep until something may be."""
+        """Do what is due, then sleep until something may be due."""
         self._woken.clear()
         if not isinstance(self.state, Recruiting):
             await self._import_torch()
@@ -284,7 +264,7 @@ class RunDriver:
                 await self._gather(self.state, began)
             case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
                 live = self.live
-                await self.flush_traffic()  # it may give the attempt up
+                await self.flush_traffic()  # the tick may abandon the attempt
                 await self.submit(Happening(Tick(began, self.secure.revealed(live)), live.round_id))
             case Closing():
                 await self._close_round()
@@ -303,14 +283,14 @@ class RunDriver:
         return due is not None and now >= due
 
     async def _may_end(self, live: LiveRun) -> bool:
-        """Whether it is for this replica to say that the time is up: of unmasking, only for the one that is at it."""
+        """Whether this replica may end the phase. Only the replica that unmasks may end the phase of unmasking."""
         is_unmasking = isinstance(live.state, Closing) and live.state.is_unmasking
         return not is_unmasking or await self._closer.leads(live)
 
     async def _gather(self, state: Recruiting, now: float) -> None:
-        """See who waits. What only changes the words for what the round waits for is not worth a transaction.
+        """List the waiting clients, and take a step if that changes more than the text of what the round waits for.
 
-        A crowd that is known to be too small is counted, not listed.
+        If the last list was long and there are still too few clients, they are counted, not listed.
         """
         plan = state.plan
         if (
@@ -330,42 +310,42 @@ class RunDriver:
             await self.submit(Happening(gathered))
 
     async def _removed(self, state: Recruiting) -> frozenset[ClientId]:
-        """Who is not in the fleet any more, of the clients of sums that were opened in vain."""
+        """The removed clients among those of sums that were unmasked without effect."""
         opened = state.before.opened if state.before else ()
         names = sorted({name for one in opened for name in one.clients})
         found = await asyncio.gather(*(self.services.registry.client(name) for name in names))
         return frozenset(name for name, client in zip(names, found, strict=True) if client is None)
 
     def _show_waiting(self, before: Recruiting, after: Recruiting) -> bool:
-        """Show what the round waits for; False if the run has moved on since it was looked at."""
+        """Show what the round waits for. Returns False if the run has moved on since `before`."""
         if self.state is not before:
             return False
         self.live = replace(self.live, state=after)
         return True
 
     def _pause_s(self, looked_at: float) -> float | None:
-        """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
+        """How long to sleep after the look at `looked_at`; None: until woken."""
         if isinstance(self.state, Closing) and not self._waits_for_clients:
             return _WATCH_S
         if isinstance(self.state, Closing) and not self.services.replicas.is_alone:
             return _RELAY_S
         due = next_deadline(self.state, looked_at)
         if due is None or looked_at >= due or (self.is_paused and isinstance(self.state, Recruiting)):
-            return None  # patience is over: only another client changes anything
+            return None  # its deadline has passed: only another client changes anything
         return max(0.001, due - self.services.clock.now())
 
     @property
     def _waits_for_clients(self) -> bool:
-        """Whether the round has closed, and its sum is not to be unmasked yet, or its shares are not in."""
+        """Whether the round is secure and has closed, so that it may still wait for messages."""
         return isinstance(self.state, Closing) and self.state.secure is not None
 
     async def _step(self, inputs: Sequence[RunInput]) -> Answers:
-        """One transaction, then its commands; an answer to each input that it took."""
+        """Take one step and carry out its commands. Returns an answer to each input that the step took."""
         outage = self._outage or await self.services.uptime.outage()
-        first = [] if outage is None else [Happening(outage)]  # no deadline or report is judged by the old window
+        first = [] if outage is None else [Happening(outage)]  # first, so that the window is right for the other inputs
         step = await take_step(self.services, self.memory, self.live, [*first, *inputs])
         before = self.live
-        if self._outage is outage:  # and not one that has ended meanwhile
+        if self._outage is outage:  # else another outage has ended since
             self._outage = None
         self.live = step.shown
         await self._noticed(before, step.before)
@@ -373,12 +353,12 @@ class RunDriver:
         return step.decision.answers[len(first) :]
 
     def _look_again(self) -> None:
-        """A step has failed, but may have been stored: whoever waits for what it commands must look."""
+        """Wake all who wait, because a step that failed may still be stored."""
         self.wake()
         self.bells.ring_all()
 
     async def _noticed(self, before: LiveRun, after: LiveRun) -> None:
-        """Other replicas have moved the run: wake whom it concerns, let go of a sum that is over."""
+        """React to steps of other replicas: wake the clients concerned, and drop the sum of an attempt that ended."""
         if after is before:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
@@ -393,7 +373,7 @@ class RunDriver:
             self.bells.ring_all()
 
     async def _carry_out(self, step: Step) -> None:
-        """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
+        """Carry out the machine's commands. After a crash they are carried out again from the stored state."""
         if (opened := step.decision.opened) is not None:
             why = opened.secure.why if opened.secure else ""
             journal.round_opened(self.plan, len(opened.cohort), why)
@@ -405,7 +385,7 @@ class RunDriver:
             self.now.changed()
 
     async def carry_out(self, command: Command, step: Step) -> None:
-        """Carry out one command; its event is durable."""
+        """Carry out one command, after its event is durable."""
         match command:
             case Invite(clients=clients) | Release(clients=clients) | Announce(clients=clients):
                 self.bells.ring(clients)
@@ -414,21 +394,21 @@ class RunDriver:
                     upload = step.decision.uploads[step.before.assignment_id(client)]
                     self._closer.share.fold(step.before, client, upload.chunks, weight)
             case Answer():
-                pass  # the mailbox gives it, when all the others are carried out
+                pass  # the mailbox answers after all other commands
             case Commit() | Discard():
                 self._woken.set()
             case _:
                 assert_never(command)
 
-    # --- how an attempt ends ------------------------------------------------------------------------------------------
+    # --- the end of an attempt ----------------------------------------------------------------------------------------
 
     async def _close_round(self) -> None:
-        """Make of the closed round what its kind asks for, unless another replica is at it."""
+        """Make the result of the closed round, unless another replica is making it."""
         from umbel.server.sums.closing import NothingMade  # it imports torch
 
         live, now = self.live, self.services.clock.now
         if not self.services.replicas.is_alone:
-            await self.flush_traffic()  # another may end the round as soon as it has this one's share
+            await self.flush_traffic()  # another replica may end the round as soon as it has this share
         try:
             made = await self._closer.close(live)
         except NothingMade as failed:
@@ -441,7 +421,7 @@ class RunDriver:
             await self.submit(Made(Applied(now(), model_after(live.run, made)), made, clients, live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
-        """An attempt has ended here: tell it, and forget its sum and its updates."""
+        """Log the end of an attempt, remember its record, and drop its sum and its updates."""
         journal.round_ended(ended.end.record)
         self.memory.note(StoredRecord(live.round_id, ended.end.record))
         if self.run.status.is_over:
@@ -451,7 +431,7 @@ class RunDriver:
         await self._closer.end(live, ended.keys)
 
     async def _adopt_orphans(self) -> None:
-        """Fold what replicas that have died were to fold."""
+        """Fold the updates that dead replicas were to fold."""
         live, replicas = self.live, self.services.replicas
         if not isinstance(live.state, Training | Closing):
             return
@@ -464,17 +444,17 @@ class RunDriver:
             await self._take_up()
 
     async def _take_up(self) -> None:
-        """Fold what this replica answers for and has not folded yet."""
+        """Fold the updates that this replica is responsible for and has not folded yet."""
         live = self.live
         if isinstance(live.state, Training | Closing):
             await self._import_torch()
             from umbel.server.sums.folding import SumDropped
 
-            with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
+            with suppress(SumDropped):  # another replica has ended the attempt; the next look shows it
                 await self._closer.share.take_up(live, live.state.accepted)
 
 
 def _turn(state: RoundState) -> tuple[str, Phase | None]:
-    """What the round's clients wait for: its phase, and that of its exchange if it is a secure one."""
-    exchange = state.exchange if isinstance(state, Training | Closing) else None
+    """The phase of the round, and of its exchange if it is secure: a change of either wakes the cohort."""
+    exchange = exchange_of(state)
     return state.phase, exchange.phase if exchange else None

@@ -1,4 +1,4 @@
-"""The inputs of a run: what clients send, what an operator orders, what happens by itself."""
+"""The inputs of a run: messages from clients, orders of an operator, and events that no request causes."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from umbel.server.runs.orders import Order
 
 
 class PastAttempt(Exception):
-    """The assignment belongs to an attempt that is over. The store has the answer."""
+    """The assignment belongs to an attempt that has ended. The answer to it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ReportInput:
 
 @dataclass(frozen=True, slots=True)
 class DeclineInput:
-    """A client will not report, or will not sign the clients of the sum."""
+    """A client will not report, or will not sign the participant list."""
 
     event: Declined
     assignment: AssignmentId
@@ -43,10 +43,10 @@ class MessageInput:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that no request causes. `event` None: only look whether there was an outage."""
+    """An event that no request causes."""
 
-    event: Tick | Gathered | Outage | Spoiled | None = None
-    round_id: int | None = None  # the only attempt that it is about; None: any
+    event: Tick | Gathered | Outage | Spoiled | None = None  # None: only count an outage, if there was one
+    round_id: int | None = None  # the attempt that it is about; None: the newest
 
 
 @dataclass(frozen=True, slots=True)

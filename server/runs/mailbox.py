@@ -1,4 +1,4 @@
-"""The mailbox of a run. All inputs that are waiting become one transaction, so that many reports share one write."""
+"""The mailbox of a run. All waiting inputs become one transaction, so that many reports share one write."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,13 +27,13 @@ class _Pending:
             return  # its request was cancelled
         if isinstance(answer, BaseException):
             self.done.set_exception(answer if isinstance(answer, Exception) else shutting_down())
-            self.done.exception()  # the request may be gone, and nobody look at it
+            self.done.exception()  # marks it as seen, because the request may be gone
         else:
             self.done.set_result(answer)
 
 
 class Mailbox:
-    """Inputs in the order of their arrival. `moving`: held while the run is moved, here or by others."""
+    """Inputs in the order of their arrival. `moving`: held during a step, here or while another's is loaded."""
 
     def __init__(self, run: RunId, step: StepFunction, on_failure: Callable[[], None]) -> None:
         self.moving = asyncio.Lock()
@@ -44,9 +44,9 @@ class Mailbox:
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, given: RunInput) -> ReportAnswer | None:
-        """Let an input count; returns the answer to a report. Durable on return.
+        """Take an input in the next step; return the answer to a report. The step is durable on return.
 
-        Raises what the step gave as an answer, or what made it fail.
+        Raises the exception that is the step's answer to this input, or the one that made the step fail.
         """
         pending = _Pending(given)
         self._pending.append(pending)
@@ -55,7 +55,7 @@ class Mailbox:
         return await pending.done
 
     async def close(self) -> None:
-        """Refuse what is waiting. A step that has begun is waited for."""
+        """Refuse the waiting inputs, and wait for a step that has begun."""
         pending, self._pending = self._pending, []
         for one in pending:
             one.answer(asyncio.CancelledError())
@@ -63,7 +63,7 @@ class Mailbox:
             await asyncio.wait([self._task])
 
     async def _empty(self) -> None:
-        """Take steps until nothing is left. It is a task of its own, because requests may be cancelled."""
+        """Take steps until no input is left. This is its own task, because requests may be cancelled."""
         async with self.moving:
             while self._pending:
                 batch, self._pending = self._pending, []

@@ -1,7 +1,7 @@
-"""What a replica remembers of a run beside its state: when clients were last seen, how long reports took, who waits.
+"""What a replica remembers of a run beside its state: when clients were last seen, report times, waiting clients.
 
-Round records, self-tuning and the pace of check-ins use it. Nothing depends on it: a replica that has just started
-knows less. The records of ended attempts are read here alone, each once, whichever replica ended it.
+Round records, self-tuning and the pace of check-ins use it. No decision needs it: a replica that has just started knows
+less. Each record of an ended attempt is read once, whichever replica ended the attempt.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
 
 
 class RunMemory:
-    """`pacing`: when clients without work should come back; `attendance`: who was absent from the newest round."""
+    """`pacing`: when clients without work should come back. `attendance`: the clients that missed the newest round."""
 
     def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
         limit = services.settings.check_ins_per_s_max
@@ -43,19 +43,19 @@ class RunMemory:
         self._tiers: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Take up what is stored of earlier rounds."""
+        """Read the newest stored records."""
         rounds = self._services.rounds
         for stored in await enough_of(lambda count: rounds.newest_ended(self._run, count)):
             self.note(stored)
         await self.pacing.look()
 
     async def look(self) -> None:
-        """Take up what other replicas have ended lately."""
+        """Read the records of attempts that other replicas have ended."""
         for stored in await self._services.rounds.newest_ended(self._run, _NEXT_LOOK, self._last_round_id):
             self.note(stored)
 
     def note(self, stored: StoredRecord) -> None:
-        """An attempt has ended; noted twice, it counts once."""
+        """Remember the record of an ended attempt, once."""
         if stored.round_id <= self._last_round_id:
             return
         self._last_round_id = stored.round_id
@@ -63,11 +63,11 @@ class RunMemory:
         self._report_times.note(stored.record)
 
     def note_waiting(self, candidates: Sequence[Candidate]) -> None:
-        """These wait now."""
+        """Count the waiting clients by tier."""
         self._tiers = Counter(candidate.tier for candidate in candidates)
 
     async def clients(self, live: LiveRun) -> AttemptClients:
-        """Describe the clients of a round that has closed, before its end is decided."""
+        """Describe the clients of a closed round, before the step that ends it."""
         closing = live.state
         assert isinstance(closing, Closing)
         await self.attendance.check(live, self._services.clock.now())
@@ -75,35 +75,35 @@ class RunMemory:
         return await asyncio.to_thread(lambda: attempt_clients(closing, self.book(closing, assignments), evidence))
 
     def known(self, run: StoredRun, clients: AttemptClients, history: Sequence[KeptVersion]) -> Known:
-        """What decides how an attempt ends, beside the attempt itself."""
+        """The facts, beside the attempt itself, that decide how it ends."""
         evidence = self._report_times.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
         return Known(clients.records, clients.opened_at, self._services.clock.now(), history, evidence)
 
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
-        """What is known of the clients of a round, which is, or was until now, in this state."""
+        """What is known of the clients of a round in this state."""
         members = {
             one.client: MemberFacts(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
             for one in assignments
         }
-        heard = {one.client: one.heard_at for one in assignments}
-        return Book(members, _opened_at(state), lambda client: self._heard_at(client, heard[client]))
+        seen = {one.client: one.heard_at for one in assignments}
+        return Book(members, _opened_at(state), lambda client: self._seen_at(client, seen[client]))
 
-    def _heard_at(self, client: ClientId, stored: float) -> float:
-        """A client whose request is held open is heard of at this moment."""
+    def _seen_at(self, client: ClientId, stored: float) -> float:
+        """When the client was last seen. A client whose request is held open is seen now."""
         if self._bells.is_heard(client):
             return self._services.clock.now()
         return max(stored, self._services.heard.at(client))
 
 
 class ReportTimes:
-    """The newest `OBSERVATIONS_MAX` report times of one run, by attempt: what self-tuning goes by. In memory."""
+    """The newest `OBSERVATIONS_MAX` report times of one run, by attempt, for self-tuning."""
 
     def __init__(self) -> None:
         self._attempts: deque[tuple[Observation, ...]] = deque()
         self._count = 0
 
     def note(self, record: RoundRecord) -> None:
-        """An attempt has ended. One that is larger than all that is kept is kept."""
+        """Add an ended attempt. The newest attempt is kept even if it alone is over the limit."""
         if not (shown := observed(record)):
             return
         self._attempts.append(shown)
@@ -112,13 +112,13 @@ class ReportTimes:
             self._count -= len(self._attempts.popleft())
 
     def evidence(self, model_bytes: int, population: int | None, waiting: Mapping[str, int]) -> TuningFacts:
-        """What is known now. `population`: distinct clients seen within a day; `waiting`: how many wait, by tier."""
+        """What is known now. `population`: distinct clients seen within a day; `waiting`: waiting clients by tier."""
         observations = tuple(one for shown in self._attempts for one in shown)
         return TuningFacts(observations, model_bytes, population, waiting)
 
 
 async def enough_of(newest: Callable[[int], Awaitable[Sequence[StoredRecord]]]) -> Sequence[StoredRecord]:
-    """As many of the newest records as it takes to know what can be known, and no more, for they may be large."""
+    """Read enough of the newest records for `OBSERVATIONS_MAX` clients, and few more, because they may be large."""
     n_wanted = _FIRST_LOOK
     while True:
         found = await newest(n_wanted)
@@ -136,7 +136,7 @@ def _opened_at(state: RoundState) -> float:
             return opened_at
         case Committed(closing=closing):
             return closing.opened_at
-        case Abandoned(closed_at=closed_at):  # of a run that is over: nobody asks
+        case Abandoned(closed_at=closed_at):  # of a run that is over; nothing uses it
             return closed_at
         case _:
             assert_never(state)

@@ -1,6 +1,6 @@
-"""What an operator orders of a run, and what comes of it. Pure: asked under the lock of the run's row.
+"""An operator's orders to a run, and what follows from each. Pure.
 
-The same order again changes nothing. An order that a run cannot follow is refused with a sentence.
+A repeated order changes nothing. An order that the run cannot follow is refused, with the reason.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Begin no further round; `at_once`: abandon the open one too."""
+    """Begin no further round. `at_once`: abandon the open round too."""
 
     now: float
     reason: str
@@ -42,7 +42,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let a paused run go on."""
+    """Resume a paused run."""
 
     now: float
 
@@ -53,7 +53,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Go on from an older version; what is under way is abandoned."""
+    """Continue from an older version. The open attempt is abandoned."""
 
     now: float
     to: int | Literal["best"]
@@ -86,19 +86,19 @@ class Obeyed:
     rolled_back_to: KeptVersion | None = None
 
 
-NOTHING = Obeyed()
+UNCHANGED = Obeyed()
 
 
 def obey(order: Order, run: Situation) -> Obeyed:
     """What follows from the order. Raises `Refused`."""
     match order:
         case Stop(now, reason):
-            return NOTHING if run.status.is_over else Obeyed(Stopped(now, reason), (RunStatus.STOPPED, reason))
+            return UNCHANGED if run.status.is_over else Obeyed(Stopped(now, reason), (RunStatus.STOPPED, reason))
         case Pause():
             return _pause(order, run)
         case Resume(now):
-            _refuse_if_over(run, "cannot go on")
-            return NOTHING if run.status is RunStatus.RUNNING else Obeyed(Resumed(now), (RunStatus.RUNNING, ""))
+            _refuse_if_over(run, "cannot be resumed")
+            return UNCHANGED if run.status is RunStatus.RUNNING else Obeyed(Resumed(now), (RunStatus.RUNNING, ""))
         case Rollback():
             return _roll_back(order, run)
         case _:
@@ -116,7 +116,7 @@ def _roll_back(order: Rollback, run: Situation) -> Obeyed:
     _refuse_if_over(run, "cannot be rolled back; export the version and create a run from it")
     target, newest = _target(order.to, run), run.history[-1].record
     if target.record.sha256 == newest.sha256:
-        return NOTHING  # it stands there already
+        return UNCHANGED  # the run has this model already
     reason = f"rolled back to version {target.record.version}: {order.reason}"
     if isinstance(run.state, Closing):
         return Obeyed(Spoiled(order.now, reason), rolled_back_to=target)
@@ -140,11 +140,13 @@ def _target(to: int | Literal["best"], run: Situation) -> KeptVersion:
 def _best(run: Situation) -> int:
     if run.file.stop is None:
         raise Refused(
-            "unknown-version", "no version is the best, because the run file has no [stop] that names a metric"
+            "unknown-version", "the run has no best version, because its run file has no [stop] that names a metric"
         )
     best = judge(run.file.stop, [one.record for one in run.history]).best
     if best is None:
-        raise Refused("unknown-version", f"no version is the best yet: {run.file.stop.metric} was not measured so far")
+        raise Refused(
+            "unknown-version", f"the run has no best version yet: {run.file.stop.metric} was not measured so far"
+        )
     return best.version
 
 

@@ -1,5 +1,7 @@
-"""What devices ask of the runs: work, whether a round still waits for them, to take a report. Requests come in parsed
-and verified."""
+"""Answers the requests of devices: check-ins, the status of an assignment, reports.
+
+Requests come here parsed and verified.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
@@ -41,48 +43,44 @@ from umbel.server.store.stored import StoredAssignment
 from umbel.server.store.waiters import Waiting
 
 RETRY_AFTER_S = 1.0
-_GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
+_GRACE_S = 2.0  # how much later than it was asked to a client may come back and still count as waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A check-in.
-
-    `admit` stores the nonce of the request, with the entry of a client that waits; a replay is refused. `line` holds
-    the request open.
-    """
+    """A check-in."""
 
     client: ClientId
     message: CheckIn
-    admit: Callable[[Waiting | None], Awaitable[None]]
-    line: Callable[[], AbstractContextManager[HeldRequest]]
+    admit: Callable[[Waiting | None], Awaitable[None]]  # stores the nonce, and who waits; refuses a replay
+    line: Callable[[], AbstractContextManager[HeldRequest]]  # holds the request open
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What to do with a check-in once it is no replay. `entry`: what to store of a client that waits."""
+    """What to do with a check-in if it is no replay."""
 
     answer: Callable[[], Awaitable[CheckedIn]]
-    entry: Waiting | None = None
+    entry: Waiting | None = None  # what to store of a client that waits
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlace:
-    """Where an assignment belongs. `past`: None while it is of the newest attempt, which memory knows."""
+    """An assignment with its run and client."""
 
     driver: RunDriver
     client: ClientId
     assignment: AssignmentId
-    past: StoredAssignment | None = None
+    past: StoredAssignment | None = None  # None if it was of the newest attempt when it was looked up
 
     @property
     def is_current(self) -> bool:
-        """Whether it is of the newest attempt still."""
+        """Whether it still belongs to the newest attempt."""
         return self.past is None and self.driver.knows(self.client, self.assignment)
 
     @property
     def training(self) -> Training | None:
-        """The round under way, if it still waits for this assignment."""
+        """The open round, if it still waits for this assignment."""
         is_current = self.driver.assignment_id(self.client) == self.assignment
         return self.driver.open_round(self.client) if is_current else None
 
@@ -96,7 +94,7 @@ class AssignmentPlace:
 
 
 class Reception:
-    """Answers devices from the state of the runs; holds their requests open while there is nothing to say."""
+    """Answers devices from the state of the runs, and holds their requests open until there is an answer."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.secure = SecureReception(self)
@@ -104,18 +102,19 @@ class Reception:
         self._services = coordinator.services
 
     async def check_in(self, visit: Visit) -> CheckedIn:
-        """Wait for work. A client with an open assignment gets that one again, at once."""
-        await self._coordinator.heed_outage()
+        """Wait for work. A client with an open assignment gets it again, at once."""
+        await self._coordinator.count_outage()
         driver = await self._coordinator.driver(visit.message.run)
         verdict = await self._verdict(driver, visit)
-        await visit.admit(verdict.entry)  # before anything changes, or costs more than a replay is worth
+        await visit.admit(verdict.entry)  # before anything changes, and before work that a replay must not cause
         return await verdict.answer()
 
     async def _verdict(self, driver: RunDriver, visit: Visit) -> _Verdict:
-        """Decide what to do with a check-in. Nothing changes."""
+        """Decide what to do with a check-in, and change nothing."""
         client, message = visit.client, visit.message
         if message.layout_digest != driver.layout.digest:
-            return _Verdict(lambda: self._refuse_layout(driver, visit))  # reading a layout takes milliseconds
+            # Not here: reading a layout takes milliseconds, which a replay must not cost.
+            return _Verdict(lambda: self._refuse_layout(driver, visit))
         if (found := await self._unfit(driver, visit)) is not None:
             return _Verdict(lambda: self._turn_away(driver, client, found))
         if message.sample_count == 0 and driver.plan.needs_counts:
@@ -139,11 +138,11 @@ class Reception:
 
     async def _refuse_layout(self, driver: RunDriver, visit: Visit) -> NoReturn:
         found = await self._unfit(driver, visit)
-        assert found is not None, "another layout does not fit"
+        assert found is not None, "a client with another layout is unfit"
         await self._turn_away(driver, visit.client, found)
 
     async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> NoReturn:
-        """Note for the operator who is refused and why, and refuse."""
+        """Note the refusal for the operator, and refuse."""
         now, reason = self._services.clock.now(), str(found.refusal)
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.now.changed()
@@ -152,7 +151,7 @@ class Reception:
     async def status(
         self, client: ClientId, assignment: AssignmentId, wait_s: float, line: HeldRequest
     ) -> AssignmentStatus:
-        """Whether the round still wants this client's report; held open while it does."""
+        """Whether the round still waits for this client's report. The request is held open while it does."""
         place = await self.place(client, assignment)
         if place.training:
             await self._wait_for_close(place, wait_s, line)
@@ -164,7 +163,7 @@ class Reception:
     async def report(
         self, client: ClientId, assignment: AssignmentId, work: Work, signed: SignedReport
     ) -> ReportAnswer:
-        """Take a report. Answered when it is durable; the same report again gets the same answer."""
+        """Take a report. The answer comes when the report is durable. A repeated report gets the same answer."""
         place = await self.place(client, assignment)
         event = Reported(self._services.clock.now(), client, work)
         if isinstance(work, MaskedInput):
@@ -179,11 +178,11 @@ class Reception:
         return answer
 
     def refuse_if_closing(self) -> None:
-        """Raise `Refused` while this process has no time left to hold requests."""
+        """Raise `Refused` while this coordinator is shutting down."""
         self._coordinator.refuse_if_closing()
 
     async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
-        """Note that a client will not report, or will not sign who is in the sum; too late is as nothing to note."""
+        """Note that a client will not report, or will not sign the participant list, unless it comes too late."""
         place = await self.place(client, assignment)
         event = Declined(self._services.clock.now(), client, reason)
         if place.training is None:
@@ -194,9 +193,9 @@ class Reception:
         place.driver.wake()
 
     async def place(self, client: ClientId, assignment: AssignmentId) -> AssignmentPlace:
-        """Where an assignment belongs. Raises `Refused` unless it is this client's."""
+        """Look up an assignment. Raises `Refused` unless it is this client's."""
         self._services.registry.refuse_revoked(client)
-        await self._coordinator.heed_outage()
+        await self._coordinator.count_outage()
         driver = self._coordinator.drivers.get(RunId(assignment.partition(".")[0]))
         if driver and driver.knows(client, assignment):
             return AssignmentPlace(driver, client, assignment)
@@ -211,7 +210,7 @@ class Reception:
         return AssignmentPlace(driver, client, assignment, found)
 
     async def _wait_for_work(self, driver: RunDriver, visit: Visit, entry: Waiting, ends_at: float) -> CheckedIn:
-        """Hold the request open while there is no work."""
+        """Hold the check-in open until there is work or its time is up."""
         client, waiter = visit.client, driver.waiting.enter(entry)
         driver.wake()
         with visit.line() as line:
@@ -221,11 +220,11 @@ class Reception:
                 away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
                 is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
                 driver.waiting.leave(waiter, still_waits=is_back_soon)
-                self._note_heard(client, line)
+                self._note_seen(client, line)
         return await self._checked_in(driver, client, away_s)
 
     async def _hold(self, driver: RunDriver, client: ClientId, line: HeldRequest, ends_at: float) -> None:
-        """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
+        """Hold a check-in until it has work, the run is over, its time is up, or the client has hung up."""
         clock = self._services.clock
         while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
             if driver.open_round(client) or driver.is_over:
@@ -243,9 +242,9 @@ class Reception:
             self._coordinator.refuse_if_closing()
             with place.driver.bells.listen(place.client) as bell:
                 await line.hold(clock, bell, left_s)
-        self._note_heard(place.client, line)
+        self._note_seen(place.client, line)
 
-    def _note_heard(self, client: ClientId, line: HeldRequest) -> None:
+    def _note_seen(self, client: ClientId, line: HeldRequest) -> None:
         if not line.is_gone:
             self._services.heard.note(client)
 
@@ -262,7 +261,7 @@ class Reception:
         return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
-        """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
+        """Answer a report whose attempt has ended: with the stored answer, or else with the machine's."""
         past = await self._services.rounds.assignment(assignment)
         assert past is not None, "assignments are never deleted"
         if past.answer is not None:
@@ -276,7 +275,7 @@ class Reception:
         state = await self._services.rounds.round_state(place.past.round_id) if place.past else place.driver.state
         match state:
             case Training() if client in state.declined:
-                return f"the round goes on without this client: {state.declined[client]}"
+                return f"the round continues without this client: {state.declined[client]}"
             case Recruiting() | Training():
                 return "this client has reported or declined, or the window is over"
             case Closing() | Abandoned():

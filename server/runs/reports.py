@@ -1,4 +1,4 @@
-"""Checks of a report or message that is about to count: against what its round asks for, and what is stored."""
+"""Checks of a report or message before it counts, against what its round asks for and what is stored."""
 
 import base64
 
@@ -13,7 +13,7 @@ from umbel.server.store.stored import StoredUpload
 
 
 def check_report(state: RoundState, report: Reported, upload: StoredUpload | None) -> None:
-    """Raise `ReportRefused` for a report that makes no sense, `Refused` for one that has no whole update."""
+    """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update."""
     assert isinstance(state, Training), "only an open round takes reports"
     _check_task(state.plan.task, report.work)
     is_secure = state.secure is not None
@@ -40,16 +40,14 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
     if upload is None or not upload.is_complete:
         raise Refused("upload-incomplete", "upload the whole update before reporting it")
     if upload.sha256 != work.update_sha256:
-        raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
+        raise ReportRefused("update_sha256 is not that of the uploaded update; report the update that was uploaded")
 
 
 def check_message(state: RoundState, message: Spoke) -> None:
-    """Check a message that counts. Raises `Refused` for a key that another client has advertised: with it no client
-    of the round could continue.
-    """
+    """Raise `Refused` for a key that another client has advertised, which would stop the round for all clients."""
     if message.turn is not Phase.ADVERTISE_KEYS:
         return
-    exchange, advert = _exchange_of(state), _advert(message.word)
+    exchange, advert = exchange_of(state), _advert(message.word)
     assert exchange is not None, "only a secure round takes messages"
     own = {advert.channel_key, advert.mask_key}
     for other in exchange.who(Phase.ADVERTISE_KEYS):
@@ -59,8 +57,8 @@ def check_message(state: RoundState, message: Spoke) -> None:
 
 
 def require_repeated(state: RoundState, message: Spoke) -> None:
-    """Raise `Refused` for a message that does not count, unless it repeats one that did."""
-    exchange = _exchange_of(state)
+    """Raise `Refused` for a message that does not count, unless it repeats one that counted."""
+    exchange = exchange_of(state)
     said = exchange.said(message.client, message.turn) if exchange else ""
     if not said:
         raise Refused(
@@ -75,7 +73,7 @@ def require_repeated(state: RoundState, message: Spoke) -> None:
         )
 
 
-def _exchange_of(state: RoundState) -> Exchange | None:
+def exchange_of(state: RoundState) -> Exchange | None:
     return state.exchange if isinstance(state, Training | Closing) else None
 
 
@@ -86,9 +84,9 @@ def _advert(word: str) -> AdvertiseKeys:
 def _check_task(task: Task, work: Work) -> None:
     if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
         raise ReportRefused(
-            "this assignment is a canary's: say in `probe` what was measured"
+            "this assignment is a canary's: send the measurements in `probe`"
             if task.tries_clients
-            else "only a canary's report has a `probe`: leave it out"
+            else "only a canary's report may have `probe`; leave it out"
         )
     if isinstance(work, WorkDone | MaskedInput) != task.sends_updates:
         raise ReportRefused(

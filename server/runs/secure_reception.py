@@ -1,14 +1,15 @@
-"""What devices ask of a secure round: to take a message, to give them theirs when its time has come."""
+"""Answers the requests of devices in a secure round: it takes their messages and gives them theirs."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from umbel.aggregation.round.states import Closing, RoundState, Spoke, Training
+from umbel.aggregation.round.states import Closing, Spoke, Training
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
 from umbel.server.runs.inputs import MessageInput, PastAttempt
+from umbel.server.runs.reports import exchange_of
 
 if TYPE_CHECKING:
     from umbel.server.runs.reception import AssignmentPlace, Reception
@@ -18,13 +19,15 @@ Found = TypeVar("Found")
 
 
 class SecureReception:
-    """Answers devices from the state of secure rounds; holds their requests open while there is nothing to say."""
+    """Answers devices from the state of secure rounds, and holds their requests open until there is an answer."""
 
     def __init__(self, reception: "Reception") -> None:
         self._reception = reception
 
-    async def hear(self, client: ClientId, assignment: AssignmentId, phase: Phase, body: bytes, waits: Waits) -> bool:
-        """Take a client's message; whether nothing more is to be done about it. Raises `Refused`."""
+    async def take_message(
+        self, client: ClientId, assignment: AssignmentId, phase: Phase, body: bytes, waits: Waits
+    ) -> bool:
+        """Take a client's message. Returns False if the client must send it again. Raises `Refused`."""
         place = await self._reception.place(client, assignment)
         await self.keep_up(place, phase)
         if phase is Phase.UNMASKING:
@@ -40,26 +43,27 @@ class SecureReception:
         driver.wake()
         return True
 
-    async def tell(self, client: ClientId, assignment: AssignmentId, phase: Phase, waits: Waits) -> bytes | None:
-        """What a client needs for its turn; None if that has not come in time. Raises `Refused`."""
+    async def message_for(self, client: ClientId, assignment: AssignmentId, phase: Phase, waits: Waits) -> bytes | None:
+        """What a client needs for its turn; None if the turn has not come in time. Raises `Refused`."""
         place = await self._reception.place(client, assignment)
 
-        async def told() -> bytes | None:
+        async def message() -> bytes | None:
             _require_part(place)
-            return await place.driver.secure.tell(place.driver.live, client, phase)
+            return await place.driver.secure.message_for(place.driver.live, client, phase)
 
-        if (found := await self._held(place, waits, told)) is not None:
+        if (found := await self._held(place, waits, message)) is not None:
             place.driver.note_message(assignment, down=len(found))
         return found
 
     async def keep_up(self, place: "AssignmentPlace", phase: Phase) -> None:
-        """A client may have heard of its turn at another replica, of which this one has not seen yet."""
+        """Load the run if this replica may have missed the phase, of which a client can learn at another replica."""
         driver = place.driver
-        if not driver.services.replicas.is_alone and _turn(driver.state) is not phase:
+        exchange = exchange_of(driver.state)
+        if not driver.services.replicas.is_alone and (exchange is None or exchange.phase is not phase):
             await driver.catch_up()
 
     async def _reveal(self, place: "AssignmentPlace", body: bytes, waits: Waits) -> bool:
-        """Take the shares that a client reveals, and hold its request until they are not needed any more."""
+        """Take the shares that a client reveals, and hold its request open. Returns whether the round is over."""
         driver = place.driver
         if _is_over(place):
             return True
@@ -67,10 +71,10 @@ class SecureReception:
             is_new = await driver.secure.reveal(driver.live, place.client, body)
         except Refused:
             await driver.catch_up()
-            if _is_over(place):  # another replica has unmasked the sum a moment ago
+            if _is_over(place):  # another replica has just unmasked the sum
                 return True
             raise
-        if is_new:  # noted at once: in the next moment the sum may be unmasked, and the record made
+        if is_new:  # counted at once, because the sum may be unmasked and recorded next
             driver.note_message(place.assignment, up=len(body))
         driver.wake()
 
@@ -82,7 +86,7 @@ class SecureReception:
     async def _held(
         self, place: "AssignmentPlace", waits: Waits, ask: Callable[[], Awaitable[Found | None]]
     ) -> Found | None:
-        """What `ask` finds, as soon as it finds something; None when the time is up or nobody listens any more."""
+        """Call `ask` at each change and return what it finds; None when the time is up or the client has hung up."""
         wait_s, line = waits
         clock = place.driver.services.clock
         ends_at = clock.now() + wait_s
@@ -101,20 +105,16 @@ def _is_over(place: "AssignmentPlace") -> bool:
     return not (place.is_current and isinstance(place.driver.state, Training | Closing))
 
 
-def _turn(state: RoundState) -> Phase | None:
-    exchange = state.exchange if isinstance(state, Training | Closing) else None
-    return exchange.phase if exchange else None
-
-
 def _require_part(place: "AssignmentPlace") -> None:
-    """Raise `Refused` unless the round goes on, and with this client."""
+    """Raise `Refused` unless the round is open, and with this client."""
     state = place.driver.state
-    if not place.is_current or not isinstance(state, Training | Closing):
+    if not (place.is_current and isinstance(state, Training | Closing)):
         raise _closed()
-    is_left_out = place.client in (state.declined if isinstance(state, Training) else state.missing)
-    if is_left_out:
+    if place.client in (state.declined if isinstance(state, Training) else state.missing):
         raise _closed()
 
 
 def _closed() -> Refused:
-    return Refused("assignment-closed", "the round is over, or goes on without this client; check in for the next one")
+    return Refused(
+        "assignment-closed", "the round is over, or continues without this client; check in for the next one"
+    )

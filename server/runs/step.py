@@ -1,9 +1,9 @@
-"""One step of a run: in one transaction load it under its lock, decide, and save.
+"""One step of a run, in one transaction: load it under its lock, decide, save.
 
-No other replica decides on the same state, and an answer is given only after it was stored.
+No other replica decides on the same state, and an answer is sent only after it is stored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
@@ -12,21 +12,20 @@ from umbel.aggregation.audit.bundle import KeptUpdates, Sealed
 from umbel.aggregation.round.states import Abandoned, Committed
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
-from umbel.aggregation.types import ClientId
 from umbel.server.runs.bundle_facts import AttemptClients, attempt_clients, retention_of, round_ended
 from umbel.server.runs.decision import Decision, decide, needs_history
 from umbel.server.runs.inputs import ReportInput, RunInput
 from umbel.server.runs.memory import RunMemory
 from umbel.server.services import Services
 from umbel.server.store.locked_run import EndedAttempt, LockedRun
-from umbel.server.store.stored import ClientEvidence, Ended, LiveRun, StoredAssignment
+from umbel.server.store.stored import Ended, LiveRun
 
 _RECORD = TypeAdapter(RoundRecord)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step has decided and stored. `ended`: how the attempt ended, if it did."""
+    """The decision of a step, and the run after it. `ended`: how the attempt ended, if it did."""
 
     decision: Decision
     after: LiveRun
@@ -34,18 +33,18 @@ class Step:
 
     @property
     def before(self) -> LiveRun:
-        """The run as it was stored when the step began, with what other replicas had done."""
+        """The run as it was stored when the step began, with the changes of other replicas."""
         return self.decision.before
 
     @property
     def shown(self) -> LiveRun:
-        """The run as this replica shows it: while recruiting, with what it waits for."""
+        """The run as this replica shows it; while recruiting, with what the round waits for."""
         waiting = self.decision.waiting
         return self.after if waiting is None else replace(self.after, state=waiting)
 
 
 async def take_step(services: Services, memory: RunMemory, known: LiveRun, inputs: Sequence[RunInput]) -> Step:
-    """Move a run on. All of it is durable on return."""
+    """Take one step with the first of these inputs, at least one if there are any. It is durable on return."""
     async with services.rounds.locked(known) as run:
         uploads = await run.uploads([one.assignment for one in inputs if isinstance(one, ReportInput)])
         history = await run.history() if needs_history(inputs) else ()
@@ -65,12 +64,18 @@ async def _end(
     state: Abandoned | Committed,
     history: Sequence[KeptVersion],
 ) -> Ended:
-    """End the attempt. What takes long is done on a thread: others wait for the lock, and the event loop goes on."""
+    """End the attempt. Long computations run on a thread, so that the event loop is not blocked."""
     thread, live = services.decider, run.live
     stored = await run.clients() if decision.made is None else None
 
     def end() -> tuple[RoundEnd, AttemptClients, str]:
-        clients = _clients(memory, decision, state, stored)
+        if stored is None:
+            assert decision.made is not None, "only a result commits a round"
+            clients = decision.made.clients  # described before the transaction
+        else:
+            assert isinstance(state, Abandoned), "only a result commits a round"
+            assignments, evidence = stored
+            clients = attempt_clients(state, memory.book(decision.before.state, assignments), evidence)
         found = decision.end(live.run, state, memory.known(live.run, clients, history))
         record = replace(found.record, absent=memory.attendance.absent_from(live.round_id))
         return replace(found, record=record), clients, _RECORD.dump_json(record).decode()
@@ -87,18 +92,3 @@ async def _end(
 
     bundle = await thread.run(seal)
     return await run.end(EndedAttempt(ending, record, bundle, retention.keeps, expired))
-
-
-def _clients(
-    memory: RunMemory,
-    decision: Decision,
-    state: Abandoned | Committed,
-    stored: tuple[Sequence[StoredAssignment], Mapping[ClientId, ClientEvidence]] | None,
-) -> AttemptClients:
-    """The clients of a round that has committed were described before the transaction; `stored` is None then."""
-    if stored is None:
-        assert decision.made is not None, "a round commits with what was made of it"
-        return decision.made.clients
-    assert isinstance(state, Abandoned), "a round commits with what was made of it"
-    assignments, evidence = stored
-    return attempt_clients(state, memory.book(decision.before.state, assignments), evidence)

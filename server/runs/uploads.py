@@ -1,14 +1,15 @@
-"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as `docs/reference/wire.md` has it).
+"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as in `docs/reference/wire.md`).
 
-A chunk is written to a file of its own, and becomes a blob of its own when it is whole and matches its digest; then, in
-one transaction, it counts. Chunks of one update may come to different replicas. Of two requests that send the same
-part, the first to be whole counts, and the other is told where the upload stands. The last chunk counts only with the
-whole update, checked.
+Each chunk is received into its own file. When it is whole and matches its digest it becomes its own blob; then one
+transaction makes it count. Chunks of one update may come to different replicas. If two requests send the same part, the
+first whole one counts, and the other gets the upload's offset. The last chunk counts only after a check of the whole
+update.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -17,7 +18,6 @@ from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.update.wire import least_chunk_bytes
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.problems import Refused
-from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.reception import AssignmentPlace, Reception
 from umbel.server.services import Services
 from umbel.server.store.stored import Chunk, StoredUpload
@@ -31,16 +31,16 @@ _CHECKS_MAX, _CHECKS_KEPT = 5, 10_000
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One request's part of an update. `is_last`: with it, the update is whole. `n_bytes`: of `body`, as declared."""
+    """One request's part of an update."""
 
     offset: int
-    is_last: bool
-    n_bytes: int
+    is_last: bool  # the update is whole with it
+    n_bytes: int  # of `body`, as declared
     body: AsyncIterator[bytes]
 
 
 class Uploads:
-    """The updates on their way to this coordinator."""
+    """Receives updates."""
 
     def __init__(self, services: Services, reception: Reception) -> None:
         self._services = services
@@ -52,30 +52,33 @@ class Uploads:
     async def begin(
         self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, incoming: Incoming
     ) -> StoredUpload:
-        """Begin an upload with its first chunk, or begin it again. A whole one stays as it is."""
+        """Begin an upload with its first chunk, or begin it again. A complete upload stays as it is."""
         place = await self._reception.place(client, assignment)
         known = await self._services.uploads.look(assignment)
         if known is not None and known.is_complete:
             return await _repeat(known, sha256, incoming)
         place.require_open()
         if self._n_checks.get(assignment, 0) >= _CHECKS_MAX:
-            detail = f"{_CHECKS_MAX} updates of this assignment were checked, and no more will be; check in again"
+            detail = f"{_CHECKS_MAX} updates of this assignment were checked, which is the limit; check in again"
             raise Refused("assignment-closed", detail)
-        _require_length(place.driver, length)
+        codec = place.driver.codec.of(place.driver.live)
+        if length not in codec.update_bytes:
+            raise LyingLength(f"Upload-Length is {length}, but an update of this model has {length_in_words(codec)}")
         return await self._append(place, known, StoredUpload(length, 0, sha256, is_complete=False), incoming)
 
     async def append(self, client: ClientId, assignment: AssignmentId, incoming: Incoming) -> StoredUpload:
-        """Add the next chunk. Raises `Refused` with the offset to go on from if this is not it."""
+        """Add the next chunk. Raises `Refused` with the right offset if this is another chunk."""
         place = await self._reception.place(client, assignment)
         known = _known(await self._services.uploads.look(assignment))
-        _require_offset(known, incoming)
+        if incoming.offset != known.offset:
+            raise _mismatch(known)
         if known.is_complete:
             return await _repeat_end(known, incoming)
         place.require_open()
         return await self._append(place, known, known, incoming)
 
     async def look(self, client: ClientId, assignment: AssignmentId) -> StoredUpload:
-        """How far an upload has come."""
+        """The state of an upload."""
         await self._reception.place(client, assignment)
         return _known(await self._services.uploads.look(assignment))
 
@@ -89,10 +92,12 @@ class Uploads:
     async def _append(
         self, place: AssignmentPlace, known: StoredUpload | None, begun: StoredUpload, incoming: Incoming
     ) -> StoredUpload:
-        """Take a chunk in, store it, and make it count."""
+        """Receive a chunk, store it, and make it count."""
         _require_fit(begun, incoming, self._services.settings.chunk_bytes_max)
         with self._intake.place(f"{place.client} {place.driver.name}", incoming.n_bytes) as arrival:
-            chunk = Chunk(_key(place.assignment, begun.offset), incoming.n_bytes)
+            # No other request has this key, so a chunk that counts is never overwritten.
+            key = f"updates/{place.assignment}/{begun.offset}-{secrets.token_hex(8)}"
+            chunk = Chunk(key, incoming.n_bytes)
             await _store(self._services.blobs, chunk, incoming.body, arrival)
             return await self._take(place, Arrived(place.assignment, known, begun, chunk, incoming.is_last))
 
@@ -101,18 +106,19 @@ class Uploads:
         try:
             counted = await self._count(place, arrived)
         except (Refused, ProtocolViolation):
-            # Only where it is certain that the chunk does not count. Of a transaction whose connection was lost nobody
-            # can tell: that chunk stays, and is swept after the round if it does not count.
+            # These errors mean that the chunk does not count. If the database connection was lost, it may count: the
+            # chunk stays, and is swept after the round if it does not.
             await self._remove([arrived.chunk.key] if arrived.chunk.length else [])
             raise
         await self._remove(one.key for one in arrived.dropped)
         return counted
 
     async def _count(self, place: AssignmentPlace, arrived: Arrived) -> StoredUpload:
-        """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
+        """Make a stored chunk count. The last one counts only if the whole update passes its check."""
         if not arrived.is_last:
             return await self._add(place, arrived)
-        async with self._checking(place.assignment):  # a check reads all of it: whoever comes second sees what it says
+        # A check reads the whole update, so a second request waits for the first.
+        async with self._locks.setdefault(place.assignment, asyncio.Lock()):
             if (now := await self._services.uploads.look(place.assignment)) != arrived.known:
                 raise _mismatch(now)
             await self._check(place, arrived)
@@ -120,30 +126,21 @@ class Uploads:
 
     async def _add(self, place: AssignmentPlace, arrived: Arrived) -> StoredUpload:
         place.require_open()
-        try:
+        with _refusing():
             return await self._services.uploads.add_chunk(arrived)
-        except UploadMoved as moved:
-            raise _mismatch(moved.upload) from moved
-        except UploadOver as over:
-            raise _over() from over
 
     def _note_check(self, assignment: AssignmentId) -> None:
-        """To check an update, good or bad, takes the one who checks far longer than to send one that is compressed."""
+        """Count checks, because checking an update costs far more than sending a compressed one."""
         self._n_checks[assignment] = self._n_checks.pop(assignment, 0) + 1
         while len(self._n_checks) > _CHECKS_KEPT:
             del self._n_checks[next(iter(self._n_checks))]
 
-    def _checking(self, assignment: AssignmentId) -> asyncio.Lock:
-        lock = self._locks.get(assignment)
-        if lock is None:
-            lock = self._locks[assignment] = asyncio.Lock()
-        return lock
-
     async def _check(self, place: AssignmentPlace, arrived: Arrived) -> None:
-        """Check the whole update, and drop what can never be folded."""
+        """Check the whole update, and drop one that can never be folded."""
         whole = arrived.after
         place.require_open()
-        codec, rank = place.driver.codec, place.driver.rank(place.client)
+        live, round_codec = place.driver.live, place.driver.codec
+        codec, rank = round_codec.of(live), round_codec.rank(live, place.client)
         self._note_check(place.assignment)
         try:
             await asyncio.get_running_loop().run_in_executor(
@@ -154,15 +151,11 @@ class Uploads:
                 await self._drop(place.assignment, arrived.known)
             raise
         except FileNotFoundError as error:
-            raise Refused("assignment-closed", "the round ended while this update was on its way") from error
+            raise Refused("assignment-closed", "the round ended while this update was being uploaded") from error
 
     async def _drop(self, assignment: AssignmentId, known: StoredUpload) -> None:
-        try:
+        with _refusing():
             dropped = await self._services.uploads.drop(assignment, known)
-        except UploadMoved as moved:
-            raise _mismatch(moved.upload) from moved
-        except UploadOver as over:
-            raise _over() from over
         await self._remove(chunk.key for chunk in dropped)
 
     async def _remove(self, keys: Iterable[str]) -> None:
@@ -171,10 +164,10 @@ class Uploads:
 
 
 async def _store(blobs: BlobStore, chunk: Chunk, body: AsyncIterator[bytes], arrival: Arrival) -> None:
-    """Take a chunk's body in and store it.
+    """Receive a chunk's body and store it.
 
-    A small one is held in memory until it is whole: a request that sends little costs no file. Pieces are small: to
-    write one is not worth a thread.
+    A small chunk stays in memory until it is whole, so that a request with few bytes needs no file. The pieces of a
+    large one are written without a thread, because each is small.
     """
     if chunk.length <= _HELD_BYTES_MAX:
         async with arrival.receiving():
@@ -200,21 +193,16 @@ async def _repeat(known: StoredUpload, sha256: str, incoming: Incoming) -> Store
     if known.sha256 != sha256:
         raise Refused("upload-complete", "another update was completed for this assignment; report that one")
     async for _ in incoming.body:
-        pass  # it came again because its answer was lost: take it, and say the same
+        pass  # a repeated request, whose answer was lost, gets the same answer
     return known
 
 
 async def _repeat_end(known: StoredUpload, incoming: Incoming) -> StoredUpload:
-    """A chunk at the end of a whole upload: nothing, sent again, is taken as said; anything more is too much."""
+    """Answer a repeated empty last chunk of a complete upload. Raises `LyingLength` for more bytes."""
     async for piece in incoming.body:
         if piece:
             raise LyingLength(f"the upload was declared to have {known.length} bytes, and more came")
     return known
-
-
-def _key(assignment: AssignmentId, offset: int) -> str:
-    """A name that no other request can have: what counts is never written over."""
-    return f"updates/{assignment}/{offset}-{secrets.token_hex(8)}"
 
 
 def _known(upload: StoredUpload | None) -> StoredUpload:
@@ -223,26 +211,15 @@ def _known(upload: StoredUpload | None) -> StoredUpload:
     return upload
 
 
-def _require_length(driver: RunDriver, length: int) -> None:
-    if length not in driver.codec.update_bytes:
-        expected = length_in_words(driver.codec)
-        raise LyingLength(f"Upload-Length is {length}, but an update of this model has {expected}")
-
-
-def _require_offset(known: StoredUpload, incoming: Incoming) -> None:
-    if incoming.offset != known.offset:
-        raise _mismatch(known)
-
-
 def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int) -> None:
-    """Refuse a chunk by its length, before a byte of it is read."""
+    """Refuse a chunk of a wrong length before a byte of it is read."""
     left = upload.length - upload.offset
     if incoming.n_bytes > left:
         raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
     if incoming.is_last and incoming.n_bytes != left:
         end = upload.offset + incoming.n_bytes
         raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
-    # Where the cap is below what the rule asks for, a client must still find a length that passes by halving.
+    # If the cap is below the rule's least length, a client that halves its chunks must still find one that passes.
     least = min(least_chunk_bytes(upload.length), chunk_bytes_max // 2)
     if 0 < incoming.n_bytes < min(least, left):
         raise Refused("short-chunk", f"a chunk of this update has at least {least} bytes, unless it is the last")
@@ -251,9 +228,17 @@ def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int)
 def _mismatch(upload: StoredUpload | None) -> Refused:
     if upload is None:
         return Refused("unknown-upload", "this upload was dropped meanwhile; begin it with POST")
-    detail = f"the upload stands at {upload.offset} bytes; go on from there"
+    detail = f"the upload has {upload.offset} bytes so far; continue at this offset"
     return Refused("mismatching-upload-offset", detail, {"Upload-Offset": str(upload.offset)})
 
 
-def _over() -> Refused:
-    return Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
+@contextmanager
+def _refusing() -> Generator[None]:
+    """Turn the store's refusals into `Refused`."""
+    try:
+        yield
+    except UploadMoved as moved:
+        raise _mismatch(moved.upload) from moved
+    except UploadOver as over:
+        detail = "the round no longer waits for this update; check in for the next one"
+        raise Refused("assignment-closed", detail) from over

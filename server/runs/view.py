@@ -1,4 +1,4 @@
-"""A run as operators see it: at a glance, and the round under way with each of its clients. Read only."""
+"""A run as operators see it: an overview, and the open round with each of its clients."""
 
 import asyncio
 import secrets
@@ -15,13 +15,12 @@ from umbel.server.runs.memory import RunMemory
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
 
-PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
-LOOK_S = 0.5
-"""A round that changes all the time is shown so often to those who wait for a change: what is read grows with it."""
+PROGRESS_BELL = "progress."  # never a client's name, which has no dot
+LOOK_S = 0.5  # least time between two readings of a round that changes all the time
 
 
 def view_of(live: LiveRun) -> RunView:
-    """The run at a glance."""
+    """An overview of the run."""
     run = live.run
     done, planned = live.rounds_done, run.file.rounds.count
     view = RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
@@ -29,21 +28,19 @@ def view_of(live: LiveRun) -> RunView:
 
 
 def _spent(live: LiveRun) -> PrivacySpent | None:
-    """What a private run has cost so far; None of others."""
+    """What a private run has spent so far; None for other runs."""
     file, noise = live.run.file, live.plan.noise
     return spent_after(file.privacy, noise, live.n_released, file.rounds.count) if file.privacy and noise else None
 
 
 class RunNow:
-    """The round under way. `seen`: the run as this replica has it; `trouble`: why it cannot go on, empty if it can.
-
-    One reading serves all who asked before it began, however many watch.
-    """
+    """The open round of a run. One reading serves all requests that came before it began."""
 
     def __init__(
         self, services: Services, memory: RunMemory, waiting: WaitingRoom, bells: Bells, seen: Callable[[], LiveRun]
     ) -> None:
-        self.trouble = ""
+        """`seen`: returns the run as this replica has it."""
+        self.trouble = ""  # why the run cannot continue; empty if it can
         self._bells = bells
         self._made_as = secrets.token_hex(4)
         self._n_changes = 0
@@ -52,26 +49,26 @@ class RunNow:
         self._waiting = waiting
         self._seen = seen
         self._reading = asyncio.Lock()
-        self._n_begun = self._newest = 0  # readings, and the number of the newest that succeeded
+        self._n_begun = self._newest = 0  # number of readings begun; number of the newest that succeeded
         self._read_at = float("-inf")
         self._found: LiveRound | None = None
 
     @property
     def mark(self) -> str:
-        """Where the changes stand that this replica has told."""
+        """A mark for `has_changed_since`: it names this replica and counts its changes."""
         return f"{self._made_as}.{self._n_changes}"
 
     def has_changed_since(self, mark: str) -> bool:
-        """False of another replica's mark, too: what that one has told is not known here."""
+        """False for another replica's mark, because what that replica has shown is not known here."""
         return mark != self.mark and mark.partition(".")[0] == self._made_as
 
     def changed(self) -> None:
-        """Tell who watches."""
+        """Wake the requests that wait for a change."""
         self._n_changes += 1
         self._bells.ring((PROGRESS_BELL,))
 
     async def look(self) -> LiveRound | None:
-        """The round under way, as it is now or a moment later; None once it has ended."""
+        """The open round, read after this call began; None once it has ended."""
         asked_after = self._n_begun
         async with self._reading:
             if self._newest <= asked_after:
@@ -82,7 +79,7 @@ class RunNow:
             return self._found
 
     async def let_changes_gather(self) -> None:
-        """Return when the last look was `LOOK_S` ago: to be called before the next by who waits for a change."""
+        """Wait until the last reading is `LOOK_S` ago. Requests that wait for changes call this before each reading."""
         left_s = self._read_at + LOOK_S - self._services.clock.now()
         if left_s > 0:
             await self._services.clock.wait(asyncio.Event(), min(left_s, LOOK_S))

@@ -1,8 +1,7 @@
-"""From a closed round to what is made of it, which for a round of training is the next model.
+"""From a closed round to its result. The result of a round of training is the next model.
 
-When a round has closed, one replica has the lease to make its model; the others put their shares of the sum into the
-blob store (`share.py`). It does not matter which one makes it, nor whether two do at once: the first to store the
-outcome wins, and both have made the same files.
+One replica takes a lease and makes the model. The other replicas put their shares of the sum into the blob store
+(`share.py`). Two replicas that make the model at once make the same files; the first to store the result wins.
 """
 
 import asyncio
@@ -14,7 +13,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.states import Closing
+from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.run.endings import EvaluationClosed, Upshot
 from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
@@ -28,28 +29,27 @@ from umbel.server.store.replicas import closing_job
 from umbel.server.store.stored import LiveRun
 from umbel.server.store.versions import BeingRemoved
 from umbel.server.sums.folding import DamagedSum, Folding, SumDropped
-from umbel.server.sums.model_files import ModelFiles, ParentFiles, SummedRound, next_model
-from umbel.server.sums.model_removal import hold
-from umbel.server.sums.round_codec import RoundCodec
+from umbel.server.sums.model_files import ModelFiles, ParentFiles, SummedRound, hold, next_model
 from umbel.server.sums.secure import SecureRounds
 from umbel.server.sums.share import ReplicaShare
-from umbel.server.sums.trial import look_at
+from umbel.server.sums.updates import RoundCodec, largest_change
 
 _log = logging.getLogger(__name__)
 _SUM_TRIES = 3
-_STORE_TRIES = 12  # about seven minutes, as the driver tries again: a disk or a bucket that is away may come back
+_STORE_TRIES = 12  # some seven minutes at the driver's retry times: a disk or bucket may become available again
 
 
 class NothingMade(Exception):
-    """Nothing will ever come of this round; says why. `blamed`: clients whose fault it is, and why."""
+    """The round can never have a result, for the reason in the message."""
 
     def __init__(self, reason: str, blamed: Mapping[ClientId, str] | None = None) -> None:
+        """`blamed`: the clients at fault, each with the reason."""
         super().__init__(reason)
         self.blamed = blamed or {}
 
 
 class Closer:
-    """How one replica closes a run's newest attempt. `share`: its share of the sum."""
+    """Closes a run's newest attempt at this replica. `share`: this replica's share of the sum."""
 
     def __init__(self, services: Services, layout: Layout, codec: RoundCodec, secure: SecureRounds) -> None:
         self.share = ReplicaShare(services, codec)
@@ -61,21 +61,20 @@ class Closer:
         self._removing: set[asyncio.Future[None]] = set()
 
     async def close(self, live: LiveRun) -> Upshot | None:
-        """What the closed round makes; None while another replica makes it, or its share of the sum is not in.
+        """Return the round's result; None while another replica makes it, or shares of the sum are missing.
 
-        Raises `NothingMade`; anything else may pass.
+        Raises `NothingMade` if there will be none. After any other error the caller may try again.
         """
         if live.plan.task.makes_model:
             return await self._model(live)
         if not live.plan.task.sends_updates:
             return EvaluationClosed()
         try:
-            return await look_at(self._services, live, self._layout)
+            return await read_canary(self._services, live, self._codec)
         except (FileNotFoundError, UpdateRefused) as error:
             raise NothingMade(_unreadable(error)) from error
 
     async def _model(self, live: LiveRun) -> ModelFiles | None:
-        """The next model, durable."""
         closing = live.state
         assert isinstance(closing, Closing)
         try:
@@ -92,7 +91,7 @@ class Closer:
             folding = await self.share.whole(live, closing)
             return None if folding is None else await self._make_model(live, closing, folding)
         except (SumDropped, Refused):
-            return None  # another replica has ended the round meanwhile
+            return None  # another replica has ended the round
         except NothingMade:
             raise
         except Exception as error:
@@ -100,31 +99,31 @@ class Closer:
             raise
 
     async def leads(self, live: LiveRun) -> bool:
-        """Whether it is this replica that makes the round's model: it alone may adopt reports then."""
+        """Whether this replica makes the round's model. After a round has closed, only that one may adopt reports."""
         return await self._services.replicas.take(closing_job(live.round_id))
 
     async def end(self, ended: LiveRun, keys: Iterable[str]) -> None:
-        """The attempt is over: let go of its sum, and remove its updates. What a crash leaves is swept later."""
+        """Drop the sum of an attempt that has ended, and remove its updates. What a crash leaves is swept later."""
         await self.forget()
         removing = asyncio.ensure_future(asyncio.to_thread(self._services.blobs.delete, list(keys)))
         self._removing.add(removing)
         removing.add_done_callback(self._removed)
 
     async def forget(self) -> None:
-        """Let go of the sum, and of what was revealed of it: its round is over."""
+        """Drop the sum and the revealed shares, because the attempt is over."""
         self._n_failed = 0
         self._secure.forget()
         await self.share.forget()
 
     async def settle(self) -> None:
-        """Wait for what has begun: a hand-in, and the removal of updates."""
+        """Wait until a hand-in and removals of updates that have begun are done."""
         await self.share.settle()
         await asyncio.gather(*self._removing, return_exceptions=True)
 
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles | None:
         total, clients = await folding.total(), folding.clients | folding.merged
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
-            raise DamagedSum("the sum is not that of the accepted reports")
+            raise DamagedSum("the sum does not hold exactly the accepted reports")
         services, file = self._services, live.run.file
         if not closing.secure:
             codec = self._codec.plain(closing.plan)
@@ -139,13 +138,13 @@ class Closer:
         make = partial(next_model, services.blobs, self._layout, base, summed, rate, change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)
-        except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
+        except ValueError as error:  # it would fail again; a full disk is an OSError, and may pass
             raise NothingMade(f"no model can be made of the sum: {error}") from error
         await hold(services, closing_job(live.round_id), files.sha256s)
         return files
 
     async def _unmasked(self, live: LiveRun, closing: Closing, total: IntegerSum) -> Totals | None:
-        """What the clients of a secure round have said together; None while too few have revealed shares."""
+        """The decoded totals of a secure round; None while too few clients have revealed shares."""
         try:
             opened = await self._secure.opened(live)
         except CheatingDealer as error:
@@ -169,10 +168,10 @@ class Closer:
             raise NothingMade(str(error)) from error
 
     async def _retry(self, live: LiveRun, error: Exception) -> None:
-        """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
+        """Drop the sum after an error, so that it is folded again. Raises `NothingMade` after too many errors."""
         await self.share.drop()
         if isinstance(error, SQLAlchemyError | DatabaseAway | BeingRemoved):
-            return  # the updates are well, and this passes
+            return  # the stored updates are intact, and the error may pass
         self._n_failed += 1
         is_store = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | DamagedSum)
         if self._n_failed >= (_STORE_TRIES if is_store else _SUM_TRIES):
@@ -183,6 +182,22 @@ class Closer:
         self._removing.discard(removing)
         if not removing.cancelled() and (error := removing.exception()) is not None:
             _log.warning("updates of an ended round could not be removed; they are swept later: %s", error)
+
+
+async def read_canary(services: Services, live: LiveRun, round_codec: RoundCodec) -> CanaryClosed:
+    """Measure the accepted updates of a canary that has closed; `aggregation/run/verdicts.py` judges them.
+
+    Every replica gets the same result. Raises `OSError` or an `UpdateRefused` for an update that was lost or damaged.
+    """
+    assert isinstance(live.state, Closing)
+    chunks = await services.uploads.chunks([live.assignment_id(client) for client in live.state.accepted])
+    loop, sent, codec = asyncio.get_running_loop(), dict[ClientId, CanaryUpdate](), round_codec.plain(live.plan)
+    for client, accepted in live.state.accepted.items():
+        assert isinstance(accepted.work, WorkDone), "a canary's clients train"
+        mine, rank = chunks[live.assignment_id(client)], round_codec.rank(live, client)
+        largest = await loop.run_in_executor(services.worker, largest_change, services.blobs, mine, codec, rank)
+        sent[client] = CanaryUpdate(accepted.work, sum(chunk.length for chunk in mine), largest)
+    return CanaryClosed(sent)
 
 
 def _unreadable(error: Exception) -> str:

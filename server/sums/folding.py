@@ -1,6 +1,6 @@
-"""This replica's share of the sum of the round under way, fed from stored updates in a worker thread, one at a time.
+"""A sum of stored updates in memory. A worker thread folds them in, one at a time.
 
-The stored updates are the truth; this is a sum that can always be made again from them, to the same bits.
+The same sum, to the bit, can always be made again from the stored updates.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from umbel.server.sums.updates import fill, integers
 
 @dataclass(frozen=True, slots=True)
 class HandedIn:
-    """A sum as it was written to a file. `clients`: whose updates are in it, exactly."""
+    """A sum as it was written to a file. `clients`: exactly those whose updates are in it."""
 
     sha256: str
     total_weight: int
@@ -32,25 +32,21 @@ class HandedIn:
 
 
 class Folding:
-    """One round's accumulator and the folds that are on their way into it.
-
-    `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas. Both may be ahead of
-    the sum; who is in that, the worker keeps with it.
-    """
+    """One round's sum, and the folds that are still to be added to it."""
 
     def __init__(self, codec: UpdateReader, blobs: BlobStore, worker: Executor) -> None:
-        self.clients: set[ClientId] = set()
-        self.merged: set[ClientId] = set()
+        self.clients: set[ClientId] = set()  # whose updates were added here, or are about to be
+        self.merged: set[ClientId] = set()  # whose updates came with the sums of other replicas
         self._codec = codec
         self._blobs = blobs
         self._worker = worker
         self._total: IntegerSum | None = None
-        self._in_total: set[ClientId] = set()  # changes with the sum, in the worker
+        self._in_total: set[ClientId] = set()  # whose updates are in `_total`; only the worker changes both
         self._pending: list[asyncio.Future[None]] = []
         self._is_discarded = False
 
     def add(self, client: ClientId, chunks: Sequence[Chunk], part: Part) -> None:
-        """Fold a stored update after those added before. One that is in is not added again."""
+        """Fold a stored update after those added before. Does nothing if the client's update was added already."""
         if client in self.clients:
             return
         self.clients.add(client)
@@ -58,30 +54,30 @@ class Folding:
         self._pending.append(loop.run_in_executor(self._worker, self._fold, client, chunks, part))
 
     async def total(self) -> IntegerSum:
-        """The sum once every fold is in; zero if there was none.
+        """Wait until every fold is in and return the sum; zero if there was no fold.
 
-        Raises what a fold raised: then build a new `Folding` from what is stored. Raises `SumDropped`.
+        Raises `SumDropped`, or what a fold raised: then make a new `Folding` from the stored updates.
         """
         await self._settled(*self._pending)
         return self._accumulator()
 
     async def merge(self, partial: PartialSum) -> None:
-        """Add what another replica has folded, a piece at a time. Raises `DamagedSum`, `SumDropped`."""
+        """Add the sum of another replica, a piece at a time. Raises `DamagedSum`, `SumDropped`."""
         loop = asyncio.get_running_loop()
         self._pending.append(loop.run_in_executor(self._worker, self._merge, partial))
         await self._settled(self._pending[-1])
         self.merged |= set(partial.clients)
 
     async def restore(self, partial: PartialSum) -> None:
-        """Begin with what this replica has folded and handed in before. Raises `DamagedSum`, `SumDropped`."""
+        """Begin with the sum that this replica handed in before. Raises `DamagedSum`, `SumDropped`."""
         await self.merge(partial)
         self.merged -= set(partial.clients)
         self.clients |= set(partial.clients)
 
     async def write(self, path: Path) -> HandedIn:
-        """Write the sum as it is once every fold so far is in to a file, for another replica to merge.
+        """Write the sum of all updates added so far to a file, for another replica to merge.
 
-        What is added meanwhile is folded afterwards, and is for the next time. Raises what a fold raised; `SumDropped`.
+        Updates that are added during the call are folded after it. Raises `SumDropped`, or what a fold raised.
         """
         pending, loop = tuple(self._pending), asyncio.get_running_loop()
         written = await loop.run_in_executor(self._worker, self._write, path)
@@ -89,7 +85,7 @@ class Folding:
         return written
 
     async def discard(self) -> None:
-        """Stop folding and let go of the sum. Whoever waits for it is told so, by `SumDropped`."""
+        """Stop folding and drop the sum. Callers that wait for it get `SumDropped`."""
         self._is_discarded = True
         for fold in self._pending:
             fold.cancel()
@@ -99,7 +95,7 @@ class Folding:
         self._total = None
 
     async def _settled(self, *pending: asyncio.Future[None]) -> None:
-        """Wait for these. A fold that `discard` has cancelled must not pass for the cancellation of who waits here."""
+        """Wait for folds. If `discard` has cancelled them, raise `SumDropped` instead of `CancelledError`."""
         try:
             await asyncio.gather(*pending)
         except asyncio.CancelledError:
@@ -110,7 +106,7 @@ class Folding:
             raise SumDropped
 
     def _accumulator(self) -> IntegerSum:
-        """Allocated when first needed: int64, twice the model."""
+        """The sum: int64, twice the size of a float32 model. It is allocated when it is first needed."""
         if self._total is None:
             self._total = self._codec.new_sum()
         return self._total
@@ -125,11 +121,11 @@ class Folding:
             _read(self._blobs, partial.key, sha.update), partial.total_weight, len(partial.clients)
         )
         if sha.hexdigest() != partial.sha256:
-            raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
+            raise DamagedSum(f"the partial sum {partial.key} has changed since replica {partial.replica} wrote it")
         self._in_total.update(partial.clients)
 
     def _write(self, path: Path) -> HandedIn:
-        """In the worker, as folds are: no fold is half in the sum."""
+        """Write the sum. This runs in the worker, as folds do, so no fold is half in the sum."""
         if self._is_discarded:
             raise SumDropped
         total, sha = self._accumulator(), hashlib.sha256()
@@ -142,15 +138,15 @@ class Folding:
 
 
 class SumDropped(Exception):
-    """The sum was let go of while someone waited for it: its round is over, or it is to be made anew."""
+    """The sum was dropped while a caller waited for it: its round is over, or the sum is to be made again."""
 
 
 class DamagedSum(OSError):
-    """A sum is not what it should be: a part of it was changed in store. Fold the updates again."""
+    """A stored part of a sum was changed. Fold the updates again."""
 
 
 def _read(blobs: BlobStore, key: str, hashed: Callable[[memoryview], None]) -> Iterator[Tensor]:
-    """The integers of a partial sum, in pieces. Each piece is overwritten by the next."""
+    """The integers of a partial sum, in pieces. Each piece overwrites the one before."""
     buffer = memoryview(bytearray(8 * PIECE_VALUES))
     with blobs.open(key) as file:
         while n_bytes := fill(file, buffer):

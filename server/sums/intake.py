@@ -1,7 +1,8 @@
-"""Chunks that are being taken in: how many at a time, and which must go, so that bodies without an end fill no disk.
+"""Limits on the chunks that are being received, so that bodies that never end do not fill the disk.
 
-Each takes a place before its first byte is read, and keeps it until it counts or is gone. A client's chunks of one run
-take at most `EACH_MAX` places, all chunks of this process at most `bytes_max` bytes, by the lengths that they declare.
+Each chunk takes a place before its first byte is read, and keeps it until the chunk counts or is dropped. A client has
+at most `EACH_MAX` places for one run. All chunks of this process have at most `bytes_max` bytes, by their declared
+lengths.
 """
 
 import asyncio
@@ -13,11 +14,11 @@ from umbel.server.problems import Refused
 
 EACH_MAX = 2
 PATIENCE_S = 30.0
-"""So long a chunk has its place for itself. Clients cut theirs to take two seconds."""
+"""How long a chunk keeps its place while others wait. Clients choose chunks that take two seconds to send."""
 
 
 class Arrival:
-    """One chunk on its way in. `owner`: its client and run."""
+    """One chunk that is being received. `owner`: its client and run."""
 
     __slots__ = ("_timeout", "came_at", "n_bytes", "owner")
 
@@ -29,12 +30,12 @@ class Arrival:
 
     @asynccontextmanager
     async def receiving(self) -> AsyncGenerator[None]:
-        """While its bytes come, it can be let go: then this raises `Refused`."""
+        """Receive the body in this block. Raises `Refused` if the chunk loses its place meanwhile."""
         try:
             async with asyncio.timeout(None) as self._timeout:
                 yield
         except TimeoutError as error:
-            # The rest of the body stays unread, and nobody waits for this answer any more.
+            # The rest of the body stays unread, so the connection must close.
             raise _too_many("a newer chunk replaced this one", {"Connection": "close"}) from error
         finally:
             self._timeout = None
@@ -44,13 +45,13 @@ class Arrival:
         return self._timeout is not None
 
     def let_go(self) -> None:
-        assert self._timeout is not None, "it is asked whether it can go"
+        assert self._timeout is not None, "`can_go` is checked first"
         self._timeout.reschedule(asyncio.get_running_loop().time())
         self._timeout = None
 
 
 class Intake:
-    """The chunks that this process is taking in, the oldest first."""
+    """The chunks that this process is receiving, the oldest first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -59,11 +60,10 @@ class Intake:
 
     @contextmanager
     def place(self, owner: str, n_bytes: int) -> Generator[Arrival]:
-        """A place for a chunk of `n_bytes`, for the length of the block.
+        """Reserve a place for a chunk of `n_bytes` during the block.
 
-        Of one owner the newest win: a client whose network failed asks again, and what it has lost is the oldest. Of
-        several, who came first may finish, but not take more than `PATIENCE_S` for it while others wait. Raises
-        `Refused` if nothing may go for it.
+        A new chunk replaces the oldest of the same owner, because a client whose network failed sends it again. It
+        replaces a chunk of another owner only after `PATIENCE_S`. Raises `Refused` if it can replace none.
         """
         arrival = Arrival(owner, n_bytes)
         self._make_room(arrival)
@@ -77,15 +77,15 @@ class Intake:
     def _make_room(self, newcomer: Arrival) -> None:
         own = [one for one in self._here if one.owner == newcomer.owner]
         if len(own) >= EACH_MAX:
-            newcomer.came_at = own[0].came_at  # it goes on in that one's place, and has had it for as long
+            newcomer.came_at = own[0].came_at  # it inherits that chunk's place, with its age
             self._let_go(own, "this client's chunks before this one are still being checked")
         patient_until = time.monotonic() - PATIENCE_S
         while self._n_bytes + newcomer.n_bytes > self._bytes_max:
             late = [one for one in self._here if one.came_at <= patient_until]
-            self._let_go(late, "the coordinator takes in as many chunks as it can hold")
+            self._let_go(late, "the coordinator is receiving as many chunks as it can hold")
 
     def _let_go(self, candidates: list[Arrival], why_not: str) -> None:
-        """Let the oldest go that can."""
+        """Drop the oldest of these that can be dropped."""
         oldest = next((one for one in candidates if one.can_go), None)
         if oldest is None:
             raise _too_many(f"{why_not}; try again in a second")

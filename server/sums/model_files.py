@@ -1,12 +1,16 @@
-"""Model files on the coordinator's disk: checking what came, and making the next version from a round's sum.
+"""Model files: checked when they are uploaded, made from a round's sum, removed when no run refers to them.
 
-The published file is what clients download. The master copy is the same file, or a second one: with half-precision
-tensors widened to float32, or because clients are sent changes, and the published model follows in steps. A commit goes
-from file to file in pieces: beside the sum it needs a few megabytes, whatever the model's size.
+Clients download the published file. The master copy is a second file if the model has half-precision tensors, which it
+holds as float32, or if clients download changes, because then the published model follows it in steps. Otherwise one
+file is both. A commit works from file to file in pieces: beside the sum it needs a few megabytes, for any model size.
 """
 
+from __future__ import annotations
+
+import asyncio
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,35 +20,36 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeWriter
-from umbel.aggregation.downlink.publishing import Spread
+from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean, next_pieces
-from umbel.aggregation.model.state import Piece, master_dtype, pieces, published, torch_dtype
+from umbel.aggregation.model.optimizer import HasMean, write_next
+from umbel.aggregation.model.state import master_dtype, pieces, torch_dtype
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
 from umbel.server.blobs.files import file_sha256
+from umbel.server.services import Services
+from umbel.server.store.versions import BeingRemoved
 from umbel.server.sums.tensor_file import TensorFile, write_skeleton
+
+_log = logging.getLogger(__name__)
+_SWEEP_JOB = "sweep.models"
+KEPT_S = 3600.0  # after a version's deletion, so that downloads of it can finish
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A version's files, of `n_values`. `master_sha256` equals the published one's if there is no need of another.
-
-    `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
-    root mean squares, where their codec measures it. `change`: from the version before it, if the run makes changes.
-    `totals`: of a secure round, what its clients have said together.
-    """
+    """The stored files of a model version, and what its round measured."""
 
     published: Blob
-    master_sha256: str
-    sum_sha256: str
+    master_sha256: str  # the published file's hash if there is no other master copy
+    sum_sha256: str  # of the exact sum that the version was made from, as in audit bundles
     n_values: int
-    update_rms: float | None = None
-    change: Blob | None = None
-    totals: Totals | None = None
+    update_rms: float | None = None  # mean of the updates' root mean squares, if their codec measures it
+    change: Blob | None = None  # from the version before, if the run sends changes
+    totals: Totals | None = None  # of a secure round
 
     @property
     def shown(self) -> SumShown | None:
@@ -53,13 +58,13 @@ class ModelFiles:
 
     @property
     def sha256s(self) -> set[str]:
-        """The names of all of them."""
+        """The hashes of all files."""
         return {self.published.sha256, self.master_sha256} | ({self.change.sha256} if self.change else set())
 
 
 @dataclass(frozen=True, slots=True)
 class ParentFiles:
-    """The version that the next one is made from, by its files' names."""
+    """The files of the version that the next one is made from."""
 
     published_sha256: str
     master_sha256: str
@@ -67,19 +72,16 @@ class ParentFiles:
 
 @dataclass(frozen=True, slots=True)
 class SummedRound:
-    """What the model is made of. `sum_sha256`: of a round's exact sum; the rest is what its codec makes of that.
-
-    `totals`: of a secure round.
-    """
+    """A round's exact sum, decoded: the next model is made from it."""
 
     sum_sha256: str
     mean: HasMean
     update_rms: float | None = None
-    totals: Totals | None = None
+    totals: Totals | None = None  # of a secure round
 
 
 def inspect_model(path: Path) -> Layout:
-    """The layout of a model file that came from outside. Raises `LayoutError` for what no round could start from."""
+    """Check a model file that was uploaded; return its layout. Raises `LayoutError` if no round can start from it."""
     try:
         with safe_open(path, framework="pt") as file:  # maps the file; nothing here reads its values
             owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -93,22 +95,20 @@ def inspect_model(path: Path) -> Layout:
 
 
 def keep_model(blobs: BlobStore, path: Path) -> Blob:
-    """Store a finished model file under its hash. Blocks for as long as hashing and storing take."""
+    """Store a finished file under its hash. Blocks while it hashes and stores."""
     blob = Blob(file_sha256(path), path.stat().st_size)
     blobs.put(path, model_key(blob.sha256))
     return blob
 
 
 def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
-    """The hash of the master copy of a run's first model, made if it is not the model file itself."""
+    """Store the master copy of a run's first model unless the model file is it; return the master copy's hash."""
     if layout.is_full_precision:
         return model_sha256
     with blobs.local(model_key(model_sha256)) as given, blobs.scratch() as path:
-        _begin(path, layout, is_master=True)
-        with TensorFile(given) as start, TensorFile(path, is_writable=True) as master:
+        with TensorFile(given) as start, _new_file(path, layout, is_master=True) as master:
             for piece in pieces(layout):
-                values = piece.of(start, torch_dtype(piece.spec))
-                master.write(piece.spec.name, piece.first, values.to(master_dtype(piece.spec)))
+                piece.put(master, piece.of(start, torch_dtype(piece.spec)).to(master_dtype(piece.spec)))
         return keep_model(blobs, path).sha256
 
 
@@ -122,87 +122,71 @@ def next_model(
 ) -> ModelFiles:
     """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
 
-    `change_step`: where clients are sent changes, their step in root mean squares; else None. Raises `ModelOverflow`
-    for a model that has diverged.
+    `change_step`: the step of changes in root mean squares; None if the run sends no changes. Raises `ModelOverflow`
+    if the model has diverged.
     """
-    with blobs.local(model_key(base.master_sha256)) as path, TensorFile(path) as start:
-        steps = next_pieces(layout, start, summed.mean, learning_rate)
-        kept = (
-            _whole(blobs, layout, steps) if change_step is None else _changed(blobs, layout, base, steps, change_step)
-        )
+    with ExitStack() as files:
+        start = files.enter_context(TensorFile(files.enter_context(blobs.local(model_key(base.master_sha256)))))
+        public, master, change_file = (files.enter_context(blobs.scratch()) for _ in range(3))
+        if change_step is not None:
+            with blobs.local(model_key(base.published_sha256)) as before:
+                copyfile(before, public)  # with its header: a client, too, makes its next model from this file
+            with _new_file(master, layout, is_master=True) as wide, TensorFile(public, is_writable=True) as moving:
+                step = write_next_master(layout, start, summed.mean, learning_rate, wide, moving, change_step)
+                _write_change(change_file, ChangeWriter(layout, step, wide, moving))
+        elif layout.is_full_precision:
+            with _new_file(public, layout, is_master=False) as out:
+                write_next(layout, start, summed.mean, learning_rate, out)
+        else:
+            with _new_file(public, layout, is_master=False) as out, _new_file(master, layout, is_master=True) as wide:
+                write_next(layout, start, summed.mean, learning_rate, out, wide)
+        published = keep_model(blobs, public)
+        has_master = change_step is not None or not layout.is_full_precision
+        master_sha256 = keep_model(blobs, master).sha256 if has_master else published.sha256
+        change = None if change_step is None else keep_model(blobs, change_file)
     return ModelFiles(
-        kept.published,
-        kept.master_sha256,
-        summed.sum_sha256,
-        layout.n_values,
-        summed.update_rms,
-        kept.change,
-        summed.totals,
+        published, master_sha256, summed.sum_sha256, layout.n_values, summed.update_rms, change, summed.totals
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The stored files of a version; see `ModelFiles`."""
+async def hold(services: Services, owner: str, sha256s: Collection[str]) -> None:
+    """Keep files that were just stored until `owner` refers to them in the database.
 
-    published: Blob
-    master_sha256: str
-    change: Blob | None = None
-
-
-def _whole(blobs: BlobStore, layout: Layout, steps: Iterator[tuple[Piece, Tensor]]) -> _Kept:
-    """Store the next version as its master copy is, rounded where it is of half precision."""
-    with blobs.scratch() as public, blobs.scratch() as master, ExitStack() as files:
-        _begin(public, layout, is_master=False)
-        out = [files.enter_context(TensorFile(public, is_writable=True))]
-        if not layout.is_full_precision:
-            _begin(master, layout, is_master=True)
-            out.append(files.enter_context(TensorFile(master, is_writable=True)))
-        for piece, stepped in steps:
-            for output, made in zip(out, (published(piece.spec, stepped), stepped), strict=False):
-                output.write(piece.spec.name, piece.first, made)
-        kept = keep_model(blobs, public)
-        return _Kept(kept, kept.sha256 if layout.is_full_precision else keep_model(blobs, master).sha256)
+    Raises `BeingRemoved` if one of them was just removed, or is being removed, because a deleted version had the same
+    content. The caller must then store them again.
+    """
+    await services.versions.claim(owner, sha256s)
+    for sha256 in sha256s:
+        if await asyncio.to_thread(services.blobs.size, model_key(sha256)) is None:
+            raise BeingRemoved(f"the model file {sha256[:12]}… was removed at this moment")
 
 
-def _changed(
-    blobs: BlobStore, layout: Layout, base: ParentFiles, steps: Iterator[tuple[Piece, Tensor]], change_step: float
-) -> _Kept:
-    """Store the next master copy, the change that moves the published model towards it, and that model, moved."""
-    with (
-        blobs.local(model_key(base.published_sha256)) as before,
-        blobs.scratch() as master,
-        blobs.scratch() as public,
-        blobs.scratch() as change,
-    ):
-        step = _step_master(layout, before, master, steps).step(change_step)
-        copyfile(before, public)  # header and all: a client makes its next model of the one that it has
-        with TensorFile(master) as new, TensorFile(public, is_writable=True) as moving, change.open("wb") as file:
-            writer = ChangeWriter(layout, step, new, moving)
-            file.seek(HEAD_BYTES)
-            file.writelines(writer.body())
-            file.seek(0)
-            file.write(writer.head())
-        return _Kept(keep_model(blobs, public), keep_model(blobs, master).sha256, keep_model(blobs, change))
+async def sweep_models(services: Services, kept_s: float = KEPT_S) -> None:
+    """Remove the files of versions that were deleted `kept_s` ago. One replica at a time does it."""
+    if not await services.replicas.take(_SWEEP_JOB):
+        return
+    now = services.clock.now()
+    if removed := await services.versions.begin_removal(now - kept_s):
+        await asyncio.to_thread(services.blobs.delete, [model_key(sha256) for sha256 in removed])
+        await services.versions.end_removal(removed, now)
+        _log.info("removed %d model files of deleted versions", len(removed))
 
 
-def _step_master(layout: Layout, before: Path, master: Path, steps: Iterator[tuple[Piece, Tensor]]) -> Spread:
-    """Write the next master copy; how far the published model `before` is from it."""
-    spread = Spread()
-    _begin(master, layout, is_master=True)
-    with TensorFile(before) as old, TensorFile(master, is_writable=True) as out:
-        for piece, stepped in steps:
-            out.write(piece.spec.name, piece.first, stepped)
-            spread.add(piece.spec, stepped, piece.of(old, torch_dtype(piece.spec)))
-    return spread
+def _write_change(path: Path, writer: ChangeWriter) -> None:
+    with path.open("wb") as file:
+        file.seek(HEAD_BYTES)
+        file.writelines(writer.body())
+        file.seek(0)
+        file.write(writer.head())
 
 
-def _begin(path: Path, layout: Layout, is_master: bool) -> None:
-    """A file of zeros. A master copy in the model's own dtypes is a model file like any other."""
+def _new_file(path: Path, layout: Layout, is_master: bool) -> TensorFile:
+    """Create a file of zeros and open it. A master copy in the model's own dtypes is a model file like any other."""
     dtypes = {s.name: master_dtype(s) if is_master else torch_dtype(s) for s in layout.owners()}
     is_other = is_master and not layout.is_full_precision
     metadata = master_metadata_of(layout) if is_other else metadata_of(layout)
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
+    return TensorFile(path, is_writable=True)
 
 
 def _require_finite(path: Path, layout: Layout) -> None:

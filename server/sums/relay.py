@@ -1,12 +1,16 @@
-"""What clients reveal, on its way from the replica that they reached to the one that unmasks.
+"""How revealed shares travel from the replica that received them to the replica that unmasks the sum.
 
-A revealed share must not be stored where it can be read, and a client may reach any replica. So the one that closes the
-round makes a key pair in memory and publishes the public half; the others seal to it what they have heard and checked
-(`umbel.aggregation.secagg.crypto.relayed`), and it takes that out of the database. It signs the key with the audit key,
-which all replicas have (`keys.py`); to one that is not signed nothing is handed over. A key dies with its replica:
-the next one publishes another, and what was heard is sealed again, to that. What only a dead replica had heard its
-client sends again, as it got no answer. Whoever reads the database, or a copy of it, learns no share. Whoever writes to
-it can put in another key, and hold up the round by that, but learns none either without the file of the audit key.
+A revealed share must not be stored in the clear, and a client may reach any replica. So the replica that closes the
+round makes a key pair in memory and publishes the public key, signed with the audit key, which all replicas have
+(`keys.py`). The other replicas seal the shares that they have received and checked to this key
+(`umbel.aggregation.secagg.crypto.relayed`), and the closing replica takes them out of the database. Nothing is sealed
+to a key without that signature.
+
+A key is lost with its replica. The next replica publishes another key, and the shares are sealed again, to that. Shares
+that only a dead replica had received are sent again by their clients, which got no answer.
+
+A reader of the database, or of a copy of it, learns no share. An attacker who writes to the database can replace the
+key, which delays the round, but learns no share without the file of the audit key.
 """
 
 import logging
@@ -24,43 +28,43 @@ _log = logging.getLogger(__name__)
 
 
 class Relay:
-    """What this replica has heard in one attempt, and its key if it is the one that unmasks."""
+    """The shares that this replica has received in one attempt, and its key if it unmasks the sum."""
 
     def __init__(self, store: RelayStore, audit_key: AuditKey, round_id: int, session: Session) -> None:
         self._store = store
         self._audit_key = audit_key
         self._round_id = round_id
         self._session = session
-        self._heard: dict[int, bytes] = {}
-        self._sealed_to: dict[int, bytes] = {}
+        self._received: dict[int, bytes] = {}
+        self._sealed_to: dict[int, bytes] = {}  # the key that each client's shares were sealed to last
         self._own: KeyPair | None = None
         self._published: PublishedKey | None = None  # the public half of `_own`, as it should stand in the database
         self._has_warned = False
 
-    def hear(self, index: int, message: bytes) -> None:
-        """Keep an Unmasking message that was checked: as long as the attempt lasts, it may be needed elsewhere."""
-        self._heard[index] = message
+    def keep(self, index: int, message: bytes) -> None:
+        """Keep a checked Unmasking message for the attempt, because another replica may need it."""
+        self._received[index] = message
 
     async def hand_over(self) -> None:
-        """Give what was heard here to the replica that unmasks, unless that has it, or its key is none of a replica."""
-        if not self._heard or (published := await self._store.published(self._round_id)) is None:
+        """Seal the shares received here to the key of the unmasking replica, unless they are sealed to it already."""
+        if not self._received or (published := await self._store.published(self._round_id)) is None:
             return
         key = published.key
-        due = [index for index in self._heard if self._sealed_to.get(index) != key]
+        due = [index for index in self._received if self._sealed_to.get(index) != key]
         if not due or not self._is_of_a_replica(published):
             return
         names = self._session.context.names
         sealed = {
-            names[index]: seal_relayed(key, self._session.digest, index, self._heard[index], os.urandom)
+            names[index]: seal_relayed(key, self._session.digest, index, self._received[index], os.urandom)
             for index in due
         }
         if await self._store.put(self._round_id, key, sealed):
             self._sealed_to.update(dict.fromkeys(due, key))
 
     async def collect(self) -> Mapping[int, bytes]:
-        """What others have handed over since, by index; for the replica that closes the round."""
+        """Take the shares that other replicas have handed over since, by client index. For the closing replica."""
         if self._own is None or await self._store.published(self._round_id) != self._published:
-            # Never a key that was published before: to that, others may think that they have sealed already.
+            # A new key every time: other replicas seal to one key only once.
             own = KeyPair(os.urandom(KEY_BYTES))
             signature = self._audit_key.sign_relay_key(self._session.digest, own.public)
             self._published = PublishedKey(own.public, signature)
@@ -76,7 +80,7 @@ class Relay:
         return opened
 
     def _is_of_a_replica(self, published: PublishedKey) -> bool:
-        """Whether a replica has published this key, in this attempt. If not, it is told once."""
+        """Whether a replica has published this key in this attempt. Logs the first key that fails."""
         try:
             self._audit_key.verify_relay_key(self._session.digest, published.key, published.signature)
         except ForgedRelayKey as error:

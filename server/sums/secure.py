@@ -1,8 +1,8 @@
-"""A run's secure round under way, as this replica knows it.
+"""A run's open secure round at this replica.
 
-The protocol is `SecureCoordinator` (aggregation/secagg/coordinator.py). This file feeds it what is stored: the round's
-state (`Exchange`), and the sealed shares in their own table. The shares that clients reveal are in memory alone: after
-a restart the clients are asked again, and say the same.
+`SecureCoordinator` (aggregation/secagg/coordinator.py) is the protocol. This file gives it what is stored: the round's
+state (`Exchange`), and the sealed shares, which have their own table. Revealed shares are only in memory. After a
+restart the coordinator asks the clients again, and they repeat their answers.
 """
 
 import base64
@@ -31,14 +31,13 @@ from umbel.server.sums.relay import Relay
 
 _log = logging.getLogger(__name__)
 
-
 AssignmentOf: TypeAlias = Callable[[LiveRun, ClientId, Training | Closing], Awaitable[Assignment]]
-"""The assignment of a client of the cohort, as it is sent to it."""
+"""Returns the assignment of a client of the cohort."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at this replica. `relay`: None where there are no other replicas."""
+    """One attempt at this replica. `relay`: None if there are no other replicas."""
 
     round_id: int
     party: SecureCoordinator
@@ -46,7 +45,7 @@ class _Attempt:
 
 
 class SecureRounds:
-    """The secure round of a run's newest attempt. Ask with the run as it is at that moment."""
+    """The secure round of a run's newest attempt. Pass the run in its current state to each method."""
 
     def __init__(self, services: Services, assignment_of: AssignmentOf) -> None:
         self._services = services
@@ -54,13 +53,13 @@ class SecureRounds:
         self._attempt: _Attempt | None = None
 
     def forget(self) -> None:
-        """The attempt is over: let go of all that was revealed."""
+        """Drop the revealed shares, because the attempt is over."""
         self._attempt = None
 
-    # --- what clients say ---------------------------------------------------------------------------------------------
+    # --- messages from clients ----------------------------------------------------------------------------------------
 
     async def check(self, live: LiveRun, client: ClientId, phase: Phase, body: bytes) -> str:
-        """The word to keep of a client's message. Raises `Refused` for one that is not what it should be."""
+        """Check a client's message and return what the round's state keeps of it. Raises `Refused`."""
         party = (await self._of(live)).party
         index = party.context.index_of(client)
         try:
@@ -85,7 +84,7 @@ class SecureRounds:
     async def check_input(self, live: LiveRun, client: ClientId, work: MaskedInput) -> None:
         """Raise `Refused` unless the client has signed the masked update that it reports.
 
-        Nothing is checked of a client whose update cannot count whatever it is; the round's machine answers it.
+        Of a client whose update cannot count, nothing is checked; the round's machine answers its report.
         """
         party = (await self._of(live)).party
         if client not in _exchange_in(live.state).masked:
@@ -97,10 +96,10 @@ class SecureRounds:
             raise Refused("report-refused", str(error)) from error
 
     async def reveal(self, live: LiveRun, client: ClientId, body: bytes) -> bool:
-        """Take in the shares that a client reveals: whether they had not come before.
+        """Take the shares that a client reveals. Returns False if they came before.
 
-        Before the phase of unmasking none are taken: a client reveals shares only after it has seen that enough others
-        signed the same sum. Raises `Refused`, which names the liar if that can be told.
+        Raises `Refused` before the phase of unmasking: a client reveals shares only after it has seen that enough
+        others signed the same sum. Raises `Refused` for bad shares, and names the client at fault if it is known.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
             raise Refused("assignment-closed", "shares are not requested yet; ask for the assignment's status")
@@ -114,13 +113,13 @@ class SecureRounds:
             _log.warning("run %s, round %d: %s", live.name, live.plan.number, error)
             raise Refused("malformed-request", f"these shares are refused: {error}") from error
         if (relay := self._relay(attempt)) is not None:
-            relay.hear(index, body)
+            relay.keep(index, body)
         return is_new
 
-    # --- what they are told -------------------------------------------------------------------------------------------
+    # --- messages to clients ------------------------------------------------------------------------------------------
 
-    async def tell(self, live: LiveRun, client: ClientId, phase: Phase) -> bytes | None:
-        """What a client needs for its turn in a phase; None before that has come."""
+    async def message_for(self, live: LiveRun, client: ClientId, phase: Phase) -> bytes | None:
+        """What a client needs for its turn in a phase; None before that phase."""
         exchange = _exchange_in(live.state)
         if phase is Phase.ADVERTISE_KEYS:
             raise Refused("not-found", f"there is nothing to fetch for {phase.value}")
@@ -145,22 +144,23 @@ class SecureRounds:
     # --- between replicas ---------------------------------------------------------------------------------------------
 
     async def hand_over(self, live: LiveRun) -> None:
-        """Give what was revealed at this replica to the one that closes the round."""
+        """Give the shares that this replica has received to the replica that closes the round."""
         if (relay := self._relay(await self._of(live))) is not None:
             await relay.hand_over()
 
     async def collect(self, live: LiveRun) -> None:
-        """Take in what was revealed at other replicas: this one closes the round."""
+        """Take the shares that other replicas have received. Only the replica that closes the round calls this."""
         if (relay := self._relay(await self._of(live))) is None:
             return
         for index, body in (await relay.collect()).items():
             try:
                 (await self._with_shares(live)).take_shares(index, body)
-            except SecAggError as error:  # it was checked where it came in
-                _log.warning("run %s, round %d, from another replica: %s", live.name, live.plan.number, error)
+            except SecAggError as error:  # the other replica had checked it
+                _log.warning(
+                    "run %s, round %d: bad shares from another replica: %s", live.name, live.plan.number, error
+                )
 
     def _relay(self, attempt: _Attempt) -> Relay | None:
-        """None where there are no other replicas."""
         if attempt.relay is None and not self._services.replicas.is_alone:
             session = _session_of(attempt.party)
             attempt.relay = Relay(self._services.relay, self._services.audit_key, attempt.round_id, session)
@@ -169,14 +169,14 @@ class SecureRounds:
     # --- the sum ------------------------------------------------------------------------------------------------------
 
     async def opened(self, live: LiveRun) -> Opened | None:
-        """What takes the masks off; None while too few have revealed. Raises `SecAggError` for a dealer that lied."""
+        """What removes the masks; None while too few clients have revealed. Raises `SecAggError` for false shares."""
         party = await self._with_shares(live)
         return party.open() if party.is_enough else None
 
     def revealed(self, live: LiveRun) -> Revealed | None:
-        """Which clients' shares came here, and who is to blame for a secret with too few although enough answered.
+        """The clients whose shares came here, and the clients to blame if enough answered but a secret lacks shares.
 
-        None at a replica that has not taken part: after a restart it has no shares, whoever has revealed some.
+        None at a replica that has received no shares, as after a restart.
         """
         attempt = self._attempt
         if attempt is None or attempt.round_id != live.round_id or not attempt.party.is_ready_for_shares:
@@ -195,12 +195,12 @@ class SecureRounds:
     # --- the attempt --------------------------------------------------------------------------------------------------
 
     async def _of(self, live: LiveRun) -> _Attempt:
-        """This replica's attempt, told all that the round's state knows. Raises `Refused` without a secure round."""
+        """This replica's attempt, up to date with the round's state. Raises `Refused` if there is no secure round."""
         exchange, attempt = _exchange_in(live.state), self._attempt
         if attempt is None or attempt.round_id != live.round_id:
             state = _open(live.state)
             assignment = await self._assignment_of(live, min(state.cohort), state)
-            attempt = self._attempt  # another request may have made it meanwhile, and there must be only one
+            attempt = self._attempt  # another request may have made it; there must be only one
             if attempt is None or attempt.round_id != live.round_id:
                 party = SecureCoordinator(context_of(assignment), bytes.fromhex(exchange.opening))
                 self._attempt = attempt = _Attempt(live.round_id, party)
@@ -208,7 +208,7 @@ class SecureRounds:
         return attempt
 
     async def _with_shares(self, live: LiveRun) -> SecureCoordinator:
-        """The party, with the sealed shares of U2 loaded."""
+        """The party, with the sealed shares loaded of the clients that may send masked input (U2)."""
         party, exchange = (await self._of(live)).party, _exchange_in(live.state)
         _session_of(party)
         if not party.has_shares:
@@ -221,7 +221,7 @@ class SecureRounds:
 
 
 def _bring_up_to_date(party: SecureCoordinator, state: RoundState, exchange: Exchange) -> None:
-    """Tell the party of each phase that is over by now."""
+    """Close each phase of the party that the round's state has passed."""
     if exchange.phase is Phase.ADVERTISE_KEYS:
         return
     if not party.has_roster:

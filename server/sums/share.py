@@ -1,7 +1,7 @@
-"""This replica's share of a round's sum: folded as reports come, and handed in for others, or for after a restart.
+"""This replica's share of a round's sum: folded as reports come, then handed in to the blob store.
 
-Each replica folds the reports that it took itself. What a dead replica had folded is adopted (`RoundStore.adopt`) and
-folded again from the stored updates. Integers add to the same bits whoever adds them.
+Each replica folds the reports that it received. If a replica dies, another adopts its reports (`RoundStore.adopt`) and
+folds them again from the stored updates. The sum has the same bits whichever replica adds.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Chunk, LiveRun, PartialSum
 from umbel.server.store.uploads import UpdateGone
 from umbel.server.sums.folding import Folding, SumDropped
-from umbel.server.sums.round_codec import RoundCodec
+from umbel.server.sums.updates import RoundCodec
 
 _log = logging.getLogger(__name__)
-KEPT_MAX = 16  # masked updates that wait: to fold that many reads several times the bytes of the one sum to write
-HAND_IN_S = 5.0  # between two writings of a masked sum, unless `KEPT_MAX` updates wait: it is as large as eight updates
+KEPT_MAX = 16  # masked updates kept before a hand-in; they are several times the bytes of the sum that is written then
+HAND_IN_S = 5.0  # least time between two hand-ins of a masked sum, which is as large as eight updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Posted:
 
 
 class ReplicaShare:
-    """The share of a run's newest attempt. Ask with the run as it is at that moment."""
+    """The share of a run's newest attempt. Pass the run in its current state to each method."""
 
     def __init__(self, services: Services, codec: RoundCodec) -> None:
         self._services = services
@@ -46,17 +46,17 @@ class ReplicaShare:
         self._newest: LiveRun | None = None  # as it was at the last fold
         self._n_posted = 0
         self._posted: _Posted | None = None
-        self._posting = asyncio.Lock()  # of two that are posted, the older could take the newer's file with it
-        self._forgotten: frozenset[ClientId] = frozenset()  # those in the posted sum whose updates were deleted
+        self._posting = asyncio.Lock()  # two at once: the older could delete the newer's file
+        self._forgotten: frozenset[ClientId] = frozenset()  # whose updates, in the posted sum, were deleted
         self._handing_in: asyncio.Task[None] | None = None
-        self._is_due = asyncio.Event()  # no more waiting before the next hand-in
+        self._is_due = asyncio.Event()  # set when the next hand-in must not wait
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def fold(self, live: LiveRun, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
-        """Add an accepted update, unless it is in.
+        """Add an accepted update, unless it was added before.
 
-        A masked one is not kept: once a sum with it is in the blob store, it is deleted.
+        A masked update is deleted as soon as the blob store has a sum that contains it.
         """
         folding = self._sum(live)
         folding.add(client, chunks, Part(weight, self._codec.rank(live, client)))
@@ -69,15 +69,15 @@ class ReplicaShare:
             self._handing_in = asyncio.create_task(self._hand_in(), name=f"masked sum of {live.name}")
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
-        """Fold the updates of this share that are not in yet, from store.
+        """Fold the stored updates of this share that are not in the sum yet.
 
-        Others may have taken this replica for dead and adopted updates, which must not be in its share: then it begins
-        anew. Raises `SumDropped` if another replica has ended the round meanwhile.
+        If other replicas took this one for dead and adopted some of its updates, the sum begins anew without them.
+        Raises `SumDropped` if another replica has ended the round.
         """
         me = self._services.replicas.id
         mine = {client for client, replica in live.folded_by.items() if replica == me}
         if self._folding is not None and not self._folding.clients <= mine:
-            _log.warning("run %s: other replicas have adopted reports of this one; its sum begins anew", live.name)
+            _log.warning("run %s: other replicas have adopted reports of this replica; its sum begins anew", live.name)
             await self.drop()
         new = sorted(mine - self._folding.clients if self._folding else mine)
         if live.plan.is_secure and self._folding is None:
@@ -89,7 +89,7 @@ class ReplicaShare:
             self.fold(live, client, chunks[live.assignment_id(client)], accepted[client].weight)
 
     async def whole(self, live: LiveRun, closing: Closing) -> Folding | None:
-        """The sum of every accepted report, with the shares of other replicas; None while one of these is not in."""
+        """The sum of every accepted report, with the shares of other replicas; None while a share is missing."""
         folding = self._sum(live)
         await folding.total()
         missing = closing.accepted.keys() - folding.clients - folding.merged
@@ -98,13 +98,13 @@ class ReplicaShare:
                 if missing.issuperset(partial.clients):
                     await folding.merge(partial)
                     missing -= set(partial.clients)
-                elif missing.intersection(partial.clients):  # posted anew, with more in it than was merged
+                elif missing.intersection(partial.clients):  # a merged share was posted again with more in it
                     await self.drop()
                     return None
         return None if missing else folding
 
     async def _restore(self, live: LiveRun, clients: Sequence[ClientId]) -> list[ClientId]:
-        """Begin with what this replica has handed in, whose updates are gone; the clients that are not in it."""
+        """Begin with the sum that this replica handed in, whose updates are deleted. Returns the clients not in it."""
         me = self._services.replicas.id
         for handed_in in await self._services.rounds.partial_sums(live.round_id):
             if handed_in.replica == me:
@@ -129,7 +129,7 @@ class ReplicaShare:
     # --- handing in ---------------------------------------------------------------------------------------------------
 
     async def post(self, live: LiveRun) -> None:
-        """Put the sum so far into the blob store, for the replica that closes the round, or for after a restart."""
+        """Put the current sum into the blob store, for the closing replica, or for use after a restart."""
         async with self._posting:
             await self._post(live)
 
@@ -137,10 +137,10 @@ class ReplicaShare:
         folding, services, replaced = self._folding, self._services, self._posted_of(live)
         if folding is None or not folding.clients or (replaced and replaced.clients == folding.clients):
             return
-        if folding.merged:  # the round was this replica's to close, until it was taken for dead
+        if folding.merged:  # this replica was closing the round, until it was taken for dead
             await self.drop()
             return
-        self._n_posted += 1  # no posting writes over the one before, which still counts
+        self._n_posted += 1  # a new key, because the earlier file still counts
         key = f"partials/{live.round_id}/{services.replicas.id}.{self._n_posted}"
         with services.blobs.scratch() as path:
             written = await folding.write(path)
@@ -157,16 +157,16 @@ class ReplicaShare:
         _log.info("run %s, round %d: handed in the sum of %d reports", live.name, live.plan.number, len(clients))
 
     async def _hand_in(self) -> None:
-        """Post the sum so far, and delete the masked updates in it; until all are.
+        """Post the current sum and delete the masked updates in it, until every update is deleted.
 
-        It is posted when nothing has come for a moment and `HAND_IN_S` have passed since the last time, or `KEPT_MAX`
-        updates wait. A failure is tried again with the next update, or when the round has closed.
+        It posts when no update is arriving and `HAND_IN_S` have passed since the last hand-in, or when `KEPT_MAX`
+        updates wait. After a failure the next update starts it again, and so does the end of the round.
         """
         tried = set[ClientId]()
         try:
             while (folding := self._folding) is not None and not folding.merged and folding.clients != tried:
                 tried, live = set(folding.clients), self._newest
-                assert live is not None, "a sum is of some attempt"
+                assert live is not None, "`fold` has set it"
                 await folding.total()
                 n_kept = len(folding.clients - self._forgotten)
                 if n_kept < KEPT_MAX and await self._waited(live):
@@ -175,7 +175,7 @@ class ReplicaShare:
                     await self.post(live)
                     await self._forget_posted(live)
         except (SumDropped, DatabaseAway, SQLAlchemyError, OSError) as error:
-            _log.info("a masked sum is handed in later (%s)", type(error).__name__)
+            _log.info("the hand-in of a masked sum failed and is tried again later (%s)", type(error).__name__)
 
     async def _waited(self, live: LiveRun) -> bool:
         """Wait until the next hand-in is due; returns False if it was due already."""
@@ -191,29 +191,29 @@ class ReplicaShare:
         return self._posted if self._posted and self._posted.round_id == live.round_id else None
 
     async def _forget_posted(self, live: LiveRun) -> None:
-        """Delete the masked updates that are in the sum that was handed in."""
+        """Delete the masked updates in the sum that was handed in."""
         posted = self._posted_of(live)
         if posted is not None and (new := posted.clients - self._forgotten):
             keys = await self._services.uploads.forget([live.assignment_id(client) for client in sorted(new)])
             await asyncio.to_thread(self._services.blobs.delete, keys)
             self._forgotten = posted.clients
 
-    # --- letting go ---------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     async def drop(self) -> None:
-        """Let go of the sum: it can be made again from what is stored."""
+        """Drop the sum. It can be made again from the stored updates."""
         folding, self._folding = self._folding, None
         self._is_due.set()
         if folding is not None:
             await folding.discard()
 
     async def forget(self) -> None:
-        """The attempt is over: let go of all."""
+        """Drop everything, because the attempt is over."""
         self._posted, self._forgotten = None, frozenset()
         await self.drop()
 
     async def settle(self) -> None:
-        """Wait for a hand-in that has begun."""
+        """Wait until a hand-in that has begun is done."""
         if self._handing_in is not None:
             self._is_due.set()
             await asyncio.wait([self._handing_in])

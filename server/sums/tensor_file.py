@@ -1,7 +1,7 @@
-"""A safetensors file read and written in pieces of its tensors, by plain reads and writes.
+"""Read and write a safetensors file in pieces, without holding the model in memory.
 
-For models that should not be in memory: a mapped file counts as resident as soon as it is touched. Only for files that
-the safetensors library has written or checked before.
+It uses plain reads and writes, because the touched pages of a mapped file count as resident memory. Use it only for
+files that the safetensors library has written or checked.
 """
 
 import mmap
@@ -34,7 +34,7 @@ class TensorFile:
         os.close(self._file)
 
     def read(self, name: str, dtype: torch.dtype, first: int, n_values: int) -> Tensor:
-        """Values `first` to `first + n_values` of a tensor of `dtype`, one dimension."""
+        """Values `first` to `first + n_values` of a tensor of `dtype`, as one dimension."""
         buffer = bytearray(n_values * dtype.itemsize)
         n_read = os.preadv(self._file, [buffer], self._offsets[name] + first * dtype.itemsize)
         if n_read != len(buffer):
@@ -42,7 +42,7 @@ class TensorFile:
         return torch.frombuffer(buffer, dtype=dtype)
 
     def write(self, name: str, first: int, values: Tensor) -> None:
-        """Put `values` (one dimension, the tensor's dtype) in the place of values `first` and following."""
+        """Overwrite the values from `first` on with `values`: one dimension, in the tensor's dtype."""
         data = values.contiguous().view(torch.uint8).numpy()
         n_written = os.pwrite(self._file, data.data, self._offsets[name] + first * values.dtype.itemsize)
         if n_written != data.nbytes:
@@ -52,12 +52,13 @@ class TensorFile:
 def write_skeleton(
     path: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: dict[str, str]
 ) -> None:
-    """A safetensors file of zeros, for `TensorFile.write` to fill."""
+    """Create a safetensors file of zeros, for `TensorFile.write` to fill."""
+
     save_file({name: _zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}, path, metadata)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory: private pages that are only ever read all stand for one page of the kernel's."""
+    """Zeros that take no memory: private pages that are only read all map to one zero page of the kernel."""
     n_bytes = torch.Size(shape).numel() * dtype.itemsize
     if n_bytes == 0:
         return torch.empty(shape, dtype=dtype)

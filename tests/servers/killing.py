@@ -107,7 +107,7 @@ LIFE_STEPS: Mapping[str, Step] = {  # in a run that has all that can happen to o
     **{
         f"decide how it was {name.strip('_')}": Step(endings, name) for name in ENDINGS
     },  # in the middle of a transaction
-    "look at the canary": Step(closing, "look_at"),
+    "look at the canary": Step(closing, "read_canary"),
 }
 
 

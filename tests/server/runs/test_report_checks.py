@@ -89,8 +89,8 @@ def test_a_secure_round_takes_masked_updates_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("work", "task", "sentence"),
     [
-        (DONE, Task.CANARY, "say in `probe` what was measured"),
-        (replace(DONE, probe=Probe(9, 0.1)), Task.TRAINING, "only a canary's report has a `probe`"),
+        (DONE, Task.CANARY, "send the measurements in `probe`"),
+        (replace(DONE, probe=Probe(9, 0.1)), Task.TRAINING, "only a canary's report may have `probe`"),
         (DONE, Task.EVALUATION, "this assignment asks to measure the model"),
         (EvaluationDone(9, {"loss": 1.0}), Task.TRAINING, "this assignment asks to train"),
         (EvaluationDone(9, {"loss": 1.0}), Task.CANARY, "this assignment asks to train"),

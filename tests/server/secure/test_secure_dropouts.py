@@ -130,7 +130,7 @@ def test_who_is_too_late_for_keys_is_released_and_hears_no_more_of_the_round(tmp
             training = asyncio.create_task(late.device.send("GET", f"{url}?wait_s=20"))
             await attempt.speak(Phase.ADVERTISE_KEYS, (0, 1, 3))
             await attempt.run_out()
-            with pytest.raises(LeftOut, match="goes on without this client"):
+            with pytest.raises(LeftOut, match="continues without this client"):
                 await waiting
             status = (await training).json()
             assert status["state"] == "closed"

@@ -26,8 +26,8 @@ from umbel.server.store.uploads import UpdateGone
 from umbel.server.sums.closing import Closer
 from umbel.server.sums.folding import Folding, SumDropped
 from umbel.server.sums.model_files import ModelFiles
-from umbel.server.sums.round_codec import RoundCodec
 from umbel.server.sums.secure import SecureRounds
+from umbel.server.sums.updates import RoundCodec
 
 pytestmark = pytest.mark.usefixtures("any_database")
 LAYOUT = Layout.of_state(small_state())
@@ -50,7 +50,8 @@ async def outdated(it: House) -> LiveRun:
 
 
 def closer_of(services: Services) -> Closer:
-    return Closer(services, LAYOUT, RoundCodec(LAYOUT), SecureRounds(services, Assignments(services).of))
+    codec = RoundCodec(LAYOUT)
+    return Closer(services, LAYOUT, codec, SecureRounds(services, Assignments(services, codec).of))
 
 
 def closing(live: LiveRun) -> LiveRun:

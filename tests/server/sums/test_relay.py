@@ -169,7 +169,7 @@ async def relayed(it: House) -> list[tuple[bytes, bytes]]:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if "is not handed over" in line]
+    return [line for line in caplog.messages if "could not be handed over" in line]
 
 
 @pytest.mark.usefixtures("any_database")
@@ -201,7 +201,7 @@ def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
 
             def relay_that_has_heard() -> Relay:
                 relay = Relay(services.relay, services.audit_key, live.round_id, session)
-                relay.hear(0, message)
+                relay.keep(0, message)
                 return relay
 
             for number, (what, signature) in enumerate(forged.items(), start=1):
