@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 _log = logging.getLogger(__name__)
 _NONCES_S = 60.0

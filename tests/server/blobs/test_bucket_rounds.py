@@ -21,7 +21,7 @@ from umbel.server.blobs import s3
 from umbel.server.blobs.blobs import BlobStore, model_key, open_blobs
 from umbel.server.serve.housekeeping import sweep_blobs
 from umbel.server.settings import Settings
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 
 @pytest.fixture(scope="module")
