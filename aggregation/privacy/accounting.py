@@ -16,7 +16,7 @@ The first term is the Gaussian's. The second is the cost of integers, and vanish
 
 The samples of `skellam.py` are off by 2^-109 each. Over 2^40 samples that adds less than e^epsilon 2^-69 to delta.
 
-mu counts only the noise of honest clients, in the smallest cohort whose sum is revealed (`plans/noise.py`).
+mu counts only the noise of honest clients, in the smallest cohort whose sum is revealed (`plans/masks.py`).
 
 **No amplification by sampling** is claimed, although a round may ask only some of the clients: the coordinator chooses
 them, and is not trusted.
