@@ -76,7 +76,9 @@ def test_a_bucket_that_is_away_at_the_end_of_a_round_delays_it_and_loses_nothing
             assert (await device.upload(assignment["id"], update)).status_code == 201
             wire.go_down()
             assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
-            while "trouble" not in ((await it.progress(wait_s=1.0))["live"] or {"why": "trouble"})["why"]:
+            while (
+                "cannot continue" not in ((await it.progress(wait_s=1.0))["live"] or {"why": "cannot continue"})["why"]
+            ):
                 pass
             wire.come_back()
             [record] = await it.ended(1)

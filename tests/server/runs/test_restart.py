@@ -98,7 +98,7 @@ def test_a_round_that_was_closing_commits_after_a_restart(tmp_path: Path) -> Non
             for i, update in enumerate(updates):
                 await devices[i].report(assignments[i]["id"], update)
             progress = await it.progress()
-            while "trouble" not in progress["live"]["why"]:
+            while "cannot continue" not in progress["live"]["why"]:
                 progress = await it.progress(wait_s=5.0)
             assert progress["live"]["phase"] == "closing"
         async with house(tmp_path / "b") as it:
