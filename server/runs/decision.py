@@ -123,6 +123,10 @@ class _Deciding:
     def has_ended(self) -> bool:
         return isinstance(self.state, Abandoned | Committed) and type(self.state) is not type(self.live.state)
 
+    @property
+    def run_status(self) -> RunStatus:
+        return self.status[0] if self.status else self.live.run.status
+
     def take(self, given: RunInput) -> ReportAnswer | None:
         """Take one input; returns the answer to a report."""
         match given:
@@ -160,16 +164,14 @@ class _Deciding:
             self.sealed.append((given.assignment, given.body))
 
     def _happen(self, event: Event | None, round_id: int | None) -> None:
-        status = self.status[0] if self.status else self.live.run.status
         if round_id not in (None, self.live.round_id):
             return  # another replica has ended this attempt
-        if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):
+        if event is None or (isinstance(event, Gathered) and self.run_status is RunStatus.PAUSED):
             return
         self._advance(event)
 
     def _obey(self, order: Order) -> None:
-        status = self.status[0] if self.status else self.live.run.status
-        obeyed = obey(order, Situation(self.live.run.file, status, self.state, self.history))
+        obeyed = obey(order, Situation(self.live.run.file, self.run_status, self.state, self.history))
         self.rolled_back_to = obeyed.rolled_back_to
         self.status = obeyed.status or self.status
         if obeyed.event is not None:

@@ -119,8 +119,19 @@ class RunDriver:
 
     async def _import_torch(self) -> None:
         """In a thread, because it takes seconds: an open round will need it."""
-        if "_closer" not in self.__dict__:
+        if not self._has_closer:
             await asyncio.to_thread(import_module, "umbel.server.sums.closing")
+
+    @property
+    def _has_closer(self) -> bool:
+        """Whether a round has been open here. If not, there is no sum, and no need of torch."""
+        return "_closer" in self.__dict__
+
+    async def _forget(self) -> None:
+        """Drop the sum of an attempt that is over, and what clients have revealed of it."""
+        self.secure.forget()
+        if self._has_closer:
+            await self._closer.forget()
 
     @cached_property
     def _closer(self) -> "Closer":
@@ -169,8 +180,9 @@ class RunDriver:
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._mailbox.close()
-        await self._closer.forget()
-        await self._closer.settle()
+        await self._forget()
+        if self._has_closer:
+            await self._closer.settle()
         with suppress(DatabaseAway):  # at most a second's counts are lost
             await self.flush_traffic()
 
@@ -362,7 +374,7 @@ class RunDriver:
         if after is before:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
-            await self._closer.forget()
+            await self._forget()
             await self.memory.look()
             self.bells.ring_all()
         elif _turn(after.state) != _turn(before.state) and not isinstance(after.state, Recruiting):
