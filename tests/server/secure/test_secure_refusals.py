@@ -366,7 +366,7 @@ def test_a_masked_report_is_refused_where_the_round_is_not_secure(tmp_path: Path
             url, report = f"/v1/assignments/{work['id']}", {"update_sha256": "0" * 64, "signature": "A" * 86 + "=="}
             answer = await devices[0].send("PUT", f"{url}/report", json.dumps(report).encode())
             assert problem(answer) == "report-refused"
-            assert "not a secure one" in answer.json()["detail"]
+            assert "not a secure round" in answer.json()["detail"]
             for phase in Phase:
                 assert problem(await devices[0].send("PUT", f"{url}/secure/{phase}", b"x")) in (
                     "assignment-closed",
