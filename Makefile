@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest -q
 # A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
 PARTS = aggregation client server sim umbel tests examples
-BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels/*.cpp aggregation/codec/kernels/*.h)
+BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/kernels/*.cpp aggregation/kernels/*.h)
 
 UV = build/uv/bin/uv
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

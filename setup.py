@@ -9,7 +9,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 PARTS = ("aggregation", "client", "server", "sim")
-KERNELS = Path("aggregation", "codec", "kernels")
+KERNELS = Path("aggregation", "kernels")
 
 
 class BuildKernels(build_ext):
@@ -24,7 +24,7 @@ setup(
     cmdclass={"build_ext": BuildKernels},
     ext_modules=[
         Extension(
-            "umbel.aggregation.codec.kernels.kernels",
+            "umbel.aggregation.kernels.kernels",
             sources=[str(KERNELS / "kernels.cpp")],
             depends=[str(header) for header in sorted(KERNELS.glob("kernels_*.h"))],
             language="c++",

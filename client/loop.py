@@ -34,7 +34,7 @@ from pathlib import Path
 
 import httpx
 
-from umbel.aggregation.codec.kernels.native import NoKernels, chosen
+from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, CheckedIn, CheckIn, RunStatus
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import after_s

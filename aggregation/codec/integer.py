@@ -34,12 +34,12 @@ from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, Leve
 from umbel.aggregation.codec.entropy.entropy import Segment
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.codec.kernels.arguments import Levels, Quantizer, phase
-from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
-from umbel.aggregation.codec.kernels.philox import DITHER_GROUP
-from umbel.aggregation.codec.kernels.quantize import Dithers
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
+from umbel.aggregation.kernels.arguments import Levels, Quantizer, phase
+from umbel.aggregation.kernels.kernels import dither_into, quantize_into
+from umbel.aggregation.kernels.philox import DITHER_GROUP
+from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid

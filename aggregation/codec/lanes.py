@@ -23,10 +23,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import Levels
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.codec.step import SIGMAS
+from umbel.aggregation.kernels.arguments import Levels
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
-from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.rotated import Dither, Rotated
+from umbel.aggregation.kernels.kernels import add_packed, pack_residues
+from umbel.aggregation.kernels.packing import packed_bytes
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 _ALARM_AT = 0.75

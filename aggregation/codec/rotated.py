@@ -29,9 +29,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer, phase
-from umbel.aggregation.codec.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
-from umbel.aggregation.codec.kernels.quantize import Dithers, quantize
+from umbel.aggregation.kernels.arguments import Blocks, Levels, Quantizer, phase
+from umbel.aggregation.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
+from umbel.aggregation.kernels.quantize import Dithers, quantize
 from umbel.aggregation.plans.codec import CodecPlan, as_float32
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.types import COHORT_MAX, NORM_MAX

@@ -7,8 +7,8 @@ the first round on, the step is that of an update of the greatest norm.
 import math
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.step import SIGMAS, first_plan
+from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.logarithms import ceil_log2
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted

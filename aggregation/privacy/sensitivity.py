@@ -25,7 +25,7 @@ because each e is below 1.
 
 import math
 
-from umbel.aggregation.codec.kernels.arguments import UNIT
+from umbel.aggregation.kernels.arguments import UNIT
 from umbel.aggregation.logarithms import log2
 from umbel.aggregation.plans.masks import BOUND_MAX
 

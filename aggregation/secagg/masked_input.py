@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload
-from umbel.aggregation.codec.kernels.kernels import add_packed
-from umbel.aggregation.codec.kernels.packing import packed_bytes
+from umbel.aggregation.kernels.kernels import add_packed
+from umbel.aggregation.kernels.packing import packed_bytes
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import Vector

@@ -28,8 +28,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.kernels import add_levels
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.kernels.kernels import add_levels
 from umbel.aggregation.model.layout import PIECE_VALUES
 from umbel.aggregation.plans.grid import Grid
 

@@ -22,7 +22,7 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from umbel.aggregation.codec.kernels.native import NoKernels, chosen
+from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.server import journal
 from umbel.server.blobs.blobs import open_blobs
 from umbel.server.blobs.files import private_directory, write_private

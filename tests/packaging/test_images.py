@@ -206,10 +206,7 @@ def test_a_wheel_with_every_module_is_built_from_the_context_alone(context: list
     }
     assert wanted <= modules
     assert {"umbel/py.typed", "umbel/server/store/migrations/script.py.mako"} <= modules
-    kernels = {
-        f"aggregation/codec/kernels/{path.name}"
-        for path in (ROOT / "aggregation" / "codec" / "kernels").glob("kernels*.[ch]*")
-    }
+    kernels = {f"aggregation/kernels/{path.name}" for path in (ROOT / "aggregation" / "kernels").glob("kernels*.[ch]*")}
     assert len(kernels) > 1
     assert kernels <= set(context)
 

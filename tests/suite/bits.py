@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.aggregation.codec.kernels.native import Path, library
+from umbel.aggregation.kernels.native import Path, library
 
 _AT_ONCE = 2
 # Of numpy, from the narrowest on; none where a variable has disabled them all.

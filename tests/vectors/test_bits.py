@@ -21,9 +21,6 @@ from tests.suite.bits import OF_BITS
 from umbel.aggregation.codec.entropy.classes import EnergyMeter, Matrices
 from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.kernels import native
-from umbel.aggregation.codec.kernels.native import NoKernels
-from umbel.aggregation.codec.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Rotated
@@ -36,6 +33,9 @@ from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
 from umbel.aggregation.codec.vectors.sparse import largest, one_in_every
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
+from umbel.aggregation.kernels import native
+from umbel.aggregation.kernels.native import NoKernels
+from umbel.aggregation.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, published_state, torch_dtype

@@ -12,9 +12,9 @@ import torch
 from tests.vectors.documented_codecs import CODECS, read_integers
 from tests.vectors.documented_draws import derived_seed
 from tests.vectors.documented_payload import Told
-from umbel.aggregation.codec.kernels.arguments import Blocks
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES
+from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.codec import Codec, CodecPlan

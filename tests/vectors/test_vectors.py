@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, Matrices
 from umbel.aggregation.codec.entropy.coded_levels import Knowledge, LevelsHead
-from umbel.aggregation.codec.kernels.arguments import Levels, phase
-from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import quantize
 from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
 from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.downlink.publishing import Publication, Spread
+from umbel.aggregation.kernels.arguments import Levels, phase
+from umbel.aggregation.kernels.philox import dither
+from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import InMemory, master_dtype, state_change

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.entropy_kernels import mix_dither_into
-from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.errors import MalformedUpdate
+from umbel.aggregation.kernels.arguments import UNIT
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.types import LEVEL_MAX
 

@@ -31,8 +31,8 @@ from umbel.aggregation.codec.entropy import entropy_kernels as kernels
 from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES, WIDTHS, Counted, packed_bytes
 from umbel.aggregation.codec.entropy.frame import compress_apart, compressed_bytes, decompress_whole, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Payload
-from umbel.aggregation.codec.kernels.native import Folded, Unpacked
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
+from umbel.aggregation.kernels.native import Folded, Unpacked
 
 SEGMENT = 1 << 20
 Widths: TypeAlias = tuple[int, ...]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.kernels import check_first, check_length, check_types, compiled_for
-from umbel.aggregation.codec.kernels.native import Folded, Unpacked
-from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, dither
+from umbel.aggregation.kernels.kernels import check_first, check_length, check_types, compiled_for
+from umbel.aggregation.kernels.native import Folded, Unpacked
+from umbel.aggregation.kernels.philox import DITHER_GROUP, dither
 
 N_CLASSES, N_QUARTERS = 32, 4
 WIDTHS = (1, 2, 4, 8)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, at_most, bytes_of, require_finite, scales_written
-from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
-from umbel.aggregation.codec.kernels.philox import uniforms
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, one_length, require_encodable
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange
+from umbel.aggregation.kernels.packing import pack, packed_bytes, unpack_all
+from umbel.aggregation.kernels.philox import uniforms
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
 

@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, require_finite, scales_written
-from umbel.aggregation.codec.kernels.arguments import Blocks
-from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
-from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunks, one_length, require_encodable
+from umbel.aggregation.kernels.arguments import Blocks
+from umbel.aggregation.kernels.packing import pack, packed_bytes, unpack_all
+from umbel.aggregation.kernels.rotation import rotate, unrotate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
 

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
-from umbel.aggregation.codec.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.codec.vectors.codec import (
     VALUE_BYTES,
     CodecContext,
@@ -40,6 +39,7 @@ from umbel.aggregation.codec.vectors.codec import (
     one_length,
     require_encodable,
 )
+from umbel.aggregation.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.model.layout import Layout, TensorSpec
 
 RANK_MAX = 1 << 12

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite
-from umbel.aggregation.codec.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.codec.vectors.codec import CodecContext, Projections, Sketching, chunks, require_encodable
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
+from umbel.aggregation.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.model.layout import Layout
 
 GAP_BYTES_MAX = 7  # 49 bits: no layout has more values than 2^48

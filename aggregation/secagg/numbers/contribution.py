@@ -38,10 +38,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import UNIT
-from umbel.aggregation.codec.kernels.rotation import greatest_block_square
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate
+from umbel.aggregation.kernels.arguments import UNIT
+from umbel.aggregation.kernels.rotation import greatest_block_square
 from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.skellam import contribution as noisy_levels

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.kernels.arguments import Levels, Quantizer
-from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
-from umbel.aggregation.codec.kernels.quantize import Dithers
 from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
+from umbel.aggregation.kernels.arguments import Levels, Quantizer
+from umbel.aggregation.kernels.kernels import dither_into, quantize_into
+from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid

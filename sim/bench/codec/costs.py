@@ -14,8 +14,8 @@ import zstandard
 from torch import Tensor
 
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
-from umbel.aggregation.codec.kernels.kernels import (
+from umbel.aggregation.kernels.arguments import Blocks, Levels, Quantizer
+from umbel.aggregation.kernels.kernels import (
     fold_packed,
     pack_into,
     quantize_into,
@@ -23,8 +23,8 @@ from umbel.aggregation.codec.kernels.kernels import (
     rotate_into,
     unrotate_into,
 )
-from umbel.aggregation.codec.kernels.native import Path, chosen
-from umbel.aggregation.codec.kernels.packing import packed_bytes
+from umbel.aggregation.kernels.native import Path, chosen
+from umbel.aggregation.kernels.packing import packed_bytes
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid

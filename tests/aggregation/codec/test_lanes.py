@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from tests.aggregation.codec.all_reduce_rank import gradient, ways
 from umbel.aggregation.codec import rotated as rotated_module
-from umbel.aggregation.codec.kernels.arguments import Levels
 from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, ByteLanes, Lanes
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.rotated import Rotated
+from umbel.aggregation.kernels.arguments import Levels
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.federations.own_dithers import dither_of
-from umbel.aggregation.codec.kernels.packing import pack
 from umbel.aggregation.codec.modular import Modular, lift
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.codec.step import ALARM_SHARE, bits_for
+from umbel.aggregation.kernels.packing import pack
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.sim.bench.codec.bench import real_updates, vnmse

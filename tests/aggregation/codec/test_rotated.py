@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.aggregation.codec import rotated as module
-from umbel.aggregation.codec.kernels.arguments import Blocks
-from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
+from umbel.aggregation.kernels.arguments import Blocks
+from umbel.aggregation.kernels.rotation import rotate, unrotate
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.sim.bench.codec.bench import vnmse
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.federations.own_dithers import dither_of, secret_of
-from umbel.aggregation.codec.kernels.arguments import UNIT
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
+from umbel.aggregation.kernels.arguments import UNIT
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection, noisy_bits

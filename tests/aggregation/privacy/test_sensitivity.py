@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import UNIT, Levels, phase
-from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.kernels.arguments import UNIT, Levels, phase
+from umbel.aggregation.kernels.philox import dither
+from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.privacy.sensitivity import clip_within, l1_bound, rounded_bound
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy.classes import Classes, EnergyMeter, Matrices
 from umbel.aggregation.codec.entropy.entropy_kernels import MIRRORED, N_CLASSES
-from umbel.aggregation.codec.kernels.arguments import Levels, phase
-from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import quantize
 from umbel.aggregation.errors import MalformedUpdate
+from umbel.aggregation.kernels.arguments import Levels, phase
+from umbel.aggregation.kernels.philox import dither
+from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.model.layout import Layout
 
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), max_size=6)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy import entropy_kernels as kernels
 from umbel.aggregation.codec.entropy.entropy_kernels import MIRRORED, N_CLASSES, N_QUARTERS, WIDTHS, packed_bytes
-from umbel.aggregation.codec.kernels import native
-from umbel.aggregation.codec.kernels.kernels import add_levels
+from umbel.aggregation.kernels import native
+from umbel.aggregation.kernels.kernels import add_levels
 from umbel.aggregation.types import LEVEL_MAX
 
 Made = TypeVar("Made")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy, passed, payload_of, relative_error
 from umbel.aggregation.codec.entropy.frame import compress
-from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.vectors.buckets import (
     BUCKET_VALUES,
     LEVELS_MAX,
@@ -24,6 +23,7 @@ from umbel.aggregation.codec.vectors.buckets import (
     zig_zag_written,
 )
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange
+from umbel.aggregation.kernels.packing import packed_bytes
 
 
 @given(st.integers(1, 9000))

@@ -21,13 +21,13 @@ from tests.aggregation.codec.cases import (
     payload_of,
     standard_errors,
 )
-from umbel.aggregation.codec.kernels.packing import GROUP, packed_bytes
 from umbel.aggregation.codec.vectors.buckets import Sign
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import MalformedUpdate, UpdateRefused
+from umbel.aggregation.kernels.packing import GROUP, packed_bytes
 
 ANY = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 SIZES = st.one_of(st.integers(0, 40), st.integers(41, 6000))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.aggregation.secagg.house import cohort, composed, gaussian, secure_plan, work_of
-from umbel.aggregation.codec.kernels.arguments import UNIT, phase
-from umbel.aggregation.codec.kernels.kernels import dither_into
+from umbel.aggregation.kernels.arguments import UNIT, phase
+from umbel.aggregation.kernels.kernels import dither_into
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import contribution
 

@@ -25,8 +25,8 @@ from tests.aggregation.secagg.house import (
 )
 from tests.federations.own_dithers import dither_of, secret_of
 from tests.repository import VECTORS
-from umbel.aggregation.codec.kernels.packing import pack
 from umbel.aggregation.errors import NonFiniteUpdate
+from umbel.aggregation.kernels.packing import pack
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.plans.masks import NoisePlan

@@ -22,9 +22,9 @@ from tests.aggregation.secagg.house import (
     weighted_mean,
     work_of,
 )
-from umbel.aggregation.codec.kernels.rotation import unrotate
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.step import ALARM_SHARE
+from umbel.aggregation.kernels.rotation import unrotate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, state_change

@@ -10,11 +10,11 @@ import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from tests.aggregation.codec.conftest import PATHS, compiled_paths
+from tests.aggregation.conftest import PATHS, compiled_paths
 from tests.sim.data.sets.test_idx_files import idx_bytes
-from umbel.aggregation.codec.kernels import native
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.vectors.buckets import Sign
+from umbel.aggregation.kernels import native
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.update.wire import HEADER_BYTES
 from umbel.sim.bench.codec.training import (

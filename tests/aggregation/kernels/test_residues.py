@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels import native
-from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues, pack_residues_into
-from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
+from umbel.aggregation.kernels import native
+from umbel.aggregation.kernels.kernels import add_packed, pack_residues, pack_residues_into
+from umbel.aggregation.kernels.packing import pack, packed_bytes, unpack
 
 WIDTHS = st.integers(1, 32)
 SIZES = st.one_of(st.integers(0, 9000), st.sampled_from([0, 1, 15, 16, 17, 511, 512, 513, 4096, 65_536, 65_537]))

@@ -21,8 +21,8 @@ the last bit.
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import Blocks
-from umbel.aggregation.codec.kernels.philox import SIGN_GROUP, signs
+from umbel.aggregation.kernels.arguments import Blocks
+from umbel.aggregation.kernels.philox import SIGN_GROUP, signs
 from umbel.aggregation.stated_order import total
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.kernels.philox import (
+from umbel.aggregation.kernels.philox import (
     DITHER_GROUP,
     SIGN_GROUP,
     Stream,

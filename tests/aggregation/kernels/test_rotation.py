@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.kernels.arguments import Blocks
-from umbel.aggregation.codec.kernels.philox import signs
-from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
+from umbel.aggregation.kernels.arguments import Blocks
+from umbel.aggregation.kernels.philox import signs
+from umbel.aggregation.kernels.rotation import rotate, unrotate
 
 SIZES = st.integers(0, 6000)
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.kernels.arguments import UNIT, Levels, phase
-from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import Dithers, quantize
+from umbel.aggregation.kernels.arguments import UNIT, Levels, phase
+from umbel.aggregation.kernels.philox import dither
+from umbel.aggregation.kernels.quantize import Dithers, quantize
 from umbel.aggregation.types import LEVEL_MAX
 
 STEPS = st.floats(2.0**-20, 2.0**20, width=32)

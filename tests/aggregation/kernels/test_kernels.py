@@ -17,20 +17,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.aggregation.codec.conftest import compiled_paths
-from tests.aggregation.codec.kernels.test_residues import whole_range
+from tests.aggregation.conftest import compiled_paths
+from tests.aggregation.kernels.test_residues import whole_range
 from tests.repository import ROOT
 from umbel.aggregation.codec.entropy import entropy_kernels
 from umbel.aggregation.codec.entropy.entropy import read_segment, write_segment
 from umbel.aggregation.codec.entropy.payload import Payload
-from umbel.aggregation.codec.kernels import kernels, native
-from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
-from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
-from umbel.aggregation.codec.kernels.native import NoKernels
-from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
-from umbel.aggregation.codec.kernels.philox import dither, signs
-from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
+from umbel.aggregation.kernels import kernels, native
+from umbel.aggregation.kernels.arguments import Blocks, Levels, Quantizer
+from umbel.aggregation.kernels.kernels import add_packed, pack_residues
+from umbel.aggregation.kernels.native import NoKernels
+from umbel.aggregation.kernels.packing import pack, packed_bytes, unpack
+from umbel.aggregation.kernels.philox import dither, signs
+from umbel.aggregation.kernels.quantize import quantize
+from umbel.aggregation.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 
 KEYS = st.integers(0, (1 << 64) - 1)
@@ -369,7 +369,7 @@ def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: 
     if compiler is None:
         pytest.skip("there is no C++ compiler here")
     library = tmp_path / "portable.so"
-    source = ROOT / "aggregation" / "codec" / "kernels" / "kernels.cpp"
+    source = ROOT / "aggregation" / "kernels" / "kernels.cpp"
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-DHAS_X86=0"]
     subprocess.run([compiler, *options, "-o", library, source], check=True)
     portable = native.Library(str(library))
@@ -434,8 +434,7 @@ def test_umbel_installs_with_and_without_a_compiler(tmp_path: Path, options: lis
     installed = subprocess.run(install, capture_output=True, text=True, env=environment, check=False)
     assert installed.returncode == 0, installed.stderr
     script = (
-        "from umbel.aggregation.codec.kernels import native; "
-        "print(native.__file__, getattr(native.chosen(), 'path', None))"
+        "from umbel.aggregation.kernels import native; print(native.__file__, getattr(native.chosen(), 'path', None))"
     )
     said = subprocess.run(
         [python, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True

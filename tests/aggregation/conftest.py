@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from umbel.aggregation.codec.kernels import native
-from umbel.aggregation.codec.kernels.native import NoKernels
+from umbel.aggregation.kernels import native
+from umbel.aggregation.kernels.native import NoKernels
 
 
 def compiled_paths() -> tuple[native.Path, ...]:

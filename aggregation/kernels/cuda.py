@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels import triton_kernels
-from umbel.aggregation.codec.kernels.arguments import Blocks, Quantizer
-from umbel.aggregation.codec.kernels.native import Folded
+from umbel.aggregation.kernels import triton_kernels
+from umbel.aggregation.kernels.arguments import Blocks, Quantizer
+from umbel.aggregation.kernels.native import Folded
 
 TILE = 4096  # positions that one program makes
 _kernels: Any = triton_kernels  # Triton's types are not Python's

@@ -19,7 +19,7 @@ fused there, and no subnormal number flushed. They have neither run nor been tim
 import triton
 import triton.language as tl
 
-from umbel.aggregation.codec.kernels.philox import Stream
+from umbel.aggregation.kernels.philox import Stream
 
 _TILE = tl.constexpr(4096)
 _LANES = tl.constexpr(16)

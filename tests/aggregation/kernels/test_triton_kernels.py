@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from umbel.aggregation.codec.kernels import kernels, native
-from umbel.aggregation.codec.kernels.philox import dither
+from umbel.aggregation.kernels import kernels, native
+from umbel.aggregation.kernels.philox import dither
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with CUDA)")
 
@@ -58,7 +58,7 @@ def test_a_gpu_s_code_fuses_no_product_that_rounds_and_flushes_nothing(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     triton, compiler = import_module("triton"), import_module("triton.compiler")
     target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    kernel = getattr(import_module("umbel.aggregation.codec.kernels.triton_kernels"), name)
+    kernel = getattr(import_module("umbel.aggregation.kernels.triton_kernels"), name)
     types, constants = _SIGNATURE | _COMPILED[name], {"SIDE": 64, "BITS": 7}
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items() if key in kernel.arg_names}

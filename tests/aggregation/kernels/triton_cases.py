@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.aggregation.codec.kernels.test_kernels import EXTREMES, LIMIT_ROTATED, equal_bits
-from umbel.aggregation.codec.kernels import kernels
-from umbel.aggregation.codec.kernels.arguments import Blocks, Levels, Quantizer
-from umbel.aggregation.codec.kernels.cuda import TritonKernels
-from umbel.aggregation.codec.kernels.native import Folded
-from umbel.aggregation.codec.kernels.packing import pack, packed_bytes
-from umbel.aggregation.codec.kernels.philox import dither, signs
-from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
+from tests.aggregation.kernels.test_kernels import EXTREMES, LIMIT_ROTATED, equal_bits
+from umbel.aggregation.kernels import kernels
+from umbel.aggregation.kernels.arguments import Blocks, Levels, Quantizer
+from umbel.aggregation.kernels.cuda import TritonKernels
+from umbel.aggregation.kernels.native import Folded
+from umbel.aggregation.kernels.packing import pack, packed_bytes
+from umbel.aggregation.kernels.philox import dither, signs
+from umbel.aggregation.kernels.quantize import quantize
+from umbel.aggregation.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 
 DEVICE = os.environ.get("UMBEL_TRITON_DEVICE", "cpu")

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import UNIT, Levels
+from umbel.aggregation.kernels.arguments import UNIT, Levels
 
 _Integers: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float64]

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from umbel.aggregation.codec.kernels.arguments import Blocks, Quantizer
+from umbel.aggregation.kernels.arguments import Blocks, Quantizer
 
 if TYPE_CHECKING:  # a coordinator imports this before torch
     from torch import Tensor
@@ -252,7 +252,7 @@ def is_torch_forced() -> bool:
 @cache
 def library() -> Library:
     """The library that was compiled when umbel was installed. Raises `NoKernels`."""
-    file = resources.files("umbel.aggregation.codec.kernels") / FILE
+    file = resources.files("umbel.aggregation.kernels") / FILE
     if not file.is_file():
         raise NoKernels("umbel was installed without its compiled kernels")
     return Library(str(file))

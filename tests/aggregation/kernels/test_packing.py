@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
+from umbel.aggregation.kernels.packing import GROUP, pack, packed_bytes, unpack
 
 
 @given(st.integers(1, 32), st.integers(0, 1200), st.integers(0, 1 << 30))

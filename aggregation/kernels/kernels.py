@@ -14,13 +14,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.kernels.arguments import UNIT, Blocks, Quantizer
-from umbel.aggregation.codec.kernels.cuda import TritonKernels
-from umbel.aggregation.codec.kernels.native import Folded, Kernels, chosen, is_torch_forced
-from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
-from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
-from umbel.aggregation.codec.kernels.quantize import quantize
-from umbel.aggregation.codec.kernels.rotation import butterflies
+from umbel.aggregation.kernels.arguments import UNIT, Blocks, Quantizer
+from umbel.aggregation.kernels.cuda import TritonKernels
+from umbel.aggregation.kernels.native import Folded, Kernels, chosen, is_torch_forced
+from umbel.aggregation.kernels.packing import GROUP, pack, packed_bytes, unpack
+from umbel.aggregation.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
+from umbel.aggregation.kernels.quantize import quantize
+from umbel.aggregation.kernels.rotation import butterflies
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 log = logging.getLogger("umbel.aggregation")
@@ -232,7 +232,7 @@ def _triton() -> TritonKernels | None:
     if is_torch_forced():
         return None
     try:
-        from umbel.aggregation.codec.kernels.cuda import TritonKernels
+        from umbel.aggregation.kernels.cuda import TritonKernels
 
         kernels, tried = TritonKernels(), torch.zeros(1, dtype=torch.int32, device="cuda")
         kernels.dither(tried, 0, 0)
