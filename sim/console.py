@@ -16,10 +16,9 @@ from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import ATTEMPTS_MAX, read_experiment
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.standing import SimulationError
-from umbel.sim.results.against_tables import tables
-from umbel.sim.results.results import Results
-from umbel.sim.results.shown import as_table, with_band
-from umbel.sim.simulation import CURVES_FILE, RECORDED_FILE, simulate
+from umbel.sim.results.results import CURVES_FILE, RECORDED_FILE, Results
+from umbel.sim.results.shown import as_table, tables, with_band
+from umbel.sim.simulation import simulate
 
 EXPECTED: tuple[type[Exception], ...] = (
     ValueError,

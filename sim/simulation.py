@@ -3,18 +3,13 @@
 ```
 OUT/experiment.json               the experiment of this folder
 OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
-OUT/rounds.jsonl                  every row of every run, when all are done
-OUT/summary.json, OUT/curves.png
 OUT/split.png                     the partition; if points differ in it, split-POINT.png for each (splits.py)
-OUT/recorded.png                  simulation and record, if the fleet is made of a record
-OUT/panels.png                    if several things are swept
-OUT/groups.png                    the last models' scores for each natural holder of data
+OUT/rounds.jsonl, ...             the results, when all runs are done (results.py)
 ```
 """
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -29,13 +24,12 @@ from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.recorded.against_trace import against, calibrate
-from umbel.sim.results.results import Results, by_point
+from umbel.sim.results.findings import by_point
+from umbel.sim.results.results import Results
 from umbel.sim.results.splits import Splits, remove_pictures
 
-EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
-CURVES_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "recorded.png", "runs"
+EXPERIMENT_FILE, RUNS_FOLDER = "experiment.json", "runs"
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # torch's, of processors and of GPUs
-PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
 
 
 Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
@@ -102,7 +96,7 @@ def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher:
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
     found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point)
     if folder is not None:
-        _write(folder, found)
+        found.write(folder)
     return found
 
 
@@ -158,17 +152,3 @@ def _claim(folder: Path, experiment: Experiment) -> None:
 
 def _teller(watcher: Watcher, trial: TrialSpec) -> Callable[[Row], None]:
     return lambda row: watcher.row(trial, row)
-
-
-def _write(folder: Path, results: Results) -> None:
-    lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
-    write_atomically(folder / ROUNDS_FILE, *lines)
-    write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
-    from umbel.sim.results.panels import groups_plot, panels
-
-    figures = {CURVES_FILE: results.plot(), PANELS_FILE: panels(results), GROUPS_FILE: groups_plot(results)}
-    if results.against:
-        figures[RECORDED_FILE] = results.plot_against()
-    for name, figure in figures.items():
-        if figure is not None:
-            figure.savefig(folder / name)

@@ -1,7 +1,13 @@
-"""`curves.png`: an experiment in one picture: accuracy over rounds, uploads and virtual time, and participation."""
+"""The pictures of an experiment.
+
+- `curves.png`: accuracy over rounds, uploads and virtual time, and participation.
+- `panels.png`: lines for each value of the first swept key, if several things are swept.
+- `groups.png`: the scores of natural data holders.
+- `recorded.png`: simulations beside the record that their fleet is made of.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +16,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from umbel.aggregation.run.trace import Trace
+from umbel.sim.experiment.sweep import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
+from umbel.sim.recorded.against_trace import AGAIN, RECORDED, AgainstTrace
+from umbel.sim.recorded.courses import went_in
+from umbel.sim.results.findings import Findings
 from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
-from umbel.sim.results.results import Results
 from umbel.sim.results.shown import unit_of
 
 Floats = NDArray[np.float64]
+Groups = Sequence[tuple[str, list[TrialResult]]]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
-SHOWN_MAX = 14
+_SHOWN_MAX = 14
 _BAND_SEEDS_MIN = 3  # with two, Student's interval would hide all lines
 _ALIKE = 8.0  # if run times differ by a larger factor, the scale is logarithmic
 _TITLE_CHARACTERS = 100  # that fit above the picture
@@ -28,34 +39,34 @@ _LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class _Quantity:
     """What lines show of a row; None if it was not measured. `is_share`: it lies between 0 and 1."""
 
     of: Callable[[Row], float | None]
     is_share: bool
 
 
-ACCURACY = Quantity(lambda row: row.accuracy, is_share=True)
-LOSS = Quantity(lambda row: row.loss, is_share=False)
+_ACCURACY = _Quantity(lambda row: row.accuracy, is_share=True)
+_LOSS = _Quantity(lambda row: row.loss, is_share=False)
 
 
-def curves(results: Results) -> Figure:
+def curves(results: Findings) -> Figure:
     """The picture, with at most 14 points of a sweep."""
     figure = new_figure(12.5, 8.2, _title(results))
     grid = figure.add_gridspec(2, 2)
-    groups = list(results.by_point.items())[:SHOWN_MAX]
+    groups = list(results.by_point.items())[:_SHOWN_MAX]
     over_rounds = figure.add_subplot(grid[0, 0])
-    draw_lines(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
+    _draw_lines(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
     up = figure.add_subplot(grid[0, 1])
-    draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
+    _draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
     hours = figure.add_subplot(grid[1, 0])
     unit = unit_of(_lengths_s(groups))
-    draw_lines(hours, groups, lambda row, _: row.now_s / unit.seconds, "over virtual time", unit.name)
+    _draw_lines(hours, groups, lambda row, _: row.now_s / unit.seconds, "over virtual time", unit.name)
     if len(groups) > 1 and max(_lengths_s(groups)) > _ALIKE * min(_lengths_s(groups)):
-        on_log_scale(hours)
+        _on_log_scale(hours)
     for axes in (over_rounds, up, hours):
-        draw_target(axes, results.target_accuracy)
+        _draw_target(axes, results.target_accuracy)
     handles, labels = over_rounds.get_legend_handles_labels()
     if len(groups) > 1:  # below the picture, where it hides no line
         n_columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels), default=0) + _LEGEND_HANDLE))
@@ -66,7 +77,7 @@ def curves(results: Results) -> Figure:
     return figure
 
 
-def draw_target(axes: Axes, accuracy: float | None) -> None:
+def _draw_target(axes: Axes, accuracy: float | None) -> None:
     """A line across, with its name."""
     if accuracy is None:
         return
@@ -82,7 +93,7 @@ def draw_target(axes: Axes, accuracy: float | None) -> None:
     )
 
 
-def on_log_scale(axes: Axes) -> None:
+def _on_log_scale(axes: Axes) -> None:
     """Make the x axis logarithmic, with plain numbers."""
     axes.set_xscale("log")
     axes.tick_params(which="minor", length=0)
@@ -90,12 +101,12 @@ def on_log_scale(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _lengths_s(groups: Sequence[tuple[str, list[TrialResult]]]) -> list[float]:
+def _lengths_s(groups: Groups) -> list[float]:
     """How long the runs took, in virtual time."""
     return [one.rows[-1].now_s for _, group in groups for one in group if one.rows] or [0.0]
 
 
-def _title(results: Results) -> str:
+def _title(results: Findings) -> str:
     """The best accuracy, and the points that reached it."""
     points = [(point, point.accuracy) for point in results.points if point.accuracy is not None]
     if not points:
@@ -115,13 +126,13 @@ def _in_words(estimate: Estimate) -> str:
     return f"{estimate.mean:.1%} ± {(estimate.high - estimate.low) / 2:.1%} over {estimate.n} seeds"
 
 
-def draw_lines(
+def _draw_lines(
     axes: Axes,
-    groups: Sequence[tuple[str, list[TrialResult]]],
+    groups: Groups,
     place: Callable[[Row, int], float],
     title: str,
     unit: str,
-    what: Quantity = ACCURACY,
+    what: _Quantity = _ACCURACY,
 ) -> None:
     """A line for each point: the mean over its seeds, with a confidence band for three or more.
 
@@ -134,7 +145,7 @@ def draw_lines(
             continue
         n = min(len(x) for x, _ in pairs)
         x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
-        colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
+        colour, dash = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else (0, (4, 2))
         marker = "o" if n == 1 else None
         axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=as_drawn(label) or None, zorder=3)
         if len(y) >= _BAND_SEEDS_MIN:
@@ -144,12 +155,12 @@ def draw_lines(
             axes.fill_between(
                 x, np.clip(low, 0, most), np.clip(high, 0, most), color=colour, alpha=0.18, lw=0, zorder=2
             )
-    dress(axes, title, unit)
+    _dress(axes, title, unit)
     if what.is_share:
         axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
-def _line(one: TrialResult, place: Callable[[Row, int], float], what: Quantity) -> tuple[Floats, Floats]:
+def _line(one: TrialResult, place: Callable[[Row, int], float], what: _Quantity) -> tuple[Floats, Floats]:
     x, y, so_far = list[float](), list[float](), 0
     for row in one.rows:
         so_far += row.bytes_up
@@ -159,7 +170,7 @@ def _line(one: TrialResult, place: Callable[[Row, int], float], what: Quantity) 
     return np.array(x), np.array(y)
 
 
-def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> None:
+def _take_part(axes: Axes, groups: Groups) -> None:
     """How many of the asked clients counted: in each attempt of one point, or on average for several points."""
     if len(groups) == 1:
         rows = [row for row in groups[0][1][0].rows if row.selected]
@@ -182,7 +193,7 @@ def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> N
         bottom += height
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=1.0))) * 1.18)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=INK)
-    dress(axes, title, unit)
+    _dress(axes, title, unit)
     if len(groups) == 1:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -198,7 +209,7 @@ def as_drawn(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def dress(axes: Axes, title: str, unit: str) -> None:
+def _dress(axes: Axes, title: str, unit: str) -> None:
     """Title, unit and lines of one of a picture's parts."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_xlabel(unit, fontsize=9, color=FAINT)
@@ -207,3 +218,171 @@ def dress(axes: Axes, title: str, unit: str) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c7d0d8")
+
+
+_COLUMNS_MAX = 5
+
+
+def panels(results: Findings) -> Figure | None:
+    """The picture, or None where fewer than two things are swept. Of more than five values, the first ones."""
+    columns = _columns(results)
+    if not columns:
+        return None
+    unit = unit_of(one.rows[-1].now_s for one in results.trials if one.rows)
+    figure = new_figure(1.5 + 3.7 * len(columns), 8.6)
+    axes = figure.subplots(3, len(columns), sharey="row", squeeze=False)
+    for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
+        _draw_lines(
+            column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy on the test set", "round"
+        )
+        _draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", _LOSS)
+        _draw_lines(
+            column[2],
+            groups,
+            lambda row, _: row.now_s / unit.seconds,
+            "accuracy, over virtual time",
+            unit.name,
+        )
+        for one in column[:2]:
+            one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for one in (column[0], column[2]):
+            _draw_target(one, results.target_accuracy)
+    _on_one_scale(axes[2])
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=len(labels)
+    )
+    return figure
+
+
+def _on_one_scale(row: Sequence[Axes]) -> None:
+    """Give these the same logarithmic time axis: one column may take a thousand times as long as another."""
+    limits = [axes.dataLim.intervalx for axes in row]
+    low, high = min(one[0] for one in limits), max(one[1] for one in limits)
+    for axes in row:
+        _on_log_scale(axes)
+        axes.set_xlim(low / 1.2, high * 1.2)
+
+
+def _columns(results: Findings) -> Mapping[str, Groups]:
+    """By the first swept key and its value, what else is swept; empty where that is nothing."""
+    found = dict[str, list[tuple[str, list[TrialResult]]]]()
+    for group in results.by_point.values():
+        first, *others = group[0].trial.point.items() or [("", "")]
+        if not others:
+            return {}
+        found.setdefault(point_label(dict([first])), []).append((point_label(dict(others)), group))
+    return dict(list(found.items())[:_COLUMNS_MAX])
+
+
+_APART = 0.8  # of a holder's row, as much is taken by its points
+
+
+def groups_plot(results: Findings) -> Figure | None:
+    """A row for each holder, a dot for each point of the sweep, with its confidence interval where there are several
+    seeds; None where nobody holds data by nature.
+    """
+    points = [point for point in results.points if point.groups][:_SHOWN_MAX]
+    if not points:
+        return None
+    names = list(points[0].groups)
+    figure = new_figure(9.5, 1.6 + 0.9 * len(names))
+    axes = figure.add_subplot()
+    rows = np.arange(len(names), dtype=np.float64)
+    for number, point in enumerate(points):
+        place = rows + _APART * ((number + 0.5) / len(points) - 0.5)
+        found = [point.groups[name] for name in names]
+        means = np.array([one.mean for one in found])
+        low = np.array([one.mean if one.low is None else max(0.0, one.low) for one in found])
+        high = np.array([one.mean if one.high is None else min(1.0, one.high) for one in found])
+        colour, marker = _COLOURS[number % len(_COLOURS)], "o" if number < len(_COLOURS) else "s"
+        axes.errorbar(
+            means,
+            place,
+            xerr=[means - low, high - means],
+            fmt=marker,
+            color=colour,
+            ms=5,
+            lw=1.2,
+            label=as_drawn(point.label),
+        )
+    axes.set_yticks(rows, names, color=INK, fontsize=10)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    for boundary in rows[1:] - 0.5:
+        axes.axhline(boundary, color="#e7ebee", lw=0.8, zorder=0)
+    axes.grid(axis="x", color="#e7ebee", lw=0.8, zorder=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(as_percent))
+    axes.tick_params(axis="x", colors=FAINT, labelsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title("accuracy of the last model on what each holds back", loc="left", fontsize=10, color=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if len(points) > 1:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+_POINTS_MAX = 6
+
+
+def beside_the_record(results: Findings) -> Figure:
+    """The picture: a row for each trace, with at most six points of a sweep."""
+    n_rows = len(results.against)
+    figure = new_figure(12.5, 0.6 + 4.0 * n_rows, f"{results.name}: beside the record")
+    for row, one in enumerate(results.against):
+        _reports(figure.add_subplot(n_rows, 2, 2 * row + 1), one)
+        _closings(figure.add_subplot(n_rows, 2, 2 * row + 2), one, results)
+    return figure
+
+
+def _reports(axes: Axes, one: AgainstTrace) -> None:
+    """Shares of all asked clients, so a curve ends below one."""
+    calibration = one.calibration
+    _step(axes, *_report_times([calibration.recorded]), INK, RECORDED)
+    if calibration.again:
+        _step(axes, *_report_times(calibration.again), _COLOURS[0], AGAIN)
+    _legend_below(axes)
+    _dress(axes, f"clients asked that have reported by then ({calibration.file})", "seconds from the opening")
+    axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where no curve can be."""
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2)
+
+
+def _report_times(traces: Sequence[Trace]) -> tuple[list[float], int]:
+    """The times, and how many were asked."""
+    attempts = [attempt for trace in traces for attempt in trace.attempts]
+    seconds = [float(one.report_s or 0.0) for attempt in attempts for one in attempt.in_time]
+    return seconds, sum(len(attempt.clients) for attempt in attempts)
+
+
+def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
+    calibration = one.calibration
+    _step(axes, *_open_times([calibration.recorded]), INK, RECORDED)
+    if calibration.again:
+        _step(axes, *_open_times(calibration.again), _COLOURS[0], AGAIN)
+    of_other_work = {point.course.label for point in one.points if point.work_unlike}
+    shown = [group for group in results.by_point.values() if group[0].trial.fleet.recorded == calibration.file]
+    for number, group in enumerate(shown[:_POINTS_MAX], 1):
+        seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
+        name = group[0].trial.label or "the experiment"
+        label = as_drawn(name) + (" (other work than was recorded)" if name in of_other_work else "")
+        _step(axes, seconds, len(seconds), _COLOURS[number % len(_COLOURS)], label, dashed=True)
+    _legend_below(axes)
+    _dress(axes, "attempts that have closed by then", "seconds from the opening")
+    axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
+
+
+def _open_times(traces: Sequence[Trace]) -> tuple[list[float], int]:
+    seconds = [attempt.open_s for trace in traces for attempt in trace.attempts]
+    return seconds, len(seconds)
+
+
+def _step(axes: Axes, seconds: list[float], n: int, colour: str, label: str, *, dashed: bool = False) -> None:
+    """The share of `n` that has happened by each moment."""
+    times = np.concatenate([[0.0], np.sort(np.array(seconds, dtype=np.float64))])
+    style = (0, (4, 2)) if dashed else "-"
+    axes.step(times, np.arange(len(times)) / max(1, n), where="post", color=colour, lw=1.8, ls=style, label=label)
+    axes.set_ylim(0, 1.02)

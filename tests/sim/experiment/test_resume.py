@@ -12,7 +12,8 @@ import pytest
 from tests.servers.interrupts import heed_interrupts
 from tests.servers.waits import LIMIT_S, wait_until
 from umbel.sim.experiment.checkpoint import CHECKPOINT_FILE
-from umbel.sim.simulation import EXPERIMENT_FILE, ROUNDS_FILE, RUNS_FOLDER, SUMMARY_FILE, simulate
+from umbel.sim.results.results import ROUNDS_FILE, SUMMARY_FILE
+from umbel.sim.simulation import EXPERIMENT_FILE, RUNS_FOLDER, simulate
 
 pytestmark = pytest.mark.slow  # all want the whole experiment, which takes seconds
 EXPERIMENT = """

@@ -17,8 +17,8 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.sim import simulate
 from umbel.sim.recorded.against_trace import AGAIN, POINTS_MAX, RECORDED, AgainstTrace
-from umbel.sim.results.against_tables import tables
-from umbel.sim.results.panels import beside_the_record
+from umbel.sim.results.plot import beside_the_record
+from umbel.sim.results.shown import tables
 
 FLEET = {"speed": {"step_s": 2.0, "spread": 0.4}, "network": {"up_bytes_per_s": 1e4, "down_bytes_per_s": 1e5}}
 

@@ -19,7 +19,7 @@ from umbel.__main__ import app, mount
 from umbel.sim import simulate
 from umbel.sim.data.data_set import DataSet, Natural, SampleSet
 from umbel.sim.experiment.trials import Estimate
-from umbel.sim.results.panels import panels
+from umbel.sim.results.plot import panels
 from umbel.sim.results.shown import as_table
 
 ROW_KEYS = {

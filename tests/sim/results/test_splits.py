@@ -16,7 +16,8 @@ from umbel.sim.data.partition.partition import Partition
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.results import split_plot
-from umbel.sim.simulation import EXPERIMENT_FILE, SUMMARY_FILE
+from umbel.sim.results.results import SUMMARY_FILE
+from umbel.sim.simulation import EXPERIMENT_FILE
 
 SHORT = {"count": 1}
 SPLITS = [

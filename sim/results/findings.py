@@ -1,0 +1,170 @@
+"""What an experiment has found: its runs, and means over their seeds with confidence intervals."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from umbel.sim.data.partition.heterogeneity import Heterogeneity
+from umbel.sim.experiment.trials import Estimate, TrialResult
+from umbel.sim.federation.rows import Row
+from umbel.sim.recorded.against_trace import AgainstTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of the sweep, over all seeds. `accuracy`, `loss`: of the last model; `late_accuracy`, `late_loss`:
+    means over the second half of the measured models, for unsteady runs. `rounds_to_target`, `hours_to_target`,
+    `bytes_up_to_target`: over the seeds that reach it. `wasted_share`: of the devices' working time. `groups`: the last
+    model's accuracy for each natural holder. `split`: how different clients are with the first seed.
+    """
+
+    label: str
+    values: Mapping[str, object]
+    seeds: tuple[int, ...]
+    accuracy: Estimate | None
+    best_accuracy: Estimate | None
+    loss: Estimate | None
+    late_accuracy: Estimate | None
+    late_loss: Estimate | None
+    rounds: Estimate | None
+    bytes_up: Estimate | None
+    bytes_down: Estimate | None
+    virtual_hours: Estimate | None
+    wasted_share: Estimate | None
+    wall_s: Estimate | None
+    reached_target: int
+    rounds_to_target: Estimate | None
+    hours_to_target: Estimate | None
+    bytes_up_to_target: Estimate | None
+    groups: Mapping[str, Estimate]
+    split: Heterogeneity | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Findings:
+    """What an experiment has found, as data."""
+
+    name: str
+    trials: tuple[TrialResult, ...]
+    target_accuracy: float | None = None
+    folder: Path | None = None  # of rounds.jsonl, summary.json and the pictures; None if nothing was written
+    against: tuple[AgainstTrace, ...] = ()  # for each trace that a fleet is made of
+    splits: Mapping[str, Heterogeneity] = field(default_factory=dict[str, Heterogeneity])
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every row of every run, with its point and its seed: the content of `rounds.jsonl`."""
+        for one in self.trials:
+            for row in one.rows:
+                yield {"point": one.trial.label, "seed": one.trial.seed, **asdict(row)}
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """In the order of the file's sweep."""
+        return tuple(self._point(label, group) for label, group in self.by_point.items())
+
+    @property
+    def by_point(self) -> dict[str, list[TrialResult]]:
+        """The runs by point, one for every seed."""
+        return by_point(self.trials)
+
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        runs = [
+            {
+                "point": one.trial.label,
+                "seed": one.trial.seed,
+                "status": one.status.value,
+                "reason": one.reason,
+                "model_sha256": one.model_sha256,
+                "epsilon": one.epsilon,
+                "engine": one.engine,
+                "wall_s": round(one.wall_s, 3),
+            }
+            for one in self.trials
+        ]
+        return {
+            "experiment": self.name,
+            "target_accuracy": self.target_accuracy,
+            "points": [_facts(point) for point in self.points],
+            "runs": runs,
+            "against": [one.summary() for one in self.against],
+        }
+
+    def _point(self, label: str, group: Sequence[TrialResult]) -> Point:
+        lasts = [one.scored[-1] for one in group if one.scored]
+        reached = [found for one in group if (found := self._reaching(one)) is not None]
+        return Point(
+            label=label,
+            values=group[0].trial.point,
+            seeds=tuple(one.trial.seed for one in group),
+            accuracy=Estimate.of([row.accuracy for row in lasts if row.accuracy is not None]),
+            best_accuracy=Estimate.of([max(row.accuracy or 0.0 for row in one.scored) for one in group if one.scored]),
+            loss=Estimate.of([row.loss for row in lasts if row.loss is not None]),
+            late_accuracy=Estimate.of([_mean(late, "accuracy") for one in group if (late := _late(one))]),
+            late_loss=Estimate.of([_mean(late, "loss") for one in group if (late := _late(one))]),
+            rounds=Estimate.of([float(sum(row.makes_model for row in one.rows)) for one in group]),
+            bytes_up=Estimate.of([float(sum(row.bytes_up for row in one.rows)) for one in group]),
+            bytes_down=Estimate.of([float(sum(row.bytes_down for row in one.rows)) for one in group]),
+            virtual_hours=Estimate.of([one.rows[-1].now_s / 3600 for one in group if one.rows]),
+            wasted_share=Estimate.of([_wasted(one) for one in group]),
+            wall_s=Estimate.of([one.wall_s for one in group]),
+            reached_target=len(reached),
+            rounds_to_target=Estimate.of([float(row.round) for row, _ in reached]),
+            hours_to_target=Estimate.of([row.now_s / 3600 for row, _ in reached]),
+            bytes_up_to_target=Estimate.of([float(n_bytes) for _, n_bytes in reached]),
+            groups=_by_group(group),
+            split=self.splits.get(label),
+        )
+
+    def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
+        """The first row with the target accuracy, and what was uploaded by then."""
+        if self.target_accuracy is None:
+            return None
+        n_bytes = 0
+        for row in one.rows:
+            n_bytes += row.bytes_up
+            if row.accuracy is not None and row.accuracy >= self.target_accuracy:
+                return row, n_bytes
+        return None
+
+
+def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
+    """Runs by their point."""
+    groups = dict[str, list[TrialResult]]()
+    for one in trials:
+        groups.setdefault(one.trial.label, []).append(one)
+    return groups
+
+
+def _facts(point: Point) -> dict[str, Any]:
+    """As JSON, without a missing split."""
+    facts = asdict(point)
+    if point.split is None:
+        del facts["split"]
+    return facts
+
+
+def _late(one: TrialResult) -> list[Row]:
+    scored = one.scored
+    return scored[len(scored) // 2 :]
+
+
+def _mean(rows: Sequence[Row], name: Literal["accuracy", "loss"]) -> float:
+    return math.fsum(getattr(row, name) or 0.0 for row in rows) / len(rows)
+
+
+def _wasted(one: TrialResult) -> float:
+    busy_s = math.fsum(row.busy_s for row in one.rows)
+    return math.fsum(row.wasted_s for row in one.rows) / busy_s if busy_s else 0.0
+
+
+def _by_group(group: Sequence[TrialResult]) -> dict[str, Estimate]:
+    names = dict.fromkeys(name for one in group for name in one.groups)
+    found = {
+        name: Estimate.of([one.groups[name]["accuracy"] for one in group if "accuracy" in one.groups.get(name, {})])
+        for name in names
+    }
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
