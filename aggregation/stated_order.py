@@ -1,14 +1,17 @@
-"""Sums of floats in a stated order, so that every machine gets the same bits.
+"""Sums of floats in a stated order, and logarithms made of products, so that every machine gets the same bits.
 
 IEEE 754 fixes how each sum, product, quotient and square root is rounded. Three things still differ between machines:
-the order in which a library adds, whether it fuses a product with a sum, and the last bits of its logarithms
-(`logarithms.py`). Python's own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
+the order in which a library adds, whether it fuses a product with a sum, and the last bits of its logarithms. Python's
+own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a run file is read without torch
+    from torch import Tensor
 
 _ROW = 1 << 16  # what is added up at a time stays in the second-level cache
 
@@ -35,7 +38,7 @@ def sum_of_squares(values: Tensor) -> float:
     rows = list(values[:n_whole].view(-1, _ROW).split(_rows_at_once(values)))
     if n_whole < values.numel():
         rows.append(values[n_whole:].view(1, -1))
-    squares = (total(part.to(torch.float64).square_()) for part in rows)
+    squares = (total(part.double().square_()) for part in rows)
     return math.fsum(one for part in squares for one in part.tolist())
 
 
@@ -46,3 +49,31 @@ def norm(values: Tensor) -> float:
 
 def _rows_at_once(values: Tensor) -> int:
     return 1 if values.device.type == "cpu" else 256
+
+
+_DIGITS = 40
+
+
+def ceil_log2(value: float) -> int:
+    """The least integer not below log2(value), for a finite value above zero."""
+    mantissa, exponent = _halved(value)
+    return exponent - (mantissa == 0.5)
+
+
+def log2(value: float) -> float:
+    """log2(value) of a finite value above zero, to 2^-40: squared, a number has twice the logarithm."""
+    mantissa, exponent = _halved(value)
+    mantissa, digits = 2 * mantissa, exponent - 1
+    for _ in range(_DIGITS):
+        mantissa *= mantissa
+        digits *= 2
+        if mantissa >= 2:
+            mantissa, digits = mantissa / 2, digits + 1
+    return math.ldexp(digits, -_DIGITS)
+
+
+def _halved(value: float) -> tuple[float, int]:
+    """m and e of m 2^e, with 1/2 <= m < 1."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"only a finite value above zero has a logarithm, not {value!r}")
+    return math.frexp(value)

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from umbel.aggregation.canonical import Json, canonical
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
 from umbel.aggregation.round.coverage import Gap

@@ -33,7 +33,6 @@ from umbel.aggregation.codec.entropy.classes import EnergyMeter
 from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, LevelsCoder, LevelsHead
 from umbel.aggregation.codec.entropy.entropy import Segment
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
-from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
 from umbel.aggregation.kernels.arguments import Levels, Quantizer, phase
@@ -41,8 +40,8 @@ from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.philox import DITHER_GROUP
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers

@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.logarithms import ceil_log2, log2
 from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.stated_order import ceil_log2, log2
 from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX
 
 STEP_MIN, STEP_MAX = 2.0**-8, 16.0

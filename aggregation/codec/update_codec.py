@@ -18,8 +18,7 @@ from umbel.aggregation.codec.vectors.codec import Projections, one_length
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import float32_header, read_header
 

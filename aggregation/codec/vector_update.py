@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
-from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.feedback import Residual, SentPayload, send
 from umbel.aggregation.codec.vectors.codec import CodecContext, Projections, Sketching
 from umbel.aggregation.codec.vectors.lowrank import LowRank
@@ -22,8 +21,8 @@ from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header

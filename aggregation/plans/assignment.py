@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.round import Task, TrainingPlan
 from umbel.aggregation.types import AssignmentId, ClientId, RunId

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (

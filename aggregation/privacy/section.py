@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from umbel.aggregation.codec.step import SIGMAS, first_plan
 from umbel.aggregation.kernels.arguments import Blocks
-from umbel.aggregation.logarithms import ceil_log2
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import CodecPlan
@@ -17,6 +16,7 @@ from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, require_honest
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.accounting import Ledger, PublishedSum, allowance
 from umbel.aggregation.privacy.sensitivity import rounded_bound
+from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.types import NORM_MAX, NORM_MIN, RESIDUE_BITS_MAX, TARGET_MAX, require_within
 
 EPSILON_MIN, EPSILON_MAX = 0.01, 100.0

@@ -26,8 +26,8 @@ because each e is below 1.
 import math
 
 from umbel.aggregation.kernels.arguments import UNIT
-from umbel.aggregation.logarithms import log2
 from umbel.aggregation.plans.masks import BOUND_MAX
+from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20
 _HALVINGS = 64

@@ -30,7 +30,7 @@ Rules:
    blame are named (`SecureEnd.blamed`). A client that declines to sign the list is skipped and not blamed; clients
    missing from the list are. After a sum was unmasked but not used, cohorts are restricted, and some need every client
    (`second_sum.py`).
-10. A report takes as long in a cohort of 10,000 as in one of 300 (`growing.py`). Stored as JSON, a client takes
+10. A report takes as long in a cohort of 10,000 as in one of 300 (`GrowingMap`). Stored as JSON, a client takes
    240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
@@ -41,7 +41,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias, TypeVar, assert_never
 
-from umbel.aggregation.growing import with_entry
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.aggregation.round.cohort import Choice, Member, choose
@@ -78,6 +77,7 @@ from umbel.aggregation.round.states import (
     Stopped,
     Tick,
     Training,
+    with_entry,
 )
 from umbel.aggregation.round.weighting import Candidate, weight_of
 from umbel.aggregation.secagg.turns import Exchange, Phase, is_late

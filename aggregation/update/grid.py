@@ -31,7 +31,7 @@ from torch import Tensor
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.kernels.kernels import add_levels
 from umbel.aggregation.model.layout import PIECE_VALUES
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 
 _HASHED_VALUES = 1 << 20  # at a time
 

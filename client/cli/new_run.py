@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.plans.round import TrainingPlan
-from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.rules import AnotherList, require_named
+from umbel.aggregation.run.file import AnotherList, RunFile, require_named
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
 from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import print_run

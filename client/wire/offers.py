@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from umbel.aggregation.codec.section import require_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.context import Context, context_of, offer_in

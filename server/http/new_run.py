@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.rules import require_named
+from umbel.aggregation.run.file import RunFile, require_named
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, read_members
 from umbel.server.http.deps import parse_json
 from umbel.server.http.limits import RUN_FILE_BYTES_MAX

@@ -24,7 +24,7 @@ from torch import Tensor
 from umbel.aggregation.messages import CheckIn, Outcome
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection

@@ -22,8 +22,7 @@ from umbel.aggregation.messages import (
     RunStatus,
 )
 from umbel.aggregation.plans.assignment import Assignment, ModelRef
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.round import TrainingPlan, Weighting
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.logarithms import ceil_log2, log2
-from umbel.aggregation.stated_order import norm, sum_of_squares, total
+from umbel.aggregation.stated_order import ceil_log2, log2, norm, sum_of_squares, total
 
 positive = st.floats(min_value=5e-324, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 

@@ -31,8 +31,7 @@ from tests.servers.waits import until_told
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.trust.signatures import Target, content_digest, sign
 from umbel.aggregation.types import RunId
 from umbel.aggregation.update.wire import float32_header

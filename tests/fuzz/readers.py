@@ -50,8 +50,7 @@ from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import InMemory, torch_dtype
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate

@@ -23,8 +23,7 @@ from tests.repository import ROOT
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Problem, ReportAnswer
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan
 from umbel.aggregation.privacy.section import PrivacySection

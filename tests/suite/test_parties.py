@@ -18,7 +18,7 @@ FAST = {path for path in TESTS.rglob("test_*.py") if not runs_a_party(path)}
         "aggregation/secagg/numbers/test_contribution.py",
         "aggregation/round/test_machine.py",
         "aggregation/round/test_round_machine.py",
-        "aggregation/run/test_run_file_rounds.py",
+        "aggregation/run/test_file.py",
         "client/policy/test_policy.py",
         "vectors/test_vectors.py",
     ],

@@ -39,8 +39,7 @@ from umbel.aggregation.kernels.philox import Stream, dither, signs, uniforms, wo
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, published_state, torch_dtype
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.sensitivity import rounded_bound

@@ -17,8 +17,7 @@ from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES
 from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.update.wire import HEADER_BYTES
 
 pytestmark = pytest.mark.bits

@@ -9,7 +9,7 @@ Two vectors are masked. The *levels*: the weighted change of all coded tensors, 
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
   value times 2^f. Values are cut to +-65,536, and a NaN counts as 65,536: if it were left out, the sums would show that
   a value of one client, or of all but one, is not a number;
-- the values of tensors that no codec may round (`codec/exact.py`): integers of the round's grid times the weight.
+- the values of tensors that no codec may round (`model/state.py`): integers of the round's grid times the weight.
 
 f = 62 - 16 - log2 of all samples that the round can have, at most 32: no sum can reach 2^63, and a mean is off by
 2^-(f + 1) for each sample at most. A hundred clients of up to 2^20 samples have f = 19.
@@ -23,13 +23,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import ExactPlaces
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import TOTAL_WEIGHT_MAX, Grid
+from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.context import offer_in
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.numbers.composition import (

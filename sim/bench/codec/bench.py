@@ -27,8 +27,7 @@ from umbel.aggregation.kernels.arguments import Levels, Quantizer
 from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.update.wire import HEADER_BYTES
 from umbel.sim.bench.codec.costs import SERVER_NOTES, cuda_rows, kernel_note, kernel_rows, server_rows
 from umbel.sim.bench.codec.training import measure_training

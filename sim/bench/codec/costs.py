@@ -26,8 +26,7 @@ from umbel.aggregation.kernels.kernels import (
 from umbel.aggregation.kernels.native import Path, chosen
 from umbel.aggregation.kernels.packing import packed_bytes
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.sim.bench.measuring import least_ms
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.engines.device import one_thread

@@ -15,8 +15,7 @@ from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.buckets import Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import VectorCodec
 from umbel.aggregation.codec.vectors.sparse import TopK
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 
 CONTEXT = context_of(500)
 LOSSY: list[VectorCodec] = [Sign(), TopK(0.05), Ternary(2.5)]

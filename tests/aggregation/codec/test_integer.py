@@ -27,8 +27,7 @@ from umbel.aggregation.errors import (
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, state_change
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 
 LAYOUT = Layout.of_state({"a": torch.zeros(300), "b": torch.zeros(40, 4)})
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)

@@ -12,8 +12,7 @@ from umbel.aggregation.codec.section import CodecSection, codec_key, require_cod
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 
 SECTIONS, PLANS = TypeAdapter(CodecSection), TypeAdapter(CodecPlan)
 LAYOUT = Layout((TensorSpec("w", (1000,), "float32", 0),))

@@ -6,8 +6,7 @@ import torch
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.update.wire import HEADER_BYTES
 
 LAYOUT = Layout.of_state({"w": torch.zeros(4)})

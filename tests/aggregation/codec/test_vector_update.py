@@ -16,8 +16,7 @@ from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 
 N_VALUES = 5 + 24 * 40 + 300
 LAYOUT = Layout(

@@ -16,7 +16,7 @@ from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.model.layout import N_VALUES_MAX, Layout, TensorSpec
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, published_state, state_change
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
 from umbel.aggregation.update.grid import GridAccumulator

@@ -9,8 +9,7 @@ from torch import Tensor
 from tests.federations.own_dithers import secret_of
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution

@@ -11,8 +11,7 @@ from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.rules import require_compatible
+from umbel.aggregation.run.file import RunFile, require_compatible
 from umbel.aggregation.run.sections import (
     AggregationSection,
     CanarySection,

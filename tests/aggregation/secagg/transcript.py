@@ -19,8 +19,7 @@ from tests.repository import VECTORS
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.model.layout import PIECE_VALUES
-from umbel.aggregation.plans.grid import MAX_ABS_LEAST, MAX_ABS_MOST, TOTAL_WEIGHT_MAX, Grid
+from umbel.aggregation.plans.codec import MAX_ABS_LEAST, MAX_ABS_MOST, TOTAL_WEIGHT_MAX, Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
 from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers

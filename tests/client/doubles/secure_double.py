@@ -24,8 +24,7 @@ from tests.federations.own_dithers import secret_of
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer
-from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import context_of

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId

@@ -11,8 +11,7 @@ from tests.federations.audit_house import operating
 from tests.federations.server_device import House, Json, house, problem, run_file, small_state, update_for
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.client.cli.audit import replay_run
 
 STATE = {"w": torch.zeros(40, 50), "b": torch.zeros(1000)}

@@ -23,7 +23,7 @@ from tests.servers.waits import LIMIT_S, until, until_told
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, published_state
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")

@@ -14,8 +14,7 @@ from tests.federations.server_device import small_state, update_of
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.store.stored import Chunk

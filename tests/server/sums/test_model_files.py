@@ -10,7 +10,7 @@ from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import master_of, published_state
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from umbel.aggregation.model.artifact import metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, keep_model, next_model

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from tests.aggregation.secagg.house import Cohort, cohort, composed, gaussian, secure_plan, work_of
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
-from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.secagg.numbers.composition import Composition
 
 COUNTS = (131, 310, 474, 905, 1187)

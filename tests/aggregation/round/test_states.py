@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.growing import GrowingMap, with_entry
+from umbel.aggregation.round.states import GrowingMap, with_entry
 
 steps = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers()), max_size=60)
 
