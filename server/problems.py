@@ -40,51 +40,51 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "malformed-signature": Kind(401, "The request is not signed as this API asks"),
+    "malformed-signature": Kind(401, "The request's signature headers are missing or malformed"),
     "bad-signature": Kind(401, "The signature does not match"),
-    "stale-signature": Kind(401, "The request was signed too long ago or in the future"),
-    "replayed-nonce": Kind(401, "This signed request was seen before"),
+    "stale-signature": Kind(401, "The signature's time is too far from the coordinator's clock"),
+    "replayed-nonce": Kind(401, "This signed request was already received"),
     "client-removed": Kind(403, "The operator has removed this client"),
-    "unbound-name": Kind(403, "The run counts on this name, and the client chose it itself"),
-    "not-a-member": Kind(403, "The run is for members of a list that has not this client with its key"),
+    "unbound-name": Kind(403, "The run relies on this name, and no token binds it"),
+    "not-a-member": Kind(403, "This client, with its key, is not on the run's member list"),
     "unknown-token": Kind(401, "No such enrolment token"),
     "expired-token": Kind(401, "The enrolment token has expired"),
-    "token-used": Kind(409, "The enrolment token has been used"),
-    "token-mismatch": Kind(409, "The enrolment token is for another name or label"),
-    "name-taken": Kind(409, "The name is another client's, or kept for one"),
-    "key-taken": Kind(409, "The key is another client's"),
+    "token-used": Kind(409, "The enrolment token was already used"),
+    "token-mismatch": Kind(409, "The enrolment token binds another name or label"),
+    "name-taken": Kind(409, "The name is taken or reserved"),
+    "key-taken": Kind(409, "The key is already enrolled under another name"),
     "admin-key-refused": Kind(401, "The admin key is missing or wrong"),
     "unknown-run": Kind(404, "No such run"),
     "unknown-assignment": Kind(404, "No such assignment"),
     "unknown-model": Kind(404, "No such model"),
-    "unknown-upload": Kind(404, "No upload was begun"),
-    "run-exists": Kind(409, "A run of this name exists"),
+    "unknown-upload": Kind(404, "No such upload"),
+    "run-exists": Kind(409, "A run of this name already exists"),
     "run-over": Kind(409, "The run is over"),
     "unknown-version": Kind(404, "No such model version"),
     "version-deleted": Kind(410, "The model version was deleted"),
-    "malformed-http": Kind(400, "The request is not HTTP"),
+    "malformed-http": Kind(400, "The request is not valid HTTP/1.1"),
     "malformed-request": Kind(422, "The request does not parse"),
     "body-too-large": Kind(413, "The body is too large"),
     "length-required": Kind(411, "The body has no declared length"),
-    "wrong-digest": Kind(422, "The body does not hash to its digest"),
-    "mismatching-upload-offset": Kind(409, "The chunk does not start where the upload stands"),
+    "wrong-digest": Kind(422, "The body does not match its digest"),
+    "mismatching-upload-offset": Kind(409, "The chunk does not start at the upload's offset"),
     "short-chunk": Kind(422, "The chunk is too short"),
-    "too-many-chunks": Kind(503, "Too many chunks are on their way"),
-    "upload-complete": Kind(409, "An update was completed already"),
-    "upload-incomplete": Kind(409, "The update is not whole yet"),
+    "too-many-chunks": Kind(503, "Too many chunks are being uploaded"),
+    "upload-complete": Kind(409, "An update was already completed"),
+    "upload-incomplete": Kind(409, "The update is not complete yet"),
     "malformed-update": Kind(422, "The update is malformed"),
-    "lying-length": Kind(422, "A declared length is not true"),
-    "wrong-layout": Kind(422, "The layout is not the model's"),
-    "wrong-codec": Kind(422, "The codec is not the plan's"),
-    "non-finite-update": Kind(422, "The update holds a NaN or an infinity"),
-    "update-out-of-range": Kind(422, "The update leaves the public grid"),
-    "report-refused": Kind(422, "The report makes no sense"),
-    "assignment-closed": Kind(409, "The round no longer wants this"),
-    "changed-message": Kind(409, "Something else was said before"),
-    "sample-count-needed": Kind(409, "The run needs to know how much data there is"),
-    "range-not-satisfiable": Kind(416, "The range lies outside the file"),
+    "lying-length": Kind(422, "A declared length is wrong"),
+    "wrong-layout": Kind(422, "The layout differs from the model's"),
+    "wrong-codec": Kind(422, "The codec differs from the assignment's"),
+    "non-finite-update": Kind(422, "The update contains a NaN or an infinity"),
+    "update-out-of-range": Kind(422, "The update exceeds the run's bounds"),
+    "report-refused": Kind(422, "The report is refused"),
+    "assignment-closed": Kind(409, "The assignment is closed"),
+    "changed-message": Kind(409, "A different message was sent before"),
+    "sample-count-needed": Kind(409, "The run needs a sample count"),
+    "range-not-satisfiable": Kind(416, "The range is outside the file"),
     "not-found": Kind(404, "No such address"),
-    "method-not-allowed": Kind(405, "This address does not take this method"),
+    "method-not-allowed": Kind(405, "This address does not support this method"),
     "shutting-down": Kind(503, "The coordinator is shutting down"),
     "storage-unavailable": Kind(503, "The store of models and updates does not answer"),
     "database-unavailable": Kind(503, "The database does not answer"),
@@ -105,13 +105,13 @@ class Refused(Exception):
 
 def client_removed() -> Refused:
     """The refusal of a removed client, whose signature was verified."""
-    detail = "the coordinator's operator has removed this client; ask for a token, and enrol it under a new name"
+    detail = "the coordinator's operator has removed this client; ask for a new token, and enrol under a new name"
     return Refused("client-removed", detail)
 
 
 def shutting_down() -> Refused:
     """The refusal of a request while this process stops."""
-    return Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
+    return Refused("shutting-down", "this coordinator is shutting down; retry soon", {"Retry-After": "1"})
 
 
 def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -160,30 +160,36 @@ async def answer_to(request: Request, error: Exception) -> Response:
             headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
             return refusal(request.scope, error.kind, str(error), headers)
         case ClientDisconnect():  # in the middle of its body; nobody reads this answer
-            return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
+            return refusal(
+                request.scope,
+                "malformed-request",
+                "the connection ended before the whole body arrived; send the request again",
+            )
         case RequestValidationError():
             return refusal(request.scope, "malformed-request", first_error(error))
         case HTTPException() if error.status_code < 500:
             return _refused_by_the_router(request, error)
         case BlobsUnavailable():
             _log.error("no storage for %s: %s", where, error)
-            detail = "the store of models and updates does not answer; try again"
+            detail = "the coordinator's store of models and updates does not answer; try again later"
             return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
         case DatabaseAway():  # logged once, by the database
-            detail = "the coordinator's database does not answer; try again"
+            detail = "the coordinator's database does not answer; try again later"
             return problem_response("database-unavailable", detail, {"Retry-After": str(_DATABASE_RETRY_S)})
         case _:
             if not isinstance(error, HTTPException):
                 _log.error("unexpected error in %s", where, exc_info=error)
-            return problem_response("internal-error", "the coordinator failed; its log has the details")
+            return problem_response(
+                "internal-error", "the coordinator failed because of an internal error; its log has the details"
+            )
 
 
 def _refused_by_the_router(request: Request, error: HTTPException) -> Response:
     match error.status_code:
         case 405:
-            detail = f"{request.url.path} does not take {request.method}; see /v1/openapi.json"
+            detail = f"{request.url.path} does not support {request.method}; /v1/openapi.json lists the methods"
             return refusal(request.scope, "method-not-allowed", detail, error.headers)
         case 404:
-            return refusal(request.scope, "not-found", "there is nothing at this address; see /v1/openapi.json")
+            return refusal(request.scope, "not-found", "there is no such address; /v1/openapi.json lists all addresses")
         case _:
             return refusal(request.scope, "malformed-request", error.detail, error.headers)

@@ -58,7 +58,9 @@ class Caller:
 def require_admin(key: AdminKey, authorization: str | None) -> None:
     """Raise `Refused` unless the request bears the admin key."""
     if not key.is_borne_by(authorization):
-        detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
+        detail = (
+            "the admin key is missing or wrong: send the header Authorization: Bearer KEY, with the key in admin.key"
+        )
         raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
 
 
@@ -68,7 +70,7 @@ def claims_of(request: Request) -> Claims:
     for name, value in request.scope["headers"]:
         if name in found:
             if found[name]:  # a proxy might check one, and this coordinator the other
-                raise MalformedSignature(f"{name.decode()} was sent twice; send it once")
+                raise MalformedSignature(f"the header {name.decode()} was sent twice; send it once")
             found[name] = value.decode("latin-1")
     return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
 
@@ -119,7 +121,7 @@ async def enrol(request: Request, services: Services, enrolment: Enrolment, is_c
     """
     claims = claims_of(request)
     if claims.key_id != enrolment.client:
-        raise Refused("malformed-request", "client: the request must be signed with keyid = client")
+        raise Refused("malformed-request", "the signature's keyid must be the client's name in the body")
     now = services.clock.now()
     claims.verify(enrolment.public_key_bytes, target_of(request), now)
     await services.registry.enrolments.enrol(Enrolling(enrolment, claims, now, is_counted_on))
@@ -148,7 +150,7 @@ async def read_body(request: Request, sha256: bytes) -> bytes:
 def require_digest(found: bytes, claimed: bytes) -> None:
     """Raise `Refused` unless a body's SHA-256 is the one that was signed."""
     if not hmac.compare_digest(found, claimed):
-        raise Refused("wrong-digest", "the body does not hash to its Content-Digest; send it again")
+        raise Refused("wrong-digest", "the body's SHA-256 is not the one in Content-Digest; send the request again")
 
 
 def _resumed(first: Message, receive: Receive) -> Receive:

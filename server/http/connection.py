@@ -227,7 +227,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
                 cycle.disconnected = True  # the application's own answer is discarded
                 cycle.message_event.set()
         if not is_answering:
-            answer = problem_response("malformed-http", "send HTTP/1.1 as RFC 9112 has it", {"Connection": "close"})
+            answer = problem_response(
+                "malformed-http", "these bytes are not a valid HTTP/1.1 request (RFC 9112)", {"Connection": "close"}
+            )
             fields = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
             self.transport.write(STATUS_LINE[answer.status_code] + fields + b"\r\n" + bytes(answer.body))
         self.transport.close()

@@ -55,7 +55,7 @@ def parse_range(header: str | None, size_bytes: int) -> Span | None:
             return None  # RFC 9110, section 14.1.1: an invalid range is ignored
         span = Span(int(match["first"]), min(last + 1, size_bytes))
     if span.start >= span.stop:
-        detail = f"the file has {size_bytes} bytes; ask for a range within them"
+        detail = f"the requested range is outside the file, which has {size_bytes} bytes; ask for a range within it"
         raise Refused("range-not-satisfiable", detail, {"Content-Range": f"bytes */{size_bytes}"})
     return span
 
@@ -177,7 +177,7 @@ class LocalCopies:
             return
         del self._in_use[key]
         if not copy.fetch.cancelled() and (error := copy.fetch.exception()):
-            _log.warning("no copy of %s: %s", key, error)
+            _log.warning("could not copy %s from the store: %s", key, error)
         asyncio.get_running_loop().run_in_executor(None, copy.stack.close)
 
 
@@ -193,9 +193,9 @@ class _LocalCopy:
 async def _soon(fetch: asyncio.Task[Path]) -> Path:
     await asyncio.wait([fetch], timeout=_PATIENCE_S)
     if not fetch.done():
-        detail = f"the model is on its way from the store to this coordinator; ask again in {_ASK_AGAIN_S} s"
+        detail = f"this coordinator is still copying the model from the store; ask again in {_ASK_AGAIN_S} s"
         raise Refused("storage-unavailable", detail, {"Retry-After": str(_ASK_AGAIN_S)})
     try:
         return fetch.result()
     except UnknownBlob as error:
-        raise Refused("unknown-model", "this model is no longer kept here; take a newer one") from error
+        raise Refused("unknown-model", "this model was deleted; check in again to get a newer one") from error

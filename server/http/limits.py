@@ -67,18 +67,20 @@ class BodyLimits:
 
     def _declared(self, scope: Scope) -> int:
         if "\x00" in scope["path"]:  # PostgreSQL raises an error for it
-            raise Refused("malformed-request", "the address holds a NUL character")
+            raise Refused("malformed-request", "the address contains a NUL character")
         text = "0"
         for name, value in scope["headers"]:
             if name == b"transfer-encoding":
-                raise Refused("length-required", "send the body with Content-Length, not chunked")
+                raise Refused("length-required", "the body was sent chunked; send it with Content-Length")
             if name == b"content-length":
                 text = value.decode("latin-1")
         if not _LENGTH.fullmatch(text):
-            raise Refused("malformed-request", "Content-Length: not a number of bytes")
+            raise Refused("malformed-request", "Content-Length is not a number of bytes")
         cap = cap_at(scope["path"], self._caps)
         if int(text) > cap.bytes_max:
-            raise Refused("body-too-large", f"at most {cap.bytes_max} bytes are taken here, not {int(text)}")
+            raise Refused(
+                "body-too-large", f"the body has {int(text)} bytes; this address accepts at most {cap.bytes_max}"
+            )
         return int(text)
 
 
@@ -93,7 +95,7 @@ def _counted(receive: Receive, declared: int) -> Receive:
             return message
         received += len(message.get("body", b""))
         if received > declared or (received < declared and not message.get("more_body", False)):
-            raise Refused("lying-length", f"Content-Length says {declared} bytes, but {received} came")
+            raise Refused("lying-length", f"Content-Length says {declared} bytes, but {received} bytes arrived")
         return message
 
     return counted

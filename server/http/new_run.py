@@ -54,7 +54,7 @@ def read_run_file(body: bytes) -> RunFile:
     Run it in a thread: it can take a second.
     """
     if len(body) > RUN_FILE_BYTES_MAX:
-        raise Refused("body-too-large", f"a run file has at most {RUN_FILE_BYTES_MAX} bytes, this one {len(body)}")
+        raise Refused("body-too-large", f"the run file has {len(body)} bytes; at most {RUN_FILE_BYTES_MAX} are allowed")
     try:
         return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
     except ValidationError as error:
@@ -72,7 +72,7 @@ def _members_of(file: RunFile, text: str) -> SignedMembers:
     if (n_members := len(signed.list.members)) < file.rounds.minimum:
         raise Refused(
             "malformed-request",
-            f"members: the list has {counted(n_members, 'member')}, and no round ends with fewer than "
-            f"{file.rounds.minimum} (rounds.minimum): name a list with more members",
+            f"the member list has {counted(n_members, 'member')}, and rounds.minimum asks for {file.rounds.minimum}: "
+            "name a list with more members, or lower the minimum",
         )
     return signed

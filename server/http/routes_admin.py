@@ -64,7 +64,9 @@ class TokenOrder:
         if self.client is not None:
             require_slug(self.client, "client")
             if self.count != 1:
-                raise ValueError("a token that binds a name is made alone; order one for each client")
+                raise ValueError(
+                    "a token that binds a name enrols one client: count must be 1; make one token for each name"
+                )
         require_labels(self.labels)
 
 
@@ -98,7 +100,7 @@ async def get_clients(state: StateDep) -> tuple[ClientView, ...]:
 async def delete_client(state: StateDep, client: str) -> Response:
     """Take a client's right to speak. Its name stays taken."""
     if not await state.services.registry.revoke(client, state.services.clock.now()):
-        raise Refused("not-found", "no client of this name is enrolled")
+        raise Refused("not-found", f"no client named {client!r} is enrolled; umbel client list shows all clients")
     await state.coordinator.release(ClientId(client))
     return Response(status_code=204)
 
@@ -112,7 +114,7 @@ async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
     with blobs.scratch() as path:
         came = await _write_stream(request.stream(), path)
         if came.sha256 != sha256:
-            raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
+            raise Refused("wrong-digest", "the model's SHA-256 is not the one in the address; send the file again")
         from umbel.server.sums.model_files import inspect_model  # it imports torch: a coordinator listens before that
 
         try:
@@ -146,7 +148,10 @@ async def put_run(request: Request, response: Response, state: StateDep, name: s
     again is the same; with a list that was not given before, the run has it from then on."""
     new = await asyncio.to_thread(read_new_run, await request.body(), request.headers.get("content-type", ""))
     if new.file.name != name:
-        raise Refused("malformed-request", f"name: the run file says {new.file.name!r}, the address {name!r}")
+        raise Refused(
+            "malformed-request",
+            f"the run file has the name {new.file.name!r}, and the address {name!r}; both must be the same",
+        )
     driver, is_new = await state.coordinator.create_run(new.file, model, new.members)
     response.status_code = 201 if is_new else 200
     return view_of(driver.live)

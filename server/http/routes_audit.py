@@ -54,7 +54,7 @@ async def get_update(state: StateDep, name: str, number: Number, client: str) ->
     round_id = bundle.round_id
     upload = None if round_id is None else await state.services.audits.update(round_id, ClientId(client))
     if upload is None:
-        raise Refused("unknown-upload", "this update is not kept; the bundle says why")
+        raise Refused("unknown-upload", "this update is not kept; the round's audit bundle says why")
     headers = {"Content-Length": str(upload.length), "Cache-Control": "no-store"}
     pieces = _pieces(state.services.blobs, upload)
     return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")

@@ -142,6 +142,6 @@ def _signed_report(request: Request, assignment: AssignmentId, task: Task, body:
     """A report with its signature, as evidence. Raises `Refused` unless the address is spelt as auditors spell it."""
     target = report_target(assignment, task)
     if target_of(request) != target:
-        raise Refused("malformed-request", f"send a report to {target.path}, in this spelling and without a query")
+        raise Refused("malformed-request", f"a report must be sent to exactly {target.path}, without a query")
     claims = claims_of(request)
     return SignedReport(body.decode(), claims.created, claims.nonce, claims.signature)

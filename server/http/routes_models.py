@@ -83,7 +83,10 @@ async def master_response(request: Request, state: State, sha256: str) -> Respon
     key = model_key(sha256)
     size_bytes = await asyncio.to_thread(state.services.blobs.size, key)
     if size_bytes is None:
-        raise Refused("unknown-model", "this model version was deleted; the run's policy for versions says so")
+        raise Refused(
+            "unknown-model",
+            "this model version was deleted, because the run file's retention.versions keeps only newer ones",
+        )
     wanted = download(request, sha256, size_bytes)
     return without_body(request, wanted) or FileAnswer(state.copies, key, wanted, lambda _: None)
 

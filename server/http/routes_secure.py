@@ -66,4 +66,4 @@ def _phase(name: str) -> Phase:
         return Phase(name)
     except ValueError as error:
         phases = ", ".join(phase.value for phase in Phase)
-        raise Refused("not-found", f"a secure round has the phases {phases}") from error
+        raise Refused("not-found", f"there is no such phase; the phases of a secure round are {phases}") from error

@@ -67,7 +67,7 @@ async def head_update(request: Request, device: DeviceDep, state: StateDep, assi
 async def patch_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
     """Append the next chunk."""
     if request.headers.get("content-type") != PARTIAL_UPLOAD:
-        raise Refused("malformed-request", f"Content-Type: a chunk is {PARTIAL_UPLOAD}")
+        raise Refused("malformed-request", f"a chunk's Content-Type must be {PARTIAL_UPLOAD}")
     chunk = _chunk(request, device, offset=_number(request, "Upload-Offset"))
     upload = await state.uploads.append(device.client, AssignmentId(assignment), chunk)
     return Response(status_code=204, headers=_progress(upload))
@@ -84,7 +84,7 @@ async def delete_update(request: Request, device: DeviceDep, state: StateDep, as
 def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
-        raise Refused("malformed-request", "Upload-Complete: must be ?1 for the last chunk and ?0 before")
+        raise Refused("malformed-request", "Upload-Complete must be ?1 for the last chunk, and ?0 for all others")
     n_bytes = int(request.headers.get("content-length", "0"))  # `limits.py` checks it
     return Incoming(offset, is_last == "?1", n_bytes, checked_pieces(request, device.body_sha256))
 
@@ -92,7 +92,7 @@ def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
 def _number(request: Request, name: str) -> int:
     text = request.headers.get(name, "")
     if not _NUMBER.fullmatch(text):
-        raise Refused("malformed-request", f"{name}: must be a number of bytes")
+        raise Refused("malformed-request", f"{name} must be a number of bytes")
     return int(text)
 
 

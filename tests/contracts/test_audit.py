@@ -338,7 +338,7 @@ def test_a_report_to_an_address_in_another_spelling_is_refused(tmp_path: Path) -
             body = {"sample_count": 10, "steps_done": 1, "steps_planned": 1, "update_sha256": "a" * 64}
             refused = await device.send("PUT", url, json.dumps(body).encode())
             assert problem(refused) == "malformed-request"
-            assert "in this spelling" in refused.json()["detail"]
+            assert "must be sent to exactly" in refused.json()["detail"]
 
     in_house(tmp_path, act)
 

@@ -127,7 +127,7 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
     [token] = umbel(coordinator, "clients.token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
     again = ["create", "--name", "ward", "--count", "2", "--server", coordinator.url]
     refused = start("umbel.client.cli.clients.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
-    assert "order one for each client" in fails(refused)
+    assert "make one token for each name" in fails(refused)
     where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
     for name, sentence in (("other", "this token is for 'ward'"), ("ward", "unknown-run")):
         who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]

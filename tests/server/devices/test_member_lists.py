@@ -64,7 +64,7 @@ def test_a_list_with_fewer_members_than_a_round_needs_is_refused(tmp_path: Path,
             listed = list_of(*devices)
             answer = await put_run(it, bound_run(listed, target=3, minimum=3), text_of(listed))
             assert answer.status_code == status
-            assert ("no round ends with fewer than 3 (rounds.minimum)" in answer.text) is (status != 201)
+            assert ("rounds.minimum asks for 3" in answer.text) is (status != 201)
 
     asyncio.run(scenario())
 
@@ -206,8 +206,8 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
         "malformed-request",
         "member: Unexpected keyword argument",
     ),
-    "a run file that is too long": (lambda: _order(LONG, None), "body-too-large", "a run file has at most 16384 bytes"),
-    "more than both may have": (lambda: b" " * (RUN_BYTES_MAX + 1), "body-too-large", "bytes are taken here"),
+    "a run file that is too long": (lambda: _order(LONG, None), "body-too-large", "at most 16384 are allowed"),
+    "more than both may have": (lambda: b" " * (RUN_BYTES_MAX + 1), "body-too-large", "this address accepts at most"),
 }
 
 

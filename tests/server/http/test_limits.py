@@ -92,7 +92,7 @@ def test_a_body_of_another_length_than_it_declares_is_refused(pieces: Sequence[b
 
 def test_a_message_that_does_not_say_whether_more_comes_is_the_last() -> None:
     """So ASGI has it."""
-    with pytest.raises(Refused, match="says 3 bytes, but 2 came"):
+    with pytest.raises(Refused, match="says 3 bytes, but 2 bytes arrived"):
         ask([b"xx"], {"content-length": "3"}, says_more=False)
     assert ask([b"xxx"], {"content-length": "3"}, says_more=False) == (b"xxx", None)
 

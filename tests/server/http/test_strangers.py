@@ -61,7 +61,7 @@ def test_a_removed_client_is_told_so_after_its_signature_was_verified(tmp_path: 
             await it.http.delete(f"/v1/admin/clients/{device.name}", headers=it.admin)
             answer = await device.send("GET", ADDRESS)
             assert (problem(answer), answer.status_code) == ("client-removed", 403)
-            assert "ask for a token" in answer.json()["detail"]
+            assert "ask for a new token" in answer.json()["detail"]
         async with house(tmp_path) as it:  # which remembers nothing but what is stored
             device.http = it.http
             assert problem(await device.send("GET", ADDRESS)) == "client-removed"
