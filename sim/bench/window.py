@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 from torch import Tensor, nn
 
 from umbel.aggregation.plans.round import RoundPlan
@@ -42,6 +44,7 @@ from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, HoursSection, NetworkSection, SpeedSection
+from umbel.sim.results.plot_style import FAINT, INK, OURS, PEER, SLATE, dress, new_figure, write_figure
 
 N_DEVICES = 1000
 HOUR_S = 3600.0
@@ -202,8 +205,6 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
     n_rounds, seeds = (96, (1,)) if quick else (240, (1, 2, 3))
     contests = [hold_contest(fleet, n_rounds, seeds) for fleet in FLEETS]
     if plot is not None:
-        from umbel.sim.bench.plots import draw_windows
-
         draw_windows(contests, plot)
     notes = (
         f"{n_rounds} rounds, one each virtual half hour, {len(seeds)} seeds, target {TARGET}, minimum {MINIMUM}.",
@@ -318,3 +319,63 @@ def reports(runs: Sequence[WindowRun]) -> float:
     """Accepted reports in a committed round."""
     counts = [attempt.reported for run in runs for attempt in run.attempts if attempt.committed]
     return sum(counts) / len(counts)
+
+
+_NIGHT = "#eef2f7"
+_SMOOTHED_ROUNDS = 12  # six hours
+
+
+def draw_windows(contests: Sequence[WindowContest], path: Path) -> None:
+    figure = new_figure(13, 6.6, "A window that tunes itself, against the static 130 % rule")
+    grid = figure.subplots(2, len(contests), sharex=True, squeeze=False)
+    for i, contest in enumerate(contests):
+        _use(grid[0][i], contest)
+        _windows(grid[1][i], contest)
+    grid[0][0].set_ylabel("client time of use", color=FAINT)
+    grid[1][0].set_ylabel("window (static: the longest allowed)", color=FAINT)
+    write_figure(figure, path)
+
+
+def _use(axes: Axes, contest: WindowContest) -> None:
+    for runs, color, name in ((contest.static, PEER, "static 130 %"), (contest.tuned, OURS, "self-tuned")):
+        hours, shares = _smoothed_use(runs[0])
+        axes.plot(hours, shares, color=color, lw=2.2, label=f"{name}: {goodput(runs):.1%}")
+    best = goodput(contest.best)
+    axes.axhline(best, color=SLATE, lw=1.2, ls=(0, (5, 3)), label=f"best static, in hindsight: {best:.1%}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(0.4, 1.02)
+    axes.legend(loc="lower right", frameon=False, fontsize=8.5, handlelength=1.6)
+    _dress_hours(axes, contest, contest.fleet.name)
+
+
+def _windows(axes: Axes, contest: WindowContest) -> None:
+    attempts = contest.tuned[0].attempts
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
+    axes.step(hours, [attempt.window_s for attempt in attempts], where="post", color=OURS, lw=1.4)
+    axes.axhline(contest.window_s, color=PEER, lw=1.8)
+    axes.axhline(contest.hindsight.window_s, color=SLATE, lw=1.2, ls=(0, (5, 3)))
+    asked = np.mean([attempt.over_selection for attempt in attempts[len(attempts) // 4 :]])
+    words = f"asks {asked:.0%} of the target (hindsight: {contest.hindsight.over_selection:.0%})"
+    axes.text(0.02, 0.04, words, transform=axes.transAxes, fontsize=8.5, color=INK)
+    axes.set_ylim(0, contest.window_s * 1.08)
+    axes.yaxis.set_major_formatter("{x:.0f} s")
+    axes.set_xlabel("virtual hours; nights are shaded", color=FAINT, fontsize=9)
+    _dress_hours(axes, contest, "")
+
+
+def _smoothed_use(run: WindowRun) -> tuple[list[float], list[float]]:
+    """Hours, and the share of useful time over the last few attempts at each."""
+    attempts = run.attempts
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
+    wasted, total = (np.cumsum([0.0, *(getattr(a, name) for a in attempts)]) for name in ("wasted_s", "busy_s"))
+    first = np.maximum(np.arange(1, len(attempts) + 1) - _SMOOTHED_ROUNDS, 0)
+    return hours, list(1 - (wasted[1:] - wasted[first]) / (total[1:] - total[first]))
+
+
+def _dress_hours(axes: Axes, contest: WindowContest, title: str) -> None:
+    last = contest.tuned[0].attempts[-1].round * EVERY_S / 3600
+    for midnight in range(0, int(last) + 24, 24):
+        axes.axvspan(midnight - 3, midnight + 9, color=_NIGHT, lw=0, zorder=0)  # the middle of the night is 3 o'clock
+    axes.set_xlim(0, last)
+    axes.set_xticks(range(0, int(last) + 1, 24))
+    dress(axes, title, axes.get_xlabel())

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK, FAINT, GRID = "#22313f", "#66737f", "#e6eaee"
+OURS, PEER, LIMIT, SLATE = "#0f7b6c", "#c8871e", "#a9b4bd", "#44546a"  # of the benchmarks
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:

@@ -15,14 +15,17 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.update_codec import Part
-from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec
+from umbel.aggregation.codec.vectors.buckets import Qsgd, Sign, Ternary
+from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
+from umbel.aggregation.codec.vectors.sparse import RandomMask, TopK
 from umbel.aggregation.kernels.arguments import Levels, Quantizer
 from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.quantize import Dithers
@@ -32,6 +35,7 @@ from umbel.aggregation.update.wire import HEADER_BYTES
 from umbel.sim.bench.codec.costs import SERVER_NOTES, cuda_rows, kernel_note, kernel_rows, server_rows
 from umbel.sim.bench.codec.training import measure_training
 from umbel.sim.bench.report import BenchRow, Hold, Report
+from umbel.sim.results.plot_style import FAINT, OURS, PEER, SLATE, dress_bench, new_figure, write_figure
 
 # By bits: the clipping of levels of a fixed width with the least error, in standard deviations (found by trial).
 BEST_CUTS: Mapping[int, float] = {1: 1.55, 2: 2.05, 3: 2.35, 4: 2.7, 5: 3.0, 6: 3.32, 7: 3.66, 8: 3.95}
@@ -170,9 +174,9 @@ def _shard(labels: Tensor, i: int) -> Tensor:
 
 def _trained(model: nn.Module, start: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     nn.utils.vector_to_parameters(start.clone(), model.parameters())
-    optimizer, draw_codec_errors = torch.optim.SGD(model.parameters(), lr=_RATE), torch.Generator().manual_seed(0)
+    optimizer, draw = torch.optim.SGD(model.parameters(), lr=_RATE), torch.Generator().manual_seed(0)
     for _ in range(_STEPS):
-        batch = torch.randint(len(images), (_BATCH,), generator=draw_codec_errors)
+        batch = torch.randint(len(images), (_BATCH,), generator=draw)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
@@ -235,8 +239,6 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
     rows = [*gaussian_rows(gaussian(N_GAUSSIAN)), *_mean_rows(), *kernel_rows(quick=quick), *cuda_rows()]
     rows += server_rows(1 << 22 if quick else 1 << 24)
     if plot is not None:
-        from umbel.sim.bench.plots import draw_codec_errors
-
         draw_codec_errors(plot)
     notes = (
         "Errors of Gaussian values: vNMSE, against the theory of the same quantizer; EDEN is ours, by its formulas.",
@@ -284,3 +286,54 @@ def _mean_rows() -> list[BenchRow]:
 def mean_points() -> list[CodecPoint]:
     """The integer codec on real updates, at several steps."""
     return [mean_by_integers(real_updates(), step, real_layout()) for step in STEPS]
+
+
+_BITS = range(1, 9)
+
+
+def draw_codec_errors(path: Path) -> None:
+    figure = new_figure(13, 5.6, "Error against bits: integers on a shared step")
+    left, right = figure.subplots(1, 2)
+    _gaussian(left)
+    _real(right)
+    write_figure(figure, path)
+
+
+def _gaussian(axes: Axes) -> None:
+    values = gaussian(1 << 20)
+    coded = [entropy_coded(values, bits) for bits in _BITS]
+    fixed = [CodecPoint("", bits, fixed_width_error(values, bits)) for bits in _BITS]
+    eden = [vector_codec(Eden(bits), values, "") for bits in _BITS]
+    axes.plot(_BITS, [shannon(bits) for bits in _BITS], color=FAINT, lw=1.2, ls=":", label="Shannon's bound")
+    axes.plot(_BITS, list(AT_ENTROPY.values()), color=FAINT, lw=1.2, ls="--", label="scalar bound, entropy coded")
+    _line(axes, eden, PEER, "EDEN")
+    _line(axes, fixed, "#5aa897", "integers, fixed width")
+    _line(axes, coded, OURS, "integers, entropy coded, as sent")
+    axes.set_yscale("log")
+    dress_bench(axes, "Gaussian values: any update, once rotated", "bits a coordinate", "vNMSE")
+
+
+def _real(axes: Axes) -> None:
+    updates = real_updates()
+    _line(axes, [mean_by(Eden(bits), updates, "") for bits in (1, 2, 3, 4, 5)], PEER, "EDEN")
+    _line(axes, mean_points(), OURS, "integers, entropy coded")
+    others: tuple[tuple[str, VectorCodec], ...] = (
+        ("sign", Sign()),
+        ("TernGrad", Ternary()),
+        ("QSGD", Qsgd(levels=16)),
+        ("top 5 %", TopK(share=0.05)),
+        ("random mask, 1 in 10", RandomMask(every=10, mode=Sketching.SKETCHED)),
+    )
+    for name, codec in others:
+        point = mean_by(codec, updates, name)
+        axes.plot(point.bits, point.error, "o", color=SLATE, ms=5)
+        axes.annotate(name, (point.bits, point.error), (5, 4), textcoords="offset points", fontsize=8.5, color=SLATE)
+    axes.set_xlim(0, 7.5)
+    axes.set_yscale("log")
+    dress_bench(
+        axes, "The mean of 20 real updates, two digits each", "bits a coordinate on the wire", "NMSE of the mean"
+    )
+
+
+def _line(axes: Axes, points: Sequence[CodecPoint], color: str, name: str) -> None:
+    axes.plot([p.bits for p in points], [p.error for p in points], "o-", color=color, lw=2, ms=4, label=name)

@@ -9,13 +9,17 @@ dropped when a client misses a version of the model. Ten silos are in every roun
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+from matplotlib.axes import Axes
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.data.sets.fetch import MNIST
 from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.results.plot_style import FAINT, dress_bench, new_figure, write_figure
 from umbel.sim.simulation import simulate
 
 LOST_POINTS_MAX, BYTES_SHARE_MAX = 0.5, 1 / 32
@@ -197,8 +201,6 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
         (data / MNIST.folder / file.name).stat()  # the simulator would fetch one that is missing
     contests = train_all(data, quick=quick)
     if curves is not None:
-        from umbel.sim.bench.plots import draw_codec_training
-
         draw_codec_training(contests, curves)
     return training_rows(contests, quick=quick), training_note(contests)
 
@@ -244,3 +246,58 @@ def training_note(contests: Sequence[CodecContest]) -> str:
         f"Training: the MNIST 2NN of McMahan et al., two shards of one digit a client, ten clients a round; {lengths}. "
         "Bits a weight and MB of one client, in the mean of all: updates as sent, headers included."
     )
+
+
+# By the codec's name, a shade for each contender that uses it.
+_SHADES: Mapping[str, Sequence[str]] = {
+    "float32": ("#111111",),
+    "planes": ("#7b8794", "#a9b4bf"),
+    "integer": ("#b4e3da", "#86d0c2", "#56b8a6", "#0f7b6c", "#0b5c50", "#063b33"),
+    "eden": ("#8a5a0c", "#c8871e", "#e7b866"),
+    "sign": ("#2f5fa8", "#7ea3db"),
+    "ternary": ("#6b4fa0",),
+    "qsgd": ("#b04a8b",),
+    "topk": ("#ef9a94", "#a3242b", "#d9534f", "#f0b8a0", "#6d1a1f"),
+    "mask": ("#c9b3a4", "#8c6d5a"),
+    "lowrank": ("#5b6b3a",),
+}
+_SMOOTHED_SCORES = 4  # 20 rounds
+_SHOWN_PERCENT = (70, 96)
+
+
+def draw_codec_training(contests: Sequence[CodecContest], path: Path) -> None:
+    figure = new_figure(14, 7.2, "MNIST 2NN, two digits a client: accuracy against uploaded bytes")
+    colors = _contender_colors(contests)
+    for axes, contest in zip(figure.subplots(1, len(contests), squeeze=False)[0], contests, strict=True):
+        _training_panel(axes, contest, colors)
+    write_figure(figure, path)
+
+
+def _contender_colors(contests: Sequence[CodecContest]) -> Mapping[str, str]:
+    """By title: a contender looks the same in every panel."""
+    shades = {name: cycle(colors) for name, colors in _SHADES.items()}
+    names = {contender.title: contender.codec.name for contest in contests for contender, _ in contest.runs}
+    return {title: next(shades[name]) for title, name in names.items()}
+
+
+def _training_panel(axes: Axes, contest: CodecContest, colors: Mapping[str, str]) -> None:
+    setting = contest.setting
+    for contender, trained in contest.runs:
+        curve = [scored for scored in trained.curve if scored.number % setting.score_every == 0]
+        color = colors[contender.title]
+        label = f"{contender.title}: {contest.percent(trained):.1f} %, {trained.bits:.2f} bits"
+        axes.plot([scored.client_bytes / 1e6 for scored in curve], _percents(curve), color=color, lw=1.8, label=label)
+    axes.axhline(contest.percent(contest.runs[0][1]), color=FAINT, lw=1, ls=(0, (4, 4)), zorder=0)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(*_SHOWN_PERCENT)
+    mean_of = f"mean of {_SMOOTHED_SCORES * setting.score_every} rounds"
+    dress_bench(axes, setting.name, "MB uploaded by a client, the mean of all", f"test accuracy, %, {mean_of}")
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, columnspacing=1)
+
+
+def _percents(curve: Sequence[Scored]) -> list[float]:
+    """Smoothed accuracies, in per cent."""
+    shares = [scored.accuracy for scored in curve]
+    windows = [shares[max(0, end - _SMOOTHED_SCORES) : end] for end in range(1, len(shares) + 1)]
+    return [100 * sum(window) / len(window) for window in windows]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
@@ -24,6 +25,7 @@ from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.secagg.cohort import advertised, bits_of_sums, composition_of, mask_rows, secure_plan
 from umbel.sim.bench.secagg.flower import flower_rows
 from umbel.sim.bench.secagg.round import round_rows
+from umbel.sim.results.plot_style import FAINT, LIMIT, OURS, PEER, dress_bench, new_figure, write_figure
 
 _NOTES = (
     "Times: CPU time of this process, one thread, the least of repeated runs; ours and theirs take turns.",
@@ -40,8 +42,6 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
     notes = (*_NOTES, *rounds.notes, *(() if peers else (_NO_PEER,)))
     report = Report("secagg", (*masks, *rounds.rows, *sent, *peers), notes)
     if plot is not None:
-        from umbel.sim.bench.plots import draw_secagg
-
         draw_secagg(plot, report)
     return report
 
@@ -116,3 +116,40 @@ def traffic(n: int) -> MessageBytes:
     sent.append(first.reveal(agreements))
     received += [inputs, agreements]
     return MessageBytes(sum(map(len, sent)), sum(map(len, received)))
+
+
+def draw_secagg(path: Path, report: Report) -> None:
+    figure = new_figure(13, 5.2, "Secure aggregation: what it costs")
+    times, sent = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    _times(times, [row for row in report.rows if row.unit in ("ms", "s")])
+    _sent(sent, [row for row in report.rows if row.against.startswith("float32")])
+    write_figure(figure, path)
+
+
+def _times(axes: Axes, rows: Sequence[BenchRow]) -> None:
+    for place, row in enumerate(rows):
+        scale = 1e3 if row.unit == "s" else 1.0
+        axes.barh(place - 0.2, row.ours * scale, 0.38, color=OURS)
+        axes.barh(place + 0.2, row.theirs * scale, 0.38, color=PEER if "Flower" in row.against else LIMIT)
+    axes.set_yticks(range(len(rows)), [_short(row.what) for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    for name, color in (("umbel", OURS), ("its cryptography alone", LIMIT), ("Flower's SecAgg+", PEER)):
+        axes.barh([0], [0], color=color, label=name)
+    dress_bench(axes, "CPU time, one thread", "ms")
+
+
+def _sent(axes: Axes, rows: Sequence[BenchRow]) -> None:
+    axes.axhline(4 * _M / 1e6, color=FAINT, lw=1.2, ls="--", label="float32")
+    widths = range(4, 24)
+    sizes = [update_bytes(_N, _M, bits) / 1e6 for bits in widths]
+    axes.plot(list(widths), sizes, color=LIMIT, lw=2, label="the masked values")
+    bits = [int(row.what.split(" bits")[0].split()[-1]) for row in rows]
+    axes.plot(bits, [row.ours for row in rows], "o", color=OURS, ms=6, label="all that a client sends")
+    axes.set_ylim(bottom=0)
+    dress_bench(axes, f"Sent by one of {_N} clients, {_M:,} values", "bits of a masked value", "MB")
+
+
+def _short(what: str) -> str:
+    head = what.split(":")[0]
+    return head if len(head) <= 56 else f"{head[:55]}…"

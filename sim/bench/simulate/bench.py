@@ -26,8 +26,10 @@ from umbel.sim.bench.simulate.peers import TRAINING, Best, Peers, find_peers, pe
 from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
 from umbel.sim.bench.simulate.timing import (
     PlainLoop,
+    do_nothing,
     plain_loop,
     require_same_training,
+    rounds_of,
     simulated,
     training_s,
     two_processes,
@@ -234,19 +236,9 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
 
 def _memory_row(workload: Workload) -> BenchRow:
     """The memory of a process that does nothing else, with the engine's worker threads."""
-    idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
+    idle, busy = in_child(do_nothing), in_child(rounds_of, workload.name)
     what = f"{workload.name}: peak memory"
     return BenchRow(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
-
-
-def _idle() -> None:
-    """Only import this module."""
-
-
-def _rounds_of(name: str) -> None:
-    workload = next(one for one in workloads() if one.name == name)
-    with closing(named_engine("auto", workload.recipe)) as engine:
-        simulated(workload, workload.population(), engine, 1)
 
 
 def _row(workload: Workload, how: str, ours: float, theirs: float, bound: float | None) -> BenchRow:

@@ -1,12 +1,14 @@
 """Cohorts of one to a thousand clients, stacked and one client after another, on the same device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from umbel.sim.bench.report import BenchRow
 from umbel.sim.bench.simulate.timing import training_s
@@ -15,6 +17,7 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.federation.local_work import steps_asked
+from umbel.sim.results.plot_style import GRID, INK, OURS, PEER, dress, new_figure, write_figure
 
 _NAMES = ("A", "B", "C")
 _SIZES, _QUICK = (1, 3, 10, 30, 100, 300, 1000), (1, 10, 100, 1000)
@@ -42,8 +45,6 @@ def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[BenchRow
     """A row for each cohort that was trained in both ways. `plot`: for the picture of all."""
     points = [point for name in _NAMES for point in _points(name, device, quick=quick)]
     if plot is not None:
-        from umbel.sim.bench.plots import draw_cohorts
-
         draw_cohorts([list(group) for _, group in groupby(points, lambda one: one.workload.name)], device, plot)
     return [_row(point, device) for point in points if len(point.seconds) == len(ENGINES)]
 
@@ -81,3 +82,41 @@ def _row(point: CohortPoint, device: str) -> BenchRow:
     what = f"{point.workload.name}: {point.n_clients} at once on {device}, stacked"
     stacked, apart = (1e3 * point.seconds[engine] for engine in ENGINES)
     return BenchRow(what, stacked, "one after another on it", apart, "ms", None)
+
+
+_ENGINE_LINES = dict(zip(ENGINES, ((OURS, "stacked"), (PEER, "one after another")), strict=True))
+
+
+def draw_cohorts(workloads: Sequence[Sequence[CohortPoint]], device: str, path: Path) -> None:
+    """`workloads`: the points of each."""
+    figure = new_figure(4.4 * len(workloads), 4.4, f'Microseconds for each step of a client, on "{device}"')
+    for axes, points in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
+        _cohorts_panel(axes, points)
+    write_figure(figure, path)
+
+
+def _cohorts_panel(axes: Axes, points: Sequence[CohortPoint]) -> None:
+    for engine, (color, words) in _ENGINE_LINES.items():
+        measured = [point for point in points if engine in point.seconds]
+        sizes, costs = [point.n_clients for point in measured], [point.step_us(engine) for point in measured]
+        axes.plot(sizes, costs, "o-", color=color, lw=2, ms=4, label=words)
+        last = sizes[-1], costs[-1]
+        label = _plain(costs[-1])
+        axes.annotate(label, last, (0, 7), textcoords="offset points", ha="center", fontsize=8.5, color=color)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(x=0.1, y=0.15)
+    axes.xaxis.set_major_locator(LogLocator(10))
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(_plain))
+        axis.set_minor_locator(NullLocator())
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
+    workload = points[0].workload
+    dress(axes, f"{workload.name}: {workload.model_words}", "clients at once", grid=False)
+    axes.grid(color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -8,6 +8,7 @@ as the simulator, in the order of `aggregation/sample_order.py`, and takes the m
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,9 +24,10 @@ from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.types import ClientId
 from umbel.client.training.batches import split_sizes
-from umbel.sim.bench.simulate.workloads import Workload
+from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, ShardedPopulation, client_name, client_number
+from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.model import LOSSES, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation, World
@@ -85,7 +87,7 @@ _AGREE = 1e-3  # of the distance that weights have moved; another order of one b
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class SimulatedRounds:
     """`seconds`: of a round. `cohorts`: of all rounds, the untimed first one included; `model`: the last."""
 
     seconds: float
@@ -95,14 +97,14 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class PlainLoop:
-    """`seconds`: of a round. `cohorts`: as in `Timed`; `weights`: after each round, as in `TightLoop`."""
+    """`seconds`: of a round. `cohorts`: as in `SimulatedRounds`; `weights`: after each round, as in `TightLoop`."""
 
     seconds: float
     cohorts: tuple[Indices, ...]
     weights: tuple[Tensor, ...]
 
 
-def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> Timed:
+def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> SimulatedRounds:
     """Time simulated rounds, without the first, which makes the workers and records the model."""
     state = ModelState.first(workload.recipe.make().state_dict())
     meter = Meter(workload.recipe.make(), LOSSES[workload.recipe.loss], accuracy=True)
@@ -114,7 +116,18 @@ def simulated(workload: Workload, population: ShardedPopulation, engine: Engine,
         names = [ClientId(client.client) for client in attempt.record.clients]
         cohorts.append(np.array([client_number(name) for name in names]))
         began = time.perf_counter()
-    return Timed(statistics.median(taken[1:] or taken), tuple(cohorts), run.model)
+    return SimulatedRounds(statistics.median(taken[1:] or taken), tuple(cohorts), run.model)
+
+
+def do_nothing() -> None:
+    """Only import this module."""
+
+
+def rounds_of(name: str) -> None:
+    """Simulate the rounds of the workload of this name; for a process of its own."""
+    workload = next(one for one in workloads() if one.name == name)
+    with closing(named_engine("auto", workload.recipe)) as engine:
+        simulated(workload, workload.population(), engine, 1)
 
 
 def training_s(
@@ -136,7 +149,7 @@ def training_s(
     return statistics.median(taken[1:] or taken)
 
 
-def plain_loop(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
+def plain_loop(workload: Workload, population: ShardedPopulation, ours: SimulatedRounds) -> PlainLoop:
     loop = TightLoop(workload.recipe.make(), workload.plan)
     taken, weights = list[float](), list[Tensor]()
     for number, cohort in enumerate(ours.cohorts, start=1):
@@ -154,7 +167,7 @@ def seeds_of(workload: Workload, cohort: Indices, number: int) -> list[int]:
     return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
 
 
-def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None:
+def _require_agreement(workload: Workload, loop: TightLoop, ours: SimulatedRounds) -> None:
     """Raise `AssertionError` unless both sides have the same weights."""
     model = workload.recipe.make()
     begun = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
@@ -186,7 +199,7 @@ def _require_close(apart: float | Tensor) -> None:
     assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the distance apart"
 
 
-def two_processes(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
+def two_processes(workload: Workload, population: ShardedPopulation, ours: SimulatedRounds) -> PlainLoop:
     """The plain loop in two forked processes, half of the clients each; always with the first cohort."""
     global _half
     loop = TightLoop(workload.recipe.make(), workload.plan)

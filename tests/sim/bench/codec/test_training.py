@@ -28,12 +28,12 @@ from umbel.sim.bench.codec.training import (
     Contender,
     Scored,
     Setting,
+    draw_codec_training,
     hold_codec_contest,
     measure_training,
     training_note,
     training_rows,
 )
-from umbel.sim.bench.plots import draw_codec_training
 from umbel.sim.bench.report import BenchRow
 from umbel.sim.commands import bench_app
 from umbel.sim.data.data_set import SampleSet, TrainAndTest

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from umbel.sim.bench.plots import draw_secagg
 from umbel.sim.bench.report import BenchRow, Report
-from umbel.sim.bench.secagg.bench import MessageBytes, formula_bytes, traffic, update_bytes
+from umbel.sim.bench.secagg.bench import MessageBytes, draw_secagg, formula_bytes, traffic, update_bytes
 from umbel.sim.bench.secagg.cohort import keystream, mask_rows
 from umbel.sim.bench.secagg.flower import flower_rows
 from umbel.sim.bench.secagg.round import N_GONE, N, round_rows, share_rows

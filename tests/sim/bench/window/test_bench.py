@@ -8,7 +8,6 @@ import pytest
 from matplotlib.image import imread
 
 from umbel.aggregation.run.tuning import CONFIDENCE, foresee
-from umbel.sim.bench.plots import draw_windows
 from umbel.sim.bench.window import (
     EVERY_S,
     FLEETS,
@@ -17,6 +16,7 @@ from umbel.sim.bench.window import (
     TARGET,
     best_static,
     committed,
+    draw_windows,
     goodput,
     hold_contest,
     limit,
