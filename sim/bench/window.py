@@ -37,8 +37,7 @@ from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import beginning
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Faults

@@ -38,8 +38,7 @@ from umbel.client.files import write_atomically
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
-from umbel.sim.federation.standing import Standing
-from umbel.sim.federation.versions import FileDigest, Memory, ModelState
+from umbel.sim.federation.standing import FileDigest, Memory, ModelState, Standing
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
 _VERSION = 4

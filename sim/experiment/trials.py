@@ -16,8 +16,7 @@ from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import beginning
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState, beginning
 
 _NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage
 

@@ -23,7 +23,7 @@ from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.models import ModelSection, build
 

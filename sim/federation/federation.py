@@ -40,11 +40,18 @@ from umbel.sim.data.population import CohortData, Population, client_name, clien
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
-from umbel.sim.federation.secure_window import SecurePlayed, SecureWindow, seed_of, without_enough_work
-from umbel.sim.federation.standing import SimulationError, Standing, require_possible
+from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, Uplink, probe_of
-from umbel.sim.federation.versions import Memory, ModelState, SummedModel
-from umbel.sim.federation.window import Cohort, DeviceTime, Played, Window
+from umbel.sim.federation.window import (
+    Cohort,
+    DeviceTime,
+    Played,
+    SecurePlayed,
+    SecureWindow,
+    Window,
+    seed_of,
+    without_enough_work,
+)
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Devices

@@ -34,7 +34,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
-from umbel.sim.federation.versions import Memory
+from umbel.sim.federation.standing import Memory
 from umbel.sim.secure.exchange import seeded_bytes
 
 _BLOCK_VALUES = 1 << 18  # values that fit the cache with their integers

@@ -7,7 +7,7 @@ import numpy as np
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.fleet.draws import Trait, log_normal
-from umbel.sim.fleet.dropouts import Dropouts
+from umbel.sim.fleet.fates import Dropouts
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.files import Phone, named_by, read_phones, read_presence, recorded_trace
 from umbel.sim.fleet.fleet import Fleet, Network, Speed, Stragglers

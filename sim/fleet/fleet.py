@@ -15,11 +15,12 @@ from umbel.aggregation.round.pace import MARGIN
 from umbel.aggregation.run.report_times import Floats
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait, shuffled, uniforms, words
-from umbel.sim.fleet.dropouts import Dropouts, Losses
 from umbel.sim.fleet.fates import (
     CohortAsk,
+    Dropouts,
     Fates,
     LineRates,
+    Losses,
     disturbed,
     training_room_s,
     undisturbed,

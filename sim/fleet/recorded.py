@@ -29,7 +29,7 @@ from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait
-from umbel.sim.fleet.dropouts import Dropouts
+from umbel.sim.fleet.fates import Dropouts
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fleet import Fleet, Network, Speed
 from umbel.sim.fleet.presence import HOUR_S, Always, Flags, Hours, Presence, Zones

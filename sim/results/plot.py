@@ -17,11 +17,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from umbel.aggregation.run.trace import Trace
-from umbel.sim.experiment.sweep import point_label
+from umbel.sim.experiment.file import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
-from umbel.sim.recorded.against_trace import AGAIN, RECORDED, AgainstTrace
-from umbel.sim.recorded.courses import went_in
+from umbel.sim.recorded.against_trace import AGAIN, RECORDED, AgainstTrace, went_in
 from umbel.sim.results.findings import Findings
 from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
 from umbel.sim.results.shown import unit_of

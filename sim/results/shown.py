@@ -12,9 +12,8 @@ from umbel.aggregation.plans.round import Task
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import Estimate, TrialResult, Watcher
 from umbel.sim.federation.rows import Row
-from umbel.sim.recorded.against_trace import AgainstTrace
+from umbel.sim.recorded.against_trace import AgainstTrace, Course
 from umbel.sim.recorded.asked_again import FigureError
-from umbel.sim.recorded.courses import Course
 from umbel.sim.results.findings import Findings, Point
 
 

@@ -1,23 +1,228 @@
 """One attempt at a secure round in virtual time, from its opening until its sum can be unmasked or it is abandoned."""
 
+import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.round.states import Abandoned, Closing, Training
+from umbel.aggregation.reports import MaskedInput
+from umbel.aggregation.round.machine import advance, hears, next_deadline, takes
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Announce,
+    Closing,
+    Command,
+    Declined,
+    Event,
+    Release,
+    Reported,
+    Revealed,
+    Spoke,
+    Tick,
+    Training,
+)
 from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.coordinator import SecureCoordinator
+from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.masked_input import MaskedReader, unmasked
+from umbel.aggregation.secagg.messages import AdvertiseKeys, ShareKeys
+from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.sim.secure.coordinator import MaskedSum, SimulatedCoordinator, context_of
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
+from umbel.aggregation.update.grid import IntegerSum
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, SecureMessage, VirtualTime, Voice
 from umbel.sim.secure.voices import CountingCoordinator
+
+_SHA256 = "ab" * 32  # of model and configuration, which never differ here
+_WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())
+
+
+def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -> Context:
+    """The context of an attempt. `keys`: identity keys (base64) of the cohort."""
+    plan, exchange = opened.plan, opened.exchange
+    assert exchange is not None, "it is a secure one"
+    return Context(
+        run=plan.run,
+        round=plan.number,
+        attempt=plan.attempt,
+        attempt_id=exchange.attempt_id,
+        model_sha256=_SHA256,
+        layout_digest=layout.digest,
+        config_sha256=_SHA256,
+        members_sha256="",
+        cohort=tuple((name, keys[name]) for name in sorted(opened.cohort)),
+        minimum=plan.minimum,
+        opening_commitment=hashlib.sha256(bytes.fromhex(exchange.opening)).hexdigest(),
+        window_s=plan.window_s,
+    )
+
+
+class MaskedSum:
+    """The sum of the masked updates of one attempt."""
+
+    def __init__(self, composition: Composition) -> None:
+        self._composition, self._reader = composition, MaskedReader(composition)
+        self._total: IntegerSum = self._reader.new_sum()
+
+    def take(self, party: SecureCoordinator, index: int, update: bytes, signature: bytes) -> None:
+        """Add a client's update, if the client has signed it."""
+        party.check_input(index, hashlib.sha256(update).digest(), signature)
+        self._reader.fold(self._total, update)
+
+    def unmasked(self, party: SecureCoordinator) -> tuple[Tensor, Tensor]:
+        """The sums of the levels and of the words, without masks."""
+        return unmasked(self._total, self._composition, party.open())
+
+
+class SimulatedCoordinator:
+    """Drives one attempt from its opening until its sum can be unmasked, or it is abandoned.
+
+    `party`: its side of the protocol. `total`: takes the masked updates; None if clients send blank messages. `tell`
+    sends a client what it needs in a phase, `release` stops it. Raises `SecAggError` for a wrong message, since the
+    simulated clients are honest.
+    """
+
+    def __init__(
+        self,
+        stage: VirtualTime,
+        opened: Training,
+        party: SecureCoordinator,
+        total: MaskedSum | None,
+        tell: Callable[[ClientId, Phase, bytes], None],
+        release: Callable[[ClientId], None],
+    ) -> None:
+        self.state: Training | Closing | Abandoned = opened
+        self.is_unmasked = False
+        self._stage, self._party, self._total = stage, party, total
+        self._tell, self._release = tell, release
+        self._adverts = dict[int, AdvertiseKeys]()
+        self._dealt = dict[int, ShareKeys]()
+        self._revealed = list[ClientId]()
+        self._deadline: float | None = None
+        self._await_deadline()
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_unmasked or isinstance(self.state, Abandoned)
+
+    def hear(self, message: SecureMessage) -> None:
+        """Take a message, if its phase is open."""
+        with self._stage.counting(f"coordinator: {message.phase}"):
+            match message.phase:
+                case Phase.MASKED_INPUT:
+                    self._hear_input(message)
+                case Phase.UNMASKING:
+                    self._hear_shares(message)
+                case _:
+                    self._hear_word(message)
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _hear_word(self, message: SecureMessage) -> None:
+        is_hash = message.phase is Phase.SHARE_KEYS
+        word = hashlib.sha256(message.body).hexdigest() if is_hash else base64.b64encode(message.body).decode()
+        event = Spoke(self._stage.now, message.client, message.phase, word)
+        if not hears(self.state, event):
+            return
+        index = self._party.context.index_of(message.client)
+        match message.phase:
+            case Phase.ADVERTISE_KEYS:
+                self._adverts[index] = self._party.check_keys(index, message.body)
+            case Phase.SHARE_KEYS:
+                self._dealt[index] = self._party.check_shares(index, message.body)
+            case _:
+                self._party.check_agreement(index, message.body)
+        self._step(event)
+
+    # --- vectors and shares -------------------------------------------------------------------------------------------
+
+    def _hear_input(self, message: SecureMessage) -> None:
+        if message.declined:
+            self._step(Declined(self._stage.now, message.client, message.declined))
+            return
+        event = Reported(self._stage.now, message.client, _WORK)
+        if self._total is not None and takes(self.state, event):
+            index = self._party.context.index_of(message.client)
+            self._total.take(self._party, index, message.body, message.signature)
+        self._step(event)
+
+    def _hear_shares(self, message: SecureMessage) -> None:
+        if not isinstance(self.state, Closing) or self._exchange.phase is not Phase.UNMASKING:
+            return
+        self._revealed.append(message.client)
+        self._party.take_shares(self._party.context.index_of(message.client), message.body)
+        self.is_unmasked = self._party.is_enough
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def _step(self, event: Event) -> None:
+        state, commands = advance(self.state, event)
+        assert isinstance(state, Training | Closing | Abandoned), "the sum is used elsewhere"
+        self.state = state
+        for command in commands:
+            self._carry_out(command)
+        self._await_deadline()
+
+    def _await_deadline(self) -> None:
+        deadline = next_deadline(self.state, self._stage.now)
+        if deadline is not None and deadline != self._deadline:
+            self._stage.plan(deadline, self._tick)
+        self._deadline = deadline
+
+    def _tick(self) -> None:
+        if self._deadline is not None and self._stage.now >= self._deadline:
+            with self._stage.counting("coordinator: deadlines"):
+                self._step(Tick(self._stage.now, Revealed(tuple(sorted(self._revealed)))))
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Announce(clients):
+                self._announce(clients)
+            case Release(clients):
+                for client in clients:
+                    self._release(client)
+            case _:
+                pass
+
+    def _announce(self, clients: Iterable[ClientId]) -> None:
+        """Begin a phase: send every client in it what it needs."""
+        if isinstance(self.state, Abandoned):
+            return
+        party, phase = self._party, self._exchange.phase
+        indices = sorted(map(party.context.index_of, clients))
+        match phase:
+            case Phase.SHARE_KEYS:
+                party.close_roster(self._adverts[index] for index in indices)
+                body = party.roster()
+            case Phase.MASKED_INPUT:
+                party.close_shares(indices)
+                party.load_shares({index: self._dealt[index] for index in indices})
+                body = b""
+            case Phase.CONSISTENCY_CHECK:
+                party.close_inputs(indices)
+                body = party.inputs()
+            case _:
+                names = {index: party.context.names[index] for index in indices}
+                said = {index: self._exchange.said(name, Phase.CONSISTENCY_CHECK) for index, name in names.items()}
+                body = party.agreements({index: base64.b64decode(word) for index, word in said.items()})
+        for index in indices:
+            own = party.inbox(index) if phase is Phase.MASKED_INPUT else body
+            self._tell(party.context.names[index], phase, own)
+
+    @property
+    def _exchange(self) -> Exchange:
+        assert isinstance(self.state, Training | Closing)
+        assert self.state.exchange is not None
+        return self.state.exchange
 
 
 @dataclass(frozen=True, slots=True)

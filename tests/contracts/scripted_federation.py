@@ -44,11 +44,9 @@ from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.uplink import contribution_secret
-from umbel.sim.federation.versions import ModelState
-from umbel.sim.fleet.dropouts import DeviceStage
-from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates
+from umbel.sim.fleet.fates import CohortAsk, DeviceStage, Fates, LineRates
 from umbel.sim.fleet.faults import Fault, Faults
 from umbel.sim.fleet.section import CorruptSection, MaliciousSection
 

@@ -22,8 +22,7 @@ from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
 from umbel.server.store import clocks
-from umbel.sim.federation.secure_window import SecureWindow
-from umbel.sim.federation.window import Cohort
+from umbel.sim.federation.window import Cohort, SecureWindow
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.section import FleetSection, NetworkSection, SpeedSection

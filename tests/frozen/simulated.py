@@ -26,11 +26,9 @@ from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import beginning
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.fleet.draws import Trait, words
-from umbel.sim.fleet.dropouts import Dropouts
-from umbel.sim.fleet.fates import CohortAsk, Fates
+from umbel.sim.fleet.fates import CohortAsk, Dropouts, Fates
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fleet import Fleet, Network, Speed, Stragglers
 from umbel.sim.fleet.presence import Always, Zones

@@ -32,8 +32,7 @@ from umbel.sim.engines.model import LOSSES, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
-from umbel.sim.federation.standing import beginning
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 

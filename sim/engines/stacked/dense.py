@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.model.layout import Layout
 from umbel.sim.data.data_set import SampleSet
-from umbel.sim.engines.stacked.elementwise import sigmoid, whole_vectors
-from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain
+from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain, sigmoid, whole_vectors
 from umbel.sim.engines.work import CohortWork
 
 _RUN_VALUES = 1 << 19  # of inputs and outputs: what is gathered for some steps stays in the caches
@@ -124,7 +123,7 @@ class _Training:
         inputs = self._samples.inputs.index_select(0, rows.view(-1)).view(n_steps, n_active, width, -1)
         targets = self._samples.targets.index_select(0, rows.view(-1)).view(n_steps, 1, n_places)
         shares = shares.view(n_steps, 1, n_places)
-        # Transposed and padded to whole vectors: see `elementwise.py`.
+        # Transposed and padded to whole vectors: see `lockstep.py`.
         n_columns = whole_vectors(n_places)
         in_mean = shares.new_zeros(n_steps, 1, n_columns)
         in_mean[:, :, :n_places] = shares

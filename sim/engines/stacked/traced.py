@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx import Graph, GraphModule, Node
 
-from umbel.sim.engines.stacked.elementwise import decompositions, log_softmax, log_softmax_backward
+from umbel.sim.engines.stacked.lockstep import decompositions, log_softmax, log_softmax_backward
 from umbel.sim.engines.work import EngineError
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,8 +1,8 @@
 """The engine "processes": divides clients among worker processes, one for each core of this machine or each GPU.
 
 The first cohort starts the workers. The start, the samples of all clients and the blocks of changes are shared memory
-(`channel.py`); a message tells a worker which clients train on which rows. A worker that dies is restarted and its
-clients are trained again, which gives the same bits. No worker outlives this process.
+(`worker_process.py`); a message tells a worker which clients train on which rows. A worker that dies is restarted and
+its clients are trained again, which gives the same bits. No worker outlives this process.
 
 A worker is a fresh interpreter and not a fork. It makes the model from its recipe and never imports the program's main
 module, so notebooks, and scripts without `if __name__ == "__main__"`, can use this engine.
@@ -31,8 +31,14 @@ from umbel.sim.engines.device import chunks, devices_of, part_of, rows_of_block
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
-from umbel.sim.engines.workers.channel import Channel, SharedTensor, WorkerMessage
-from umbel.sim.engines.workers.worker_process import send_chunk, send_model, send_shared
+from umbel.sim.engines.workers.worker_process import (
+    Channel,
+    SharedTensor,
+    WorkerMessage,
+    send_chunk,
+    send_model,
+    send_shared,
+)
 
 _TRIES = 3  # of one chunk, and of one start
 log = logging.getLogger("umbel.sim")

@@ -19,9 +19,8 @@ from umbel.sim import simulate
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
-from umbel.sim.federation.standing import SimulationError, beginning
+from umbel.sim.federation.standing import Memory, SimulationError, beginning
 from umbel.sim.federation.uplink import PlainUplink
-from umbel.sim.federation.versions import Memory
 
 
 def test_rounds_are_committed_until_the_file_has_enough() -> None:

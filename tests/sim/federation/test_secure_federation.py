@@ -28,10 +28,9 @@ from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
 from umbel.sim.federation.federation import SimulatedAttempt
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.secure_window import without_enough_work
+from umbel.sim.federation.standing import Memory, ModelState
 from umbel.sim.federation.uplink import MaskedUplink, PlainUplink
-from umbel.sim.federation.versions import Memory, ModelState
-from umbel.sim.federation.window import Cohort
+from umbel.sim.federation.window import Cohort, without_enough_work
 from umbel.sim.simulation import simulate
 
 LOST_IN = ("download", "training", "upload", "advertise_keys", "share_keys", "consistency_check", "unmasking")

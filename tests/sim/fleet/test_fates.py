@@ -12,8 +12,17 @@ from tests.sim.fleet.sure import require_drawn, require_share
 from umbel.aggregation.secagg.turns import Phase
 from umbel.client.wire.timing import Bandwidth
 from umbel.sim.fleet.build import build_fleet
-from umbel.sim.fleet.dropouts import DeviceStage, Losses, RoundTimes
-from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates, disturbed, reserve_s, undisturbed
+from umbel.sim.fleet.fates import (
+    CohortAsk,
+    DeviceStage,
+    Fates,
+    LineRates,
+    Losses,
+    RoundTimes,
+    disturbed,
+    reserve_s,
+    undisturbed,
+)
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, HoursSection, NetworkSection, SpeedSection
 
 N = 20_000

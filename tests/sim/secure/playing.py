@@ -30,9 +30,8 @@ from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange, Phase
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
 from umbel.sim.bench.secagg.cohort import client_name, made_contribution
-from umbel.sim.secure.coordinator import MaskedSum
 from umbel.sim.secure.devices import DeviceFate, VirtualTime
-from umbel.sim.secure.exchange import ExchangeParties, exchange, seeded_bytes
+from umbel.sim.secure.exchange import ExchangeParties, MaskedSum, exchange, seeded_bytes
 from umbel.sim.secure.voices import RealVoice
 
 PHASES = tuple(Phase)

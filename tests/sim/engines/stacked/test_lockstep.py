@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from umbel.sim.engines.stacked.elementwise import log_softmax, log_softmax_backward
+from umbel.sim.engines.stacked.lockstep import log_softmax, log_softmax_backward
 
 CLASSES = [1, 2, 7, 10, 15, 16, 17, 62]
 

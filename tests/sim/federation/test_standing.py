@@ -12,7 +12,7 @@ from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, keep_model, next_model
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.standing import ModelState
 
 
 @pytest.mark.parametrize("change_step", [None, 0.5])

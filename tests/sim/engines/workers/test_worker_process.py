@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from umbel.sim.engines.workers.channel import SharedTensor, mapped
+from umbel.sim.engines.workers.worker_process import SharedTensor, mapped
 
 
 def test_what_one_writes_the_other_reads_and_the_descriptor_goes_with_the_tensor() -> None:
