@@ -8,14 +8,12 @@ from typing import ParamSpec, TypeVar
 
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.clock import Clock
-from umbel.server.devices.clients import Registry
-from umbel.server.devices.missing_clients import TurnedAwayStore
+from umbel.server.devices.clients import Registry, TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore
-from umbel.server.store.clocks import Uptime
 from umbel.server.store.keys import AuditKey
-from umbel.server.store.replicas import RelayStore, Replicas
+from umbel.server.store.replicas import RelayStore, Replicas, Uptime
 from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore

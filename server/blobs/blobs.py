@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 from umbel.aggregation.types import require_sha256
-from umbel.server.settings import Settings
 
 KEY_CHARS_MAX = 512
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # no "..", nothing hidden, short enough for any file system
@@ -84,24 +83,6 @@ class BlobStore(Protocol):
     def scratch(self) -> AbstractContextManager[Path]:
         """A path on a local disk for a new file, which is removed at the end of the block if it was not `put`."""
         ...
-
-
-def open_blobs(settings: Settings) -> BlobStore:
-    """The store that the settings name. It does nothing before `prepare`. Raises `BlobsUnavailable`."""
-    from umbel.server.blobs.local import LocalBlobs
-
-    if (directory := settings.blob_directory) is not None:
-        return LocalBlobs(directory)
-    try:
-        from umbel.server.blobs.files import Scratch
-        from umbel.server.blobs.model_cache import ModelCache
-        from umbel.server.blobs.s3 import Bucket, S3Blobs
-    except ModuleNotFoundError as error:
-        raise BlobsUnavailable(
-            f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[server,s3]'"
-        ) from error
-    cache = ModelCache(settings.data / "cache", settings.model_cache_bytes_max)
-    return S3Blobs(Bucket(settings), Scratch(settings.data / "making"), cache)
 
 
 def is_model_key(key: str) -> bool:

@@ -1,21 +1,31 @@
 """Requests that are held open, the bells that wake them, and the clients that wait for work.
 
-Nothing here polls: a request listens for a bell, and the code that changes something rings it.
+Nothing here polls: a request listens for a bell, and the code that changes something rings it. In a fleet of at most
+`FLEET_HELD_MAX` clients, each client waits on its connection and is answered as soon as a round opens. In a larger
+fleet only clients that come shortly before the next round wait. All others are told when to come back
+(`aggregation/round/pace.py`).
 """
 
 import asyncio
+import statistics
+from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from starlette.types import Receive
 
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.round.pace import Demand, come_back_s, opens_in_s
+from umbel.aggregation.round.states import RoundState
 from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.clock import Clock
 from umbel.server.store.waiters import WaiterStore, Waiting
 
-HELD_MAX = 4
+HELD_PER_CLIENT_MAX = 4
 HEARD_S = 600.0
 
 
@@ -161,7 +171,7 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """The requests that each client holds open, at most `HELD_MAX`.
+    """The requests that each client holds open, at most `HELD_PER_CLIENT_MAX`.
 
     When there are more, the oldest is answered: after a network failure, the oldest requests are the lost ones.
     """
@@ -174,7 +184,7 @@ class HeldRequests:
         """Register a request of this client for the length of the block."""
         line, held = HeldRequest(receive), self._held.setdefault(client, [])
         held.append(line)
-        if len(held) > HELD_MAX:
+        if len(held) > HELD_PER_CLIENT_MAX:
             held.pop(0).let_go()
         try:
             yield line
@@ -183,3 +193,60 @@ class HeldRequests:
                 held.remove(line)
             if not held and self._held.get(client) is held:
                 del self._held[client]
+
+
+FLEET_HELD_MAX = 1000  # idle connections cost almost nothing
+LOOK_S = 10.0
+_RECORDS = 9  # of the newest attempts that had a cohort
+
+
+class Pacing:
+    """A run's pace and population, estimated from its newest attempts and from who checked in.
+
+    `population`: distinct clients that checked in within a day.
+    """
+
+    def __init__(self, run: RunId, salt: bytes, waiters: WaiterStore, clock: Clock, check_ins_per_s_max: float) -> None:
+        self._run = run
+        self._salt = salt
+        self._waiters = waiters
+        self._clock = clock
+        self._check_ins_per_s_max = check_ins_per_s_max
+        self.population = 0
+        self._looked_at = float("-inf")
+        self._open_s: deque[float] = deque(maxlen=_RECORDS)
+        self._opened_at: deque[float] = deque(maxlen=_RECORDS)
+
+    def note(self, record: RoundRecord) -> None:
+        """Add an attempt that has ended."""
+        if record.selected:
+            self._open_s.append(record.open_s)
+            self._opened_at.append(record.opened_at)
+
+    async def look(self) -> None:
+        """Count the population, at most once in `LOOK_S`."""
+        if (now := self._clock.now()) - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self.population = await self._waiters.population(self._run, now)
+
+    def send_away_s(self, state: RoundState, plan: RoundPlan, client: ClientId, wait_s: float) -> float | None:
+        """In how many seconds this client should come back; None if it may wait on its connection."""
+        if self.population <= FLEET_HELD_MAX:
+            return None
+        now = self._clock.now()
+        typical_s = statistics.median(self._open_s) if self._open_s else None
+        due_s = opens_in_s(state, now, typical_s)
+        if due_s <= wait_s:
+            return None
+        demand = Demand(self.population, plan.n_wanted, due_s, self._every_s(plan), self._check_ins_per_s_max)
+        return come_back_s(demand, now, client, self._salt)
+
+    def come_back_s(self, state: RoundState, plan: RoundPlan, client: ClientId, least_s: float) -> float:
+        """The same for a client that waited and got no work: `least_s` in a small fleet."""
+        return self.send_away_s(state, plan, client, wait_s=-1.0) or least_s
+
+    def _every_s(self, plan: RoundPlan) -> float:
+        """Median time from one opening to the next; the window, before it is known."""
+        opened = list(self._opened_at)
+        steps = [later - earlier for earlier, later in pairwise(opened) if later > earlier]
+        return statistics.median(steps) if steps else plan.window_s

@@ -20,7 +20,7 @@ from umbel.aggregation.trust.signatures import Check, Claims, SignedHeaders, Tar
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.admission import Signed
 from umbel.server.devices.enrolments import Enrolling
-from umbel.server.http.connection_slots import mark_verified
+from umbel.server.http.limits import mark_verified
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.keys import AdminKey

@@ -19,7 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from umbel.server.http.connection_slots import SCOPE_KEY, ConnectionSlots, Priority
+from umbel.server.http.limits import SCOPE_KEY, ConnectionSlots, Priority
 from umbel.server.problems import problem_response
 
 HEAD_S = 10.0

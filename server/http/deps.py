@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.server.devices.waiting import HeldRequests
 from umbel.server.http.auth import VerifiedDevice, read_body, require_admin, verify_device
-from umbel.server.http.connection_slots import mark_verified
 from umbel.server.http.downloads import LocalCopies
+from umbel.server.http.limits import mark_verified
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.reception import Reception

@@ -36,7 +36,7 @@ from umbel.server.http.new_run import RUN_ORDER, read_new_run
 from umbel.server.http.routes_models import MODEL_RESPONSES, model_response
 from umbel.server.problems import Refused
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.view import PROGRESS_BELL, view_of
+from umbel.server.runs.memory import PROGRESS_BELL, view_of
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 TOKENS_MAX = 1000

@@ -13,8 +13,8 @@ from umbel.server import journal
 from umbel.server.http.deps import ADMIN, Operator, State, StateDep, body_of, parse_json, problems
 from umbel.server.http.routes_models import MODEL_RESPONSES, master_response
 from umbel.server.problems import Refused
+from umbel.server.runs.memory import view_of
 from umbel.server.runs.orders import Order, Pause, Resume, Rollback, Stop
-from umbel.server.runs.view import view_of
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 VERSIONS_MAX = 1000

@@ -22,13 +22,13 @@ from umbel.server.blobs.blobs import UnknownBlob
 from umbel.server.devices.fitness import stranger
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.runs.bundle_facts import run_created
+from umbel.server.runs.decision import DeclineInput, PastAttempt
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.inputs import DeclineInput, PastAttempt
-from umbel.server.runs.view import view_of
+from umbel.server.runs.memory import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.versions import BeingRemoved, creator_of
-from umbel.server.sums.model_removal import hold
+from umbel.server.sums.model_files import hold
 
 _log = logging.getLogger(__name__)
 FLUSH_S = 1.0

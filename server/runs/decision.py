@@ -1,33 +1,99 @@
-"""What one step decides about a run: it takes inputs one after another. Pure."""
+"""What one step decides about a run: it checks each input, and takes it or refuses it. Pure.
 
+An input is a client's message, an operator's order (`orders.py`), or an event that no request causes.
+"""
+
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.audit.bundle import SignedReport
+from umbel.aggregation.errors import ReportRefused, UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
     Abandoned,
     Answer,
+    Applied,
     Closing,
     Command,
     Committed,
+    Declined,
     Event,
     Gathered,
+    Outage,
     Recruiting,
+    Reported,
     RoundState,
+    Spoiled,
+    Spoke,
+    Tick,
     Training,
 )
 from umbel.aggregation.run import endings
-from umbel.aggregation.run.endings import Known
+from umbel.aggregation.run.endings import Known, Upshot
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
-from umbel.aggregation.secagg.turns import Phase
+from umbel.aggregation.secagg.messages import AdvertiseKeys
+from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.problems import Refused
-from umbel.server.runs.inputs import DeclineInput, Happening, Made, MessageInput, PastAttempt, ReportInput, RunInput
+from umbel.server.runs.bundle_facts import AttemptClients
 from umbel.server.runs.orders import Order, Rollback, Situation, obey
-from umbel.server.runs.reports import check_message, check_report, require_repeated
 from umbel.server.store.stored import Answered, Change, LiveRun, StoredRun, StoredUpload, Traffic
+
+
+class PastAttempt(Exception):
+    """The assignment belongs to an attempt that has ended. The answer to it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """A client's report, as an event and as the client signed it."""
+
+    event: Reported
+    assignment: AssignmentId
+    signed: SignedReport
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineInput:
+    """A client will not report, or will not sign the participant list."""
+
+    event: Declined
+    assignment: AssignmentId
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInput:
+    """A client's message in a secure round, as an event and as it was sent."""
+
+    event: Spoke
+    assignment: AssignmentId
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event that no request causes."""
+
+    event: Tick | Gathered | Outage | Spoiled | None = None  # None: only count an outage, if there was one
+    round_id: int | None = None  # the attempt that it is about; None: the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The result of a closed round, and the description of its clients."""
+
+    event: Applied
+    upshot: Upshot
+    clients: AttemptClients
+    round_id: int
+
+
+RunInput: TypeAlias = ReportInput | DeclineInput | MessageInput | Happening | Made | Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +274,87 @@ class _Deciding:
             return ()
         named = {one.event.client for one in inputs if isinstance(one, DeclineInput)}
         return tuple(sorted(named & self.state.missing.keys()))
+
+
+def check_report(state: RoundState, report: Reported, upload: StoredUpload | None) -> None:
+    """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update."""
+    assert isinstance(state, Training), "only an open round takes reports"
+    _check_task(state.plan.task, report.work)
+    is_secure = state.secure is not None
+    if isinstance(report.work, MaskedInput) is not is_secure:
+        raise ReportRefused(
+            "this is a secure round: report a masked update, without counts or metrics"
+            if is_secure
+            else "this is not a secure round: report counts and metrics in clear"
+        )
+    work, count_max = report.work, state.plan.sample_count_max
+    for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
+        if count > count_max:
+            raise ReportRefused(
+                f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
+                "report at most that, or raise it in the run file"
+            )
+    if isinstance(work, EvaluationDone):
+        return
+    if isinstance(work, WorkDone) and work.sample_count > (announced := state.cohort[report.client].sample_count):
+        raise ReportRefused(
+            f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
+            "drawn; check in with all samples that training may use"
+        )
+    if upload is None or not upload.is_complete:
+        raise Refused("upload-incomplete", "upload the whole update before reporting it")
+    if upload.sha256 != work.update_sha256:
+        raise ReportRefused("update_sha256 is not that of the uploaded update; report the update that was uploaded")
+
+
+def check_message(state: RoundState, message: Spoke) -> None:
+    """Raise `Refused` for a key that another client has advertised, which would stop the round for all clients."""
+    if message.turn is not Phase.ADVERTISE_KEYS:
+        return
+    exchange, advert = exchange_of(state), _advert(message.word)
+    assert exchange is not None, "only a secure round takes messages"
+    own = {advert.channel_key, advert.mask_key}
+    for other in exchange.who(Phase.ADVERTISE_KEYS):
+        theirs = _advert(exchange.said(other, Phase.ADVERTISE_KEYS))
+        if own & {theirs.channel_key, theirs.mask_key}:
+            raise Refused("malformed-request", "another client of this round has advertised one of these keys")
+
+
+def require_repeated(state: RoundState, message: Spoke) -> None:
+    """Raise `Refused` for a message that does not count, unless it repeats one that counted."""
+    exchange = exchange_of(state)
+    said = exchange.said(message.client, message.turn) if exchange else ""
+    if not said:
+        raise Refused(
+            "assignment-closed",
+            f"the round does not wait for this client's {message.turn.value} now; ask for the assignment's status",
+        )
+    if said != message.word:
+        raise Refused(
+            "changed-message",
+            f"this client's {message.turn.value} was already received with other content; a client may send one "
+            "message per phase",
+        )
+
+
+def exchange_of(state: RoundState) -> Exchange | None:
+    return state.exchange if isinstance(state, Training | Closing) else None
+
+
+def _advert(word: str) -> AdvertiseKeys:
+    return AdvertiseKeys.decode(base64.b64decode(word))
+
+
+def _check_task(task: Task, work: Work) -> None:
+    if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
+        raise ReportRefused(
+            "this assignment is a canary's: send the measurements in `probe`"
+            if task.tries_clients
+            else "only a canary's report may have `probe`; leave it out"
+        )
+    if isinstance(work, WorkDone | MaskedInput) != task.sends_updates:
+        raise ReportRefused(
+            "this assignment asks to train: send an update and its report, not an evaluation alone"
+            if task.sends_updates
+            else "this assignment asks to measure the model: send an evaluation, and no update"
+        )

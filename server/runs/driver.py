@@ -46,16 +46,12 @@ from umbel.aggregation.secagg.turns import RANDOM_BYTES, Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server import journal
 from umbel.server.devices.fitness import RunMembers
-from umbel.server.devices.pacing import Pacing
-from umbel.server.devices.waiting import Bells, WaitingRoom
+from umbel.server.devices.waiting import Bells, Pacing, WaitingRoom
 from umbel.server.runs.assignments import Assignments
-from umbel.server.runs.inputs import Happening, Made, RunInput
-from umbel.server.runs.mailbox import Answers, Mailbox
-from umbel.server.runs.memory import RunMemory
+from umbel.server.runs.decision import Happening, Made, RunInput, exchange_of
+from umbel.server.runs.memory import RunMemory, RunNow
 from umbel.server.runs.orders import Order
-from umbel.server.runs.reports import exchange_of
-from umbel.server.runs.step import Step, take_step
-from umbel.server.runs.view import RunNow
+from umbel.server.runs.step import Answers, Mailbox, Step, take_step
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
@@ -460,7 +456,7 @@ class RunDriver:
         live = self.live
         if isinstance(live.state, Training | Closing):
             await self._import_torch()
-            from umbel.server.sums.folding import SumDropped
+            from umbel.server.sums.share import SumDropped
 
             with suppress(SumDropped):  # another replica has ended the attempt; the next look shows it
                 await self._closer.share.take_up(live, live.state.accepted)

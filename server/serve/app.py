@@ -1,7 +1,12 @@
-"""The coordinator as an ASGI application: `create_app(settings, clock)`. Nothing happens at import time."""
+"""The coordinator as an ASGI application: `create_app(settings, clock)`. Nothing happens at import time.
+
+Beside its routes it cleans periodically: expired rows, and blobs that a crash left behind. Every replica does all of
+it.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -11,10 +16,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from umbel.server import journal, problems
-from umbel.server.blobs.blobs import open_blobs
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.clock import Clock, SystemClock
-from umbel.server.devices.clients import Registry
-from umbel.server.devices.missing_clients import TurnedAwayStore
+from umbel.server.devices.clients import Registry, TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.http import (
     routes_admin,
@@ -29,19 +33,18 @@ from umbel.server.http.deps import ANY, State
 from umbel.server.http.deps import problems as declared
 from umbel.server.http.limits import BodyLimits, Cap, cap_at, caps_of
 from umbel.server.http.routes_devices import Handler
-from umbel.server.serve.housekeeping import keep_house
 from umbel.server.services import DecisionThread, Services
 from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore
-from umbel.server.store.clocks import Uptime
 from umbel.server.store.database import Database
 from umbel.server.store.keys import AdminKey, AuditKey
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.store.replicas import RelayStore, Replicas
+from umbel.server.store.replicas import RelayStore, Replicas, Uptime
 from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
+from umbel.server.sums.model_files import sweep_models
 
 
 class CoordinatorAPI(FastAPI):
@@ -200,3 +203,46 @@ def _services(
 async def _health() -> Health:
     """Whether the coordinator is up."""
     return Health()
+
+
+_log = logging.getLogger(__name__)
+_NONCES_S = 60.0
+_REST_S = 3600.0
+
+
+async def keep_house(services: Services) -> None:
+    """Clean for ever, from the start on: a crash may have kept the updates of an ended round."""
+    await asyncio.gather(
+        _repeat("expired nonces", _NONCES_S, lambda: services.registry.forget_nonces(services.clock.now())),
+        _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
+        _repeat("models that no run refers to", _REST_S, lambda: sweep_models(services)),
+        _repeat("clients that are long gone", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
+        _repeat("refusals of long ago", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
+        _repeat("tokens of long ago", _REST_S, lambda: services.registry.enrolments.sweep(services.clock.now())),
+    )
+
+
+async def sweep_blobs(services: Services) -> None:
+    """Remove updates and partial sums of rounds that are over.
+
+    The keys are listed before the open rounds, so that blobs of a round that opens in between are not among them.
+    """
+    updates = await asyncio.to_thread(lambda: list(services.blobs.keys("updates")))
+    partials = await asyncio.to_thread(lambda: list(services.blobs.keys("partials")))
+    assignments, rounds = await services.rounds.open_names()
+    left = [key for key in updates if key.split("/")[1] not in assignments]
+    left += [key for key in partials if key.split("/")[1] not in rounds]
+    if left:
+        await asyncio.to_thread(services.blobs.delete, left)
+        _log.info("removed %d blobs of rounds that are over", len(left))
+
+
+async def _repeat(what: str, pause_s: float, sweep: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await sweep()
+        except DatabaseAway:
+            pass  # logged once, by the database
+        except Exception:
+            _log.exception("%s could not be swept; trying again in %.0f s", what, pause_s)
+        await asyncio.sleep(pause_s)

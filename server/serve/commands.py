@@ -54,10 +54,10 @@ def serve(
 
     from umbel.server.serve.process import CannotStart, run
     from umbel.server.settings import load_settings
-    from umbel.server.store.clocks import ClockApart
     from umbel.server.store.database import UnfitDatabase
     from umbel.server.store.deployment import UnfitDeployment
     from umbel.server.store.keys import UnfitAdminKey, UnfitAuditKey
+    from umbel.server.store.replicas import ClockApart
 
     try:
         settings = load_settings(config, {"data": data, "host": host, "port": port, "blobs": blobs})

@@ -24,19 +24,19 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.server import journal
-from umbel.server.blobs.blobs import open_blobs
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.blobs.files import private_directory, write_private
 from umbel.server.clock import SystemClock
 from umbel.server.http.connection import Connection
-from umbel.server.http.connection_slots import ConnectionSlots
 from umbel.server.http.deps import State
+from umbel.server.http.limits import ConnectionSlots
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
-from umbel.server.store.clocks import require_agreement
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, DeploymentPlaces
 from umbel.server.store.keys import AdminKey, AuditKey
 from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.replicas import require_agreement
 
 GRACE_S = 5
 _KEEP_ALIVE_S = 75

@@ -16,8 +16,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
+from umbel.server.store.batches import PRAGMAS, SqliteWriter, Write
 from umbel.server.store.outage import DatabaseOutage
-from umbel.server.store.small_writes import PRAGMAS, SqliteWriter, Write
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0

@@ -1,4 +1,4 @@
-"""Model files: checked when they are uploaded, and made from a round's sum.
+"""Model files: checked when they are uploaded, made from a round's sum, and removed when no run refers to them.
 
 Clients download the published file. The master copy is a second file if the model has half-precision tensors, which it
 holds as float32, or if clients download changes, because then the published model follows it in steps. Otherwise one
@@ -7,19 +7,27 @@ file is both. A commit works from file to file in pieces: beside the sum it need
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import mmap
+import os
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
+from types import TracebackType
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeWriter
 from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of
+from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of, tensor_offsets
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean, write_next
 from umbel.aggregation.model.state import master_dtype, pieces, torch_dtype
@@ -27,7 +35,8 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
 from umbel.server.blobs.files import file_sha256
-from umbel.server.sums.tensor_file import TensorFile, write_skeleton
+from umbel.server.services import Services
+from umbel.server.store.versions import BeingRemoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +174,80 @@ def _require_finite(path: Path, layout: Layout) -> None:
                 raise LayoutError(
                     f"tensor {piece.spec.name!r} holds a NaN or an infinity; export a model that has not diverged"
                 )
+
+
+class TensorFile:
+    """An open safetensors file. Use it in a `with` block."""
+
+    def __init__(self, path: Path, is_writable: bool = False) -> None:
+        self._file = os.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
+        n_bytes = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        self._offsets = tensor_offsets(os.pread(self._file, n_bytes, 8))
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def read(self, name: str, dtype: torch.dtype, first: int, n_values: int) -> Tensor:
+        """Values `first` to `first + n_values` of a tensor of `dtype`, as one dimension."""
+        buffer = bytearray(n_values * dtype.itemsize)
+        n_read = os.preadv(self._file, [buffer], self._offsets[name] + first * dtype.itemsize)
+        if n_read != len(buffer):
+            raise OSError(f"the model file is shorter than its header says at tensor {name!r}")
+        return torch.frombuffer(buffer, dtype=dtype)
+
+    def write(self, name: str, first: int, values: Tensor) -> None:
+        """Overwrite the values from `first` on with `values`: one dimension, in the tensor's dtype."""
+        data = values.contiguous().view(torch.uint8).numpy()
+        n_written = os.pwrite(self._file, data.data, self._offsets[name] + first * values.dtype.itemsize)
+        if n_written != data.nbytes:
+            raise OSError(f"the disk took {n_written} of {data.nbytes} bytes of tensor {name!r}")
+
+
+def write_skeleton(
+    path: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: dict[str, str]
+) -> None:
+    """Create a safetensors file of zeros, for `TensorFile.write` to fill."""
+
+    save_file({name: _zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}, path, metadata)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory: private pages that are only read all map to one zero page of the kernel."""
+    n_bytes = torch.Size(shape).numel() * dtype.itemsize
+    if n_bytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).reshape(shape)
+
+
+_log = logging.getLogger(__name__)
+_SWEEP_JOB = "sweep.models"
+KEPT_S = 3600.0  # after a version's deletion, so that downloads of it can finish
+
+
+async def hold(services: Services, owner: str, sha256s: Collection[str]) -> None:
+    """Keep files that were just stored until `owner` refers to them in the database.
+
+    Raises `BeingRemoved` if one of them was just removed, or is being removed, because a deleted version had the same
+    content. The caller must then store them again.
+    """
+    await services.versions.claim(owner, sha256s)
+    for sha256 in sha256s:
+        if await asyncio.to_thread(services.blobs.size, model_key(sha256)) is None:
+            raise BeingRemoved(f"the model file {sha256[:12]}… was removed at this moment")
+
+
+async def sweep_models(services: Services, kept_s: float = KEPT_S) -> None:
+    """Remove the files of versions that were deleted `kept_s` ago. One replica at a time does it."""
+    if not await services.replicas.take(_SWEEP_JOB):
+        return
+    now = services.clock.now()
+    if removed := await services.versions.begin_removal(now - kept_s):
+        await asyncio.to_thread(services.blobs.delete, [model_key(sha256) for sha256 in removed])
+        await services.versions.end_removal(removed, now)
+        _log.info("removed %d model files of deleted versions", len(removed))

@@ -58,7 +58,7 @@ class Stragglers:
         return slowed
 
 
-ALL_WAIT_MAX = 1000  # a coordinator lets this many devices wait (`umbel.server.devices.pacing.HELD_MAX`)
+ALL_WAIT_MAX = 1000  # a coordinator lets this many devices wait (`umbel.server.devices.waiting.FLEET_HELD_MAX`)
 _BLOCK_MIN = 1024
 
 

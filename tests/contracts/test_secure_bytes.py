@@ -21,7 +21,7 @@ from umbel.aggregation.round.states import Training
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
-from umbel.server.store import clocks
+from umbel.server.store import replicas
 from umbel.sim.federation.window import Cohort, SecureWindow
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
@@ -122,7 +122,7 @@ def test_the_record_of_an_attempt_that_is_given_up_has_what_was_sent_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that never shares its keys is waited for in vain."""
-    monkeypatch.setattr(clocks, "OUTAGE_S", 3600.0)  # the clock is put on; nobody was away
+    monkeypatch.setattr(replicas, "OUTAGE_S", 3600.0)  # the clock is put on; nobody was away
 
     async def scenario() -> None:
         clock = LateClock()

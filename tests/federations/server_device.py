@@ -39,7 +39,7 @@ from umbel.server.clock import Clock, SystemClock
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 from umbel.server.store import database
-from umbel.server.store.clocks import SIGN_S
+from umbel.server.store.replicas import SIGN_S
 
 Json = dict[str, Any]
 

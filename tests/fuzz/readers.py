@@ -68,8 +68,7 @@ from umbel.server.http.downloads import parse_range
 from umbel.server.http.new_run import read_run_file
 from umbel.server.problems import Refused
 from umbel.server.store.stored import Chunk
-from umbel.server.sums.model_files import inspect_model
-from umbel.server.sums.tensor_file import TensorFile
+from umbel.server.sums.model_files import TensorFile, inspect_model
 from umbel.server.sums.updates import check_update, integers
 
 LAYOUT = Layout.of_state({"a": torch.zeros(3), "b": torch.zeros(2, 2), "n": torch.tensor(0)})

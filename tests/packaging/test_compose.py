@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.repository import ROOT
-from umbel.server.http.connection_slots import FILES_WANTED
+from umbel.server.http.limits import FILES_WANTED
 from umbel.server.settings import Settings
 
 _REPLACED = ("command", "entrypoint")

@@ -15,7 +15,7 @@ import pytest
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.client.cli.site import join
-from umbel.server.http.connection_slots import FILES_WANTED
+from umbel.server.http.limits import FILES_WANTED
 from umbel.server.serve.commands import serve
 from umbel.server.serve.process import GRACE_S
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.s3_server import S3Server, bucket_settings, s3_server
-from umbel.server.blobs.blobs import BlobStore, UnknownBlob, model_key, open_blobs
+from umbel.server.blobs.blobs import BlobStore, UnknownBlob, model_key
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.settings import Settings
 
 UPDATE = "updates/demo.1.1.ward-7/0-00ff"

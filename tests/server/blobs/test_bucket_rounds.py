@@ -18,10 +18,11 @@ from tests.servers.ports import own_port
 from tests.servers.s3_server import S3Server, Wire, bucket_fields, bucket_settings, s3_server
 from tests.servers.waits import LIMIT_S
 from umbel.server.blobs import s3
-from umbel.server.blobs.blobs import BlobStore, model_key, open_blobs
-from umbel.server.serve.housekeeping import sweep_blobs
+from umbel.server.blobs.blobs import BlobStore, model_key
+from umbel.server.blobs.choose import open_blobs
+from umbel.server.serve.app import sweep_blobs
 from umbel.server.settings import Settings
-from umbel.server.sums.model_removal import sweep_models
+from umbel.server.sums.model_files import sweep_models
 
 
 @pytest.fixture(scope="module")

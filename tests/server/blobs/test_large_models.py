@@ -21,7 +21,8 @@ from tests.servers.waits import wait_until
 from umbel.aggregation.model.artifact import metadata_of
 from umbel.aggregation.model.layout import Layout
 from umbel.client.state.model_files import apply_changes
-from umbel.server.blobs.blobs import model_key, open_blobs
+from umbel.server.blobs.blobs import model_key
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.blobs.files import file_sha256
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.settings import Settings

@@ -15,7 +15,8 @@ from pydantic import SecretStr, ValidationError
 from tests.servers.ports import own_port
 from tests.servers.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, s3_server
 from umbel.server.blobs import s3
-from umbel.server.blobs.blobs import BlobStore, BlobsUnavailable, UnknownBlob, model_key, open_blobs
+from umbel.server.blobs.blobs import BlobStore, BlobsUnavailable, UnknownBlob, model_key
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.settings import Settings
 
 MIB = 1 << 20

@@ -19,10 +19,10 @@ from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId
-from umbel.server.devices.waiting import HELD_MAX, HeldRequest, Waiter, WaitingRoom
+from umbel.server.devices.waiting import HELD_PER_CLIENT_MAX, HeldRequest, Waiter, WaitingRoom
 from umbel.server.runs.reception import Visit
+from umbel.server.store.batches import Write
 from umbel.server.store.database import Database
-from umbel.server.store.small_writes import Write
 from umbel.server.store.waiters import WaiterStore, Waiting
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -47,12 +47,14 @@ def test_a_stranger_who_repeats_a_clients_check_in_does_not_end_those_it_holds_o
             layout = await it.begin(run_file(target=2), small_state())
             [device] = await it.devices(1)
             body = body_of(device, layout, 20.0)
-            signed: list[Json] = [device.headers("POST", _URL, body) for _ in range(HELD_MAX)]
+            signed: list[Json] = [device.headers("POST", _URL, body) for _ in range(HELD_PER_CLIENT_MAX)]
             held = [asyncio.create_task(it.http.post(_URL, content=body, headers=one)) for one in signed]
             lines = it.state.lines._held
-            await until("as many held requests", lambda: len(lines.get(device.name, ())) == HELD_MAX)
+            await until("as many held requests", lambda: len(lines.get(device.name, ())) == HELD_PER_CLIENT_MAX)
             bells = (await it.driver()).bells
-            await until("a request that waits", lambda: len(bells._listening.get(device.name, ())) == HELD_MAX)
+            await until(
+                "a request that waits", lambda: len(bells._listening.get(device.name, ())) == HELD_PER_CLIENT_MAX
+            )
             for one in signed:
                 assert problem(await it.http.post(_URL, content=body, headers=one)) == "replayed-nonce"
             assert not any(request.done() for request in held)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.federations.server_device import House, house, run_file, small_state
 from umbel.aggregation.types import ClientId, RunId
-from umbel.server.devices.pacing import HELD_MAX
+from umbel.server.devices.waiting import FLEET_HELD_MAX
 from umbel.server.store.waiters import Waiting
 
 
@@ -39,4 +39,4 @@ def test_a_large_fleet_is_sent_away_at_once_and_spread(tmp_path: Path) -> None:
 
 
 def test_a_small_fleet_is_held_and_comes_back_at_once(tmp_path: Path) -> None:
-    assert asyncio.run(retry_after_s(tmp_path, HELD_MAX - 100, wait_s=0.05)) == [1.0] * 8
+    assert asyncio.run(retry_after_s(tmp_path, FLEET_HELD_MAX - 100, wait_s=0.05)) == [1.0] * 8

@@ -9,7 +9,7 @@ import torch
 from tests.federations.server_device import Device, House, Json, LateClock, house, run_file, small_state
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.types import ClientId
-from umbel.server.devices.missing_clients import NAMED_MAX, absent_from
+from umbel.server.devices.clients import NAMED_MAX, absent_from
 from umbel.server.store.waiters import FleetMember
 
 LAYOUT = Layout.of_state(small_state())

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from tests.federations.server_device import House, house, run_file, small_state
 from umbel.aggregation.types import ClientId, RunId
-from umbel.server.devices.missing_clients import KEPT_MAX, SHOWN_MAX
+from umbel.server.devices.clients import KEPT_MAX, SHOWN_MAX
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 

@@ -17,7 +17,7 @@ from tests.federations.server_device import Device, House, problem, run_file, sm
 from tests.servers.waits import LIMIT_S, until
 from umbel.server.http import connection
 from umbel.server.http.connection import Connection
-from umbel.server.http.connection_slots import Closable, ConnectionSlots
+from umbel.server.http.limits import Closable, ConnectionSlots
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from umbel.server.http.connection_slots import SCOPE_KEY, ConnectionSlots, Priority, mark_verified
+from umbel.server.http.limits import SCOPE_KEY, ConnectionSlots, Priority, mark_verified
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from umbel.aggregation.round.states import Reported, SecureSide, Training
 from umbel.aggregation.secagg.turns import Exchange
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.problems import Refused
-from umbel.server.runs.reports import check_report
+from umbel.server.runs.decision import check_report
 from umbel.server.store.stored import StoredUpload
 
 WARD, MOST, ANNOUNCED = ClientId("ward"), 100, 60

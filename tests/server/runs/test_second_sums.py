@@ -33,7 +33,7 @@ SUMMED = {"d0", "d1", "d2", "d3", "d4"}
 @pytest.fixture
 def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.clocks.OUTAGE_S", float("inf"))
+    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 @dataclass

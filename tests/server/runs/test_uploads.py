@@ -25,8 +25,8 @@ from tests.federations.server_device import (
 )
 from umbel.aggregation.update.wire import least_chunk_bytes
 from umbel.server.runs import uploads
+from umbel.server.runs.uploads import EACH_MAX
 from umbel.server.sums import updates
-from umbel.server.sums.intake import EACH_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 

@@ -9,7 +9,7 @@ import torch
 from tests.federations.server_device import Device, House, Json, UntimedClock, house, run_file, small_state, update_of
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.model.layout import Layout
-from umbel.server.runs.view import LOOK_S
+from umbel.server.runs.memory import LOOK_S
 
 LAYOUT = Layout.of_state(small_state())
 

@@ -27,7 +27,7 @@ REASONS = {
 @pytest.fixture
 def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.clocks.OUTAGE_S", float("inf"))
+    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 def test_seven_clients_need_five() -> None:

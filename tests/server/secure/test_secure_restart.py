@@ -15,8 +15,7 @@ from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.server.sums import share
-from umbel.server.sums.folding import Folding, HandedIn
-from umbel.server.sums.share import ReplicaShare
+from umbel.server.sums.share import Folding, HandedIn, ReplicaShare
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N = 4

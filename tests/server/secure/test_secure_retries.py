@@ -24,7 +24,7 @@ RUN = secure_run(target=N, minimum=3)
 @pytest.fixture
 def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.clocks.OUTAGE_S", float("inf"))
+    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 async def require_that_it_does_without(it: House, clock: LateClock, devices: Sequence[Device], out: set[str]) -> None:

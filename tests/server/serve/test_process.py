@@ -18,7 +18,7 @@ import pytest
 
 from tests.federations.server_device import House, problem, run_file, small_state
 from tests.servers.waits import LIMIT_S, until_told, wait_for_file, wait_until
-from umbel.server.http.connection_slots import FILES_WANTED
+from umbel.server.http.limits import FILES_WANTED
 from umbel.server.serve.process import CannotStart, run, usable_url
 from umbel.server.settings import Settings
 from umbel.server.store.keys import AdminKey

@@ -19,7 +19,7 @@ from tests.servers.ports import own_port
 from tests.servers.postgres import Cluster
 from tests.servers.s3_server import bucket_settings, s3_server
 from tests.servers.waits import LIMIT_S, wait_for_file
-from umbel.server.blobs.blobs import open_blobs
+from umbel.server.blobs.choose import open_blobs
 from umbel.server.settings import Settings
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, DeploymentPlaces, UnfitDeployment

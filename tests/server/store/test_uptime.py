@@ -14,8 +14,8 @@ from tests.servers.postgres import Cluster
 from umbel.aggregation.model.layout import Layout
 from umbel.server.clock import SystemClock
 from umbel.server.settings import Settings
-from umbel.server.store.clocks import OUTAGE_S, Uptime
 from umbel.server.store.database import Database
+from umbel.server.store.replicas import OUTAGE_S, Uptime
 
 WINDOW_S = 20.0
 AWAY_S = 100.0  # longer than the window; a signature may be 300 s old

@@ -24,9 +24,9 @@ from umbel.server.store.database import Database
 from umbel.server.store.stored import LiveRun
 from umbel.server.store.uploads import UpdateGone
 from umbel.server.sums.closing import Closer
-from umbel.server.sums.folding import Folding, SumDropped
 from umbel.server.sums.model_files import ModelFiles
 from umbel.server.sums.secure import SecureRounds
+from umbel.server.sums.share import Folding, SumDropped
 from umbel.server.sums.updates import RoundCodec
 
 pytestmark = pytest.mark.usefixtures("any_database")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from umbel.server.sums.tensor_file import TensorFile, write_skeleton
+from umbel.server.sums.model_files import TensorFile, write_skeleton
 
 VALUES = torch.arange(10, dtype=torch.float32)
 

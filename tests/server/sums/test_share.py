@@ -18,7 +18,7 @@ from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.store.stored import Chunk
-from umbel.server.sums.folding import Folding
+from umbel.server.sums.share import Folding
 
 LAYOUT = Layout.of_state(small_state())
 CODEC = codec_for(CodecPlan(), Grid.finest(max_abs=8.0, total_weight_max=10), LAYOUT)

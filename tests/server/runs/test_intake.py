@@ -15,9 +15,9 @@ from tests.servers.files_now import files_in
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout
 from umbel.server.problems import Refused
+from umbel.server.runs import uploads
+from umbel.server.runs.uploads import EACH_MAX, Intake
 from umbel.server.settings import Settings
-from umbel.server.sums import intake
-from umbel.server.sums.intake import EACH_MAX, Intake
 
 KIB = 1 << 10
 STATE = {"weight": torch.zeros(1000, 256)}
@@ -71,12 +71,12 @@ def test_a_newcomer_is_refused_while_all_room_is_taken_by_who_came_a_moment_ago(
 
 
 def test_who_has_had_its_time_goes_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
     assert events("abc", 40, 100) == ["a came", "b came", "c came", "a too-many-chunks"]
 
 
 def test_who_renews_its_chunks_has_no_more_time_than_who_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.2)
     log = events(50 * "a" + "b", 40, 100)
     assert "b came" in log
     assert "b too-many-chunks" not in log

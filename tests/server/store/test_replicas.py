@@ -18,9 +18,8 @@ from tests.server.serve.test_process import SERVE
 from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
 from umbel.server.clock import SystemClock
-from umbel.server.store.clocks import APART_MAX_S, ClockApart, ClockWatch, ahead_s, require_agreement
 from umbel.server.store.database import Database
-from umbel.server.store.replicas import Replicas
+from umbel.server.store.replicas import APART_MAX_S, ClockApart, ClockWatch, Replicas, ahead_s, require_agreement
 
 WRONG_CLOCK = "import time\nright = time.time\ntime.time = lambda: right() + {}\n"
 
@@ -100,7 +99,7 @@ def test_one_that_drifts_while_running_is_warned_of_once_and_again_when_it_recur
         await replicas.close()
         await database.close()
 
-    with caplog.at_level(logging.WARNING, "umbel.server.store.clocks"):
+    with caplog.at_level(logging.WARNING, "umbel.server.store.replicas"):
         asyncio.run(scenario())
     [record] = caplog.records
     assert "s ahead of the database's: windows close" in record.getMessage()
