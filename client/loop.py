@@ -18,12 +18,12 @@
    +---- forget the update
 ```
 
-`rounds/worker.py` does the work of one assignment; here is what happens between assignments, and after failures.
+`rounds/worker.py` does the work of one assignment.
 
-A killed client resumes at its next start. The coordinator gives it the same assignment again, and training resumes from
-its checkpoint. An update that is on disk with its report is sent. While the coordinator is away, the client keeps
-asking, and keeps an update that missed its window until the coordinator says that it is too late. Of a secure round
-nothing survives a kill, because its keys are only in memory; the client can take part in the next attempt.
+A killed client resumes at its next start: the coordinator gives it the same assignment again, training resumes from its
+checkpoint, and an update that is on disk with its report is sent. A client keeps an update that missed its window until
+the coordinator says that it is too late. Of a secure round nothing survives a kill, because its keys are only in
+memory.
 """
 
 import logging
@@ -70,9 +70,7 @@ from umbel.client.wire.offers import check_offer
 from umbel.client.wire.timing import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S, within
 from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
-# The shortest time between two check-ins. One that the coordinator holds open costs no more; one that it answers at
-# once must not become a flood.
-_IDLE_PAUSE_S = 0.05
+_IDLE_PAUSE_S = 0.05  # the shortest time between two check-ins, so that quick answers cause no flood of them
 _OUT_OF_TIME_PAUSE_S = 1.0
 log = logging.getLogger("umbel.client")
 
@@ -139,7 +137,7 @@ def run_client(
         identity = identify(store, name, token)
         coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
-        client_loop = ClientLoop(app, coordinator, store, ClientId(identity.name), site, shutdown)
+        client_loop = ClientLoop(RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown))
         try:
             with shutdown.interruptible():
                 ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
@@ -148,20 +146,14 @@ def run_client(
             return client_loop.end("interrupted", str(interruption))
 
 
-@dataclass
 class ClientLoop:
     """One enrolled client in one run. Only the main loop's thread may call it."""
 
-    app: Client
-    coordinator: CoordinatorClient
-    store: Store
-    client: ClientId
-    site: Site
-    shutdown: Shutdown
-
-    def __post_init__(self) -> None:
-        self._worker = RoundWorker(self.app, self.coordinator, self.store, self.client, self.site, self.shutdown)
-        self._layout, self._delivery, self._run = self._worker.layout, self._worker.delivery, self.site.run
+    def __init__(self, worker: RoundWorker) -> None:
+        self._worker = worker
+        self._coordinator, self._store, self._client = worker.coordinator, worker.store, worker.client
+        self._site, self._run, self._layout = worker.site, worker.site.run, worker.layout
+        self._delivery, self._shutdown = worker.delivery, worker.shutdown
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
         self._sent_sample_count = 0  # 0 until the run needs it
@@ -169,9 +161,9 @@ class ClientLoop:
 
     def take_part(self) -> RunEnd:
         """Work until the run is over. Raises `Interrupted` when asked to leave, `ClientError` if it cannot continue."""
-        self.store.failures.check(self._run)
+        self._store.failures.check(self._run)
         self._send_pending()
-        log.info("%s: asking for work in run %s", self.client, self._run)
+        log.info("%s: asking for work in run %s", self._client, self._run)
         while True:
             answer = self._check_in()
             if answer.run_status.is_over:
@@ -184,18 +176,18 @@ class ClientLoop:
 
     def end(self, status: str, reason: str) -> RunEnd:
         sent = self._delivery
-        return RunEnd(self.client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
+        return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
 
     def _check_in(self) -> CheckedIn:
-        with self.shutdown.interruptible():
-            answer = patiently(self._try_check_in, Patience(wait=self.shutdown.wait))
+        with self._shutdown.interruptible():
+            answer = patiently(self._try_check_in, Patience(wait=self._shutdown.wait))
         self._has_checked_in = True
         return answer
 
     def _try_check_in(self) -> CheckedIn:
         message = CheckIn(self._run, self._sent_sample_count, self._layout.digest)
         try:
-            return self.coordinator.check_in(message)
+            return self._coordinator.check_in(message)
         except CoordinatorRefused as error:
             if error.kind == "wrong-layout":
                 raise self._with_difference(message, error) from error
@@ -203,16 +195,16 @@ class ClientLoop:
                 raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
             if error.kind == "sample-count-needed" and not self._sent_sample_count:
                 self._sent_sample_count = self._sample_count_to_send()
-                return self.coordinator.check_in(replace(message, sample_count=self._sent_sample_count))
+                return self._coordinator.check_in(replace(message, sample_count=self._sent_sample_count))
             raise
 
     def _sample_count_to_send(self) -> int:
-        if not self.site.policy.tells_count:
+        if not self._site.policy.tells_count:
             raise WorkRefused(
                 "the run needs each client's sample count, and this site's policy forbids sending it: set "
                 "share_sample_count = true in the policy, or have the run aggregate securely, weighted by samples"
             )
-        return self.app.sample_count
+        return self._worker.app.sample_count
 
     def _with_difference(self, message: CheckIn, refusal: CoordinatorRefused) -> CoordinatorRefused:
         """Send the layout that the coordinator refuses; its second refusal, and its log, then name the difference."""
@@ -220,7 +212,7 @@ class ClientLoop:
         if len(text) > LAYOUT_CHARS_MAX:
             return refusal
         try:
-            self.coordinator.check_in(replace(message, layout=text, wait_s=0.0))
+            self._coordinator.check_in(replace(message, layout=text, wait_s=0.0))
         except CoordinatorRefused as detailed:
             return detailed if detailed.kind == refusal.kind else refusal
         return refusal
@@ -239,16 +231,16 @@ class ClientLoop:
 
     def _do_assignment(self, offer: Assignment) -> None:
         """Do an assignment, or decline it. Several failures in a row end the client."""
-        check_offer(offer, self._run, self.client, self._layout)
+        check_offer(offer, self._run, self._client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
             self._worker.do(offer, window_end)
             self._failures = self._declines = self._closings = 0
             if offer.is_secure:
-                self.store.failures.succeeded(self._run)
+                self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
-            self.store.forget_work()
+            self._store.forget_work()
             self._declines = 0
             self._closings += 1
             self._worker.pause_for(CLOSED_BACKOFF.bound_s(self._closings))
@@ -271,7 +263,7 @@ class ClientLoop:
         # In a secure round the coordinator waits for a signature for some time after the window.
         until = window_end + after_s(offer.window_s) if offer.is_secure else window_end
         patience = self._worker.patience(within(offer.window_s), until)
-        decline(self.coordinator, offer.id, error.public_reason, patience)
+        decline(self._coordinator, offer.id, error.public_reason, patience)
 
     def _next_away_s(self) -> float:
         """How long to stay away. It grows with each attempt that the client declines in a row."""
@@ -281,12 +273,12 @@ class ClientLoop:
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
-        self.store.forget_work()
+        self._store.forget_work()
         if offer.is_secure:
-            self.store.failures.count(self._run, error)
+            self._store.failures.count(self._run, error)
         self._decline(offer, window_end, error)
         self._failures += 1
-        advice = self.store.failures.advice(self._run)
+        advice = self._store.failures.advice(self._run)
         if advice:
             log.error("this client takes no further part in run %s: %s", self._run, advice)
         elif self._failures >= FAILURES_MAX:
@@ -305,7 +297,7 @@ class ClientLoop:
 
     def _send_pending(self) -> None:
         """Send a pending update if its round still wants it and the policy, which may have changed, allows it."""
-        pending = self.store.pending()
+        pending = self._store.pending()
         if pending is not None and not self._may_send(pending):
             return
         while pending is not None and not self._is_settled(pending):
@@ -314,18 +306,18 @@ class ClientLoop:
     def _may_send(self, pending: PendingReport) -> bool:
         """Whether the policy allows it. A pending update is of a plain round: no masked one outlives its process."""
         try:
-            self.site.check_plain(self._layout)
+            self._site.check_plain(self._layout)
         except WorkRefused as error:
             log.warning("dropped the unsent update for %s: %s", pending.assignment, error)
-            self.store.forget_work()
+            self._store.forget_work()
             return False
         return True
 
     def _is_settled(self, pending: PendingReport) -> bool:
         """Try to send it. False if it must be tried again."""
         try:
-            with self.shutdown.interruptible():
-                window_s = self._delivery.window_left_s(pending.assignment, Patience(wait=self.shutdown.wait))
+            with self._shutdown.interruptible():
+                window_s = self._delivery.window_left_s(pending.assignment, Patience(wait=self._shutdown.wait))
             patience = self._worker.patience(within(window_s), time.monotonic() + window_s)
             self._delivery.deliver(pending, window_s, patience, resume=True)
         except OutOfTime as error:
@@ -335,5 +327,5 @@ class ClientLoop:
             raise
         except (CoordinatorRefused, CoordinatorMisbehaved) as error:
             log.info("dropped the unsent update for %s: %s", pending.assignment, error)
-            self.store.forget_work()
+            self._store.forget_work()
         return True
