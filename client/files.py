@@ -9,10 +9,9 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,8 +27,8 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     aside.unlink(missing_ok=True)  # left by a crash, or by another user, who would stay its owner
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
-        write_all(file.fileno(), parts)
-        os.fsync(file.fileno())
+        file.writelines(parts)
+        flush(file)
     aside.replace(path)
     sync(path.parent)
 
@@ -57,12 +56,10 @@ class JsonFile(Generic[T]):
         write_atomically(self.path, self.adapter.dump_json(value))
 
 
-def write_all(fd: int, parts: Iterable[bytes | memoryview]) -> None:
-    """Write every byte of every part, without copying (a plain `write` may stop short at 2 GiB)."""
-    for part in parts:
-        rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+def flush(file: BinaryIO) -> None:
+    """Make what was written to an open file durable."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def file_sha256(path: Path) -> str:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from umbel.client.errors import StateError
-from umbel.client.files import require_own, sync, write_all, write_atomically
+from umbel.client.files import flush, require_own, sync, write_atomically
 
 PASSPHRASE_CHARS_MIN = 16  # PEM files are encrypted with 2048 rounds of PBKDF2, too few for a short passphrase
 _PEM_BYTES_MAX = 4096
@@ -69,8 +69,8 @@ def make_officer_key(path: Path, passphrase: str) -> Ed25519PrivateKey:
     except FileExistsError as error:
         raise StateError(f"{path} exists already, and may be a key in use; name another file") from error
     with os.fdopen(fd, "wb") as file:
-        write_all(file.fileno(), (pem,))
-        os.fsync(file.fileno())
+        file.write(pem)
+        flush(file)
     sync(path.parent)
     return key
 

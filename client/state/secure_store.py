@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError, WorkRefused
-from umbel.client.files import JsonFile, make_private, sync, write_all
+from umbel.client.files import JsonFile, flush, make_private, sync
 
 SUMS_BYTES_MAX = 1 << 28  # of all runs, so that a coordinator that invents names and sums cannot fill the disk
 SUMS_MAX = 100  # of one run: some 2 MB with cohorts of a thousand clients
@@ -123,14 +123,11 @@ class RevealedSums:
         place = cohorts.index(one.clients) if one.clients in cohorts else len(cohorts)
         lines.append(json.dumps(entry | {"clients": place}, separators=(",", ":")))
         make_private(self._path.parent)
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(fd, n_whole)
-            os.lseek(fd, n_whole, os.SEEK_SET)
-            write_all(fd, [b"".join(line.encode() + b"\n" for line in lines)])
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.seek(n_whole)
+            file.truncate()
+            file.writelines(line.encode() + b"\n" for line in lines)
+            flush(file)
         sync(self._path.parent)
 
     def _parsed(self) -> tuple[list[tuple[str, ...]], list[RevealedSum], int]:

@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.types import AssignmentId
-from umbel.client.files import JsonFile, file_sha256, make_private, sync, write_all
+from umbel.client.files import JsonFile, file_sha256, flush, make_private, sync
 from umbel.client.private_keys import load_or_make_key
 from umbel.client.state.checkpoint import DiskCheckpoint
 from umbel.client.state.failures import FailureStore
@@ -122,15 +122,11 @@ class Store:
         """Write an update durably, piece by piece; returns its SHA-256 and length in bytes."""
         self.forget_pending()
         digest, n_bytes = hashlib.sha256(), 0
-        fd = os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
+        with os.fdopen(os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for part in parts:
-                write_all(fd, (part,))
+                n_bytes += file.write(part)
                 digest.update(part)
-                n_bytes += memoryview(part).nbytes
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            flush(file)
         return digest.hexdigest(), n_bytes
 
     def save_report(self, pending: PendingReport) -> None:

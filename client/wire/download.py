@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import httpx
 
 from umbel.client.errors import CoordinatorMisbehaved, LinkFailed, Redirected
-from umbel.client.files import file_sha256, write_all
+from umbel.client.files import file_sha256
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.destinations import LinkRules, guarded
 from umbel.client.wire.http_deadline import bound, exchange_until, timing
@@ -232,21 +232,22 @@ def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, sour
 def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> None:
     """Append the body, or replace the file if the body is the whole file."""
     start = have if response.status_code == 206 else 0
-    with part.open("r+b" if start else "wb", buffering=0) as file:
+    with part.open("r+b" if start else "wb") as file:
         file.seek(start)
-        _copy(response, file.fileno(), size_bytes - start)
+        _copy(response, file, size_bytes - start)
     if _size(part) < size_bytes:
         raise CoordinatorMisbehaved(f"the downloaded model is shorter than {size_bytes} bytes")
 
 
-def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
+def _copy(response: httpx.Response, file: BinaryIO, bytes_max: int) -> None:
     """Write every piece as it comes, so that a cut loses nothing in memory."""
     n_copied = 0
     for piece in response.iter_raw():
         n_copied += len(piece)
         if n_copied > bytes_max:
             raise CoordinatorMisbehaved("the downloaded model is longer than announced")
-        write_all(fd, (piece,))
+        file.write(piece)
+        file.flush()
 
 
 def _size(path: Path) -> int:
