@@ -16,9 +16,48 @@ from torch.optim import Optimizer
 from umbel.client.app import Checkpoint
 from umbel.client.training.batches import EndlessBatches
 from umbel.client.training.devices import generators, set_generators
-from umbel.client.training.metrics import Means
 
 log = logging.getLogger("umbel.client")
+
+
+class Means:
+    """Running means of named batch means, each batch weighted by its number of samples.
+
+    They are summed on the device: one transfer at the end instead of one each step.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+
+    def add(self, batch_means: Mapping[str, Tensor], n_samples: int) -> None:
+        for name, mean in batch_means.items():
+            term = mean.detach().to(torch.float32) * n_samples
+            self._sums[name] = self._sums[name] + term if name in self._sums else term
+            self._counts[name] = self._counts.get(name, 0) + n_samples
+            self._first.setdefault(name, mean.detach())
+            self._last[name] = mean.detach()
+
+    def first(self, name: str) -> float | None:
+        """The mean over the first batch; None if there was none."""
+        return self._first[name].item() if name in self._first else None
+
+    def last(self, name: str) -> float | None:
+        """The mean over the last batch; None if there was none."""
+        return self._last[name].item() if name in self._last else None
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
+
+    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self._sums = {name: total.to(device) for name, total in state["sums"].items()}
+        self._counts = dict(state["counts"])
+        self._first = dict(state["first"])
+
+    def result(self) -> dict[str, float]:
+        return {name: total.item() / self._counts[name] for name, total in self._sums.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
 from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
-from umbel.client.training.metrics import Means, Metric, default_metrics
-from umbel.client.training.progress import TrainingProgress
+from umbel.client.training.progress import Means, TrainingProgress
 
 EVALUATION_BATCH_SIZE = 256
 Data = Dataset[Any] | DataLoader[Any]
 Loss = Callable[[Any, Any], Tensor]
+Metric = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], float], Optimizer]
 
 
@@ -143,7 +143,7 @@ class TorchClient(Client):
 
     def _measure(self, output: Any, target: Any) -> Mapping[str, Tensor]:
         if self._metrics is None:
-            return default_metrics(output, target)
+            return _default_metrics(output, target)
         return {name: metric(output, target) for name, metric in self._metrics.items()}
 
 
@@ -187,6 +187,15 @@ def _call(model: nn.Module, inputs: Any) -> Any:
             return model(*inputs)
         case _:
             return model(inputs)
+
+
+def _default_metrics(output: Any, target: Any) -> dict[str, Tensor]:
+    """Accuracy where targets are class indices and outputs hold one score a class (dimension 1), else nothing."""
+    if not (isinstance(output, Tensor) and isinstance(target, Tensor)) or target.is_floating_point():
+        return {}
+    if output.dim() < 2 or target.shape != output.shape[:1] + output.shape[2:]:
+        return {}
+    return {"accuracy": (output.argmax(dim=1) == target).to(torch.float32).mean()}
 
 
 def _batch_size(target: Any) -> int:
