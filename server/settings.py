@@ -17,36 +17,40 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="UMBEL_", extra="forbid", frozen=True)
 
-    data: Path = Field(default=Path("umbel-data"), description="directory of database, models and admin key")
+    data: Path = Field(default=Path("umbel-data"), description="directory for the database, models and the admin key")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8750, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     database_url: str | None = Field(
         default=None,
-        description="postgresql+asyncpg://..., which replicas may share; by default SQLite, in data",
+        description="postgresql+asyncpg://..., which replicas can share; by default SQLite in `data`",
         repr=False,  # it may hold a password
     )
-    admin_key_file: Path | None = Field(default=None, description="the admin key, which replicas share; else in data")
+    admin_key_file: Path | None = Field(default=None, description="file of the admin key; by default in `data`")
     audit_key_file: Path | None = Field(
-        default=None, description="the key that signs audit bundles, which replicas share; else in data"
+        default=None, description="file of the key that signs audit bundles; by default in `data`"
     )
-    json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
-    chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
+    json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="most bytes of a control message")
+    chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="most bytes of one chunk of an upload")
     incoming_bytes_max: int = Field(
-        default=4 * GIB, ge=KIB, description="what chunks on their way in may take of the disk, all together"
+        default=4 * GIB, ge=KIB, description="most bytes on disk of all chunks that are being received"
     )
-    model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
+    model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="most bytes of a model file")
 
     blobs: str | None = Field(
-        default=None, description="s3://bucket/prefix, or a directory, for models and updates; by default, in data"
+        default=None, description="s3://bucket/prefix, or a directory, for models and updates; by default in `data`"
     )
-    s3_endpoint: str | None = Field(default=None, description="URL of a store that is not Amazon's")
-    s3_public_endpoint: str | None = Field(default=None, description="the same store's URL as clients reach it")
-    s3_region: str | None = Field(default=None, description="the bucket's region; else AWS_REGION, else us-east-1")
-    s3_access_key_id: str | None = Field(default=None, description="else AWS_ACCESS_KEY_ID, or the machine's own role")
-    s3_secret_access_key: SecretStr | None = Field(default=None, description="else AWS_SECRET_ACCESS_KEY")
-    s3_allow_http: bool = Field(default=False, description="take endpoints that are not encrypted")
-    download_links: bool = Field(default=True, description="send clients to the bucket for models")
-    model_cache_bytes_max: int = Field(default=16 * GIB, ge=0, description="copies of a bucket's models on local disk")
+    s3_endpoint: str | None = Field(default=None, description="URL of an S3 store other than Amazon's")
+    s3_public_endpoint: str | None = Field(default=None, description="URL at which clients reach that store")
+    s3_region: str | None = Field(default=None, description="the bucket's region; by default AWS_REGION, or us-east-1")
+    s3_access_key_id: str | None = Field(
+        default=None, description="by default AWS_ACCESS_KEY_ID, or the machine's role"
+    )
+    s3_secret_access_key: SecretStr | None = Field(default=None, description="by default AWS_SECRET_ACCESS_KEY")
+    s3_allow_http: bool = Field(default=False, description="allow endpoints that are not encrypted")
+    download_links: bool = Field(default=True, description="let clients download models from the bucket directly")
+    model_cache_bytes_max: int = Field(
+        default=16 * GIB, ge=0, description="most bytes of the bucket's models that are copied to local disk"
+    )
 
     @field_validator("blobs")
     @classmethod
@@ -78,7 +82,7 @@ class Settings(BaseSettings):
     check_ins_per_s_max: float = Field(
         default=300.0,
         gt=0,
-        description="check-ins a second that the devices of a large fleet are spread to, for each run",
+        description="most check-ins a second of each run; devices of a large fleet are told when to come back",
     )
 
     @property

@@ -38,7 +38,9 @@ def private_directory(path: Path) -> None:
     try:
         path.chmod(0o700)
     except PermissionError:  # another user's volume; new files in it are private all the same
-        _log.warning("others can look into %s, and it is not ours to close; chmod 700 it", path)
+        _log.warning(
+            "other users can read %s, and this process does not own it; run chmod 700 on it as its owner", path
+        )
 
 
 def write_private(path: Path, text: str) -> None:

@@ -38,14 +38,14 @@ _NEEDED = "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket"
 T = TypeVar("T")
 _CAUSES = (
     ("169.254.", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"),
-    ("NoSuchBucket", "there is no such bucket; make it first, or correct the setting `blobs`"),
-    ("InvalidAccessKeyId", "the access key is unknown there; check AWS_ACCESS_KEY_ID and s3_endpoint"),
-    ("SignatureDoesNotMatch", "the secret key is not the access key's; check AWS_SECRET_ACCESS_KEY"),
+    ("NoSuchBucket", "there is no such bucket; create it, or correct the setting `blobs`"),
+    ("InvalidAccessKeyId", "the store does not know the access key; check AWS_ACCESS_KEY_ID and s3_endpoint"),
+    ("SignatureDoesNotMatch", "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY"),
     ("ExpiredToken", "the credentials have expired; renew them"),
     ("AccessDenied", f"access denied; check that the access key may {_NEEDED}"),
     ("403 Forbidden", f"access denied; check that the access key may {_NEEDED}"),
     ("301 Moved", "the bucket is in another region; set s3_region"),
-    ("sending request", "there is no answer; check s3_endpoint and the network"),
+    ("sending request", "the store does not answer; check s3_endpoint and the network"),
 )
 
 
@@ -67,8 +67,8 @@ class Bucket:
     def _store(self, settings: Settings, endpoint: str | None) -> S3Store:
         if endpoint and endpoint.startswith("http://") and not settings.s3_allow_http:
             raise BlobsUnavailable(
-                f"{endpoint} is not encrypted: others on the way can read models and updates; use https://, "
-                "or set s3_allow_http if this network is yours alone"
+                f"{endpoint} is not encrypted, so others on the network can read models and updates: use https://, "
+                "or set s3_allow_http if nobody else uses this network"
             )
         options = {
             "endpoint": endpoint,
@@ -165,10 +165,12 @@ class S3Blobs:
         with self.open(probe, 1, 3) as file:
             if file.read() != b"mbe":
                 raise BlobsUnavailable(
-                    f"bucket {self._bucket.name} does not serve ranges; umbel needs a store that does"
+                    f"bucket {self._bucket.name} cannot serve a part of a file; umbel needs a store that can"
                 )
         if probe not in self.keys("probes"):
-            raise BlobsUnavailable(f"bucket {self._bucket.name} does not list what was just stored in it")
+            raise BlobsUnavailable(
+                f"bucket {self._bucket.name} does not list a file that was just stored; umbel needs a store that does"
+            )
         self.delete([probe])
 
     def put(self, path: Path, key: str) -> None:
@@ -233,7 +235,7 @@ class S3Blobs:
                     digest.update(piece)
                     target.write(piece)
             if digest.hexdigest() != sha256:
-                raise BlobsUnavailable(f"{key} in bucket {self._bucket.name} is damaged: it hashes to something else")
+                raise BlobsUnavailable(f"{key} in bucket {self._bucket.name} is damaged: its SHA-256 is another")
             self._cache.add(path, sha256)
 
 
@@ -274,5 +276,7 @@ class _Ranges(RawIOBase):
             except PreconditionError as error:
                 raise BlobsUnavailable(f"{self._key} was replaced while it was read; read it again") from error
         if len(piece) != span[1] - span[0]:
-            raise BlobsUnavailable(f"bucket {self._bucket.name} served {len(piece)} bytes of {self._key} for {span}")
+            raise BlobsUnavailable(
+                f"bucket {self._bucket.name} sent {len(piece)} bytes of {self._key}, not bytes {span[0]} to {span[1]}"
+            )
         return piece

@@ -149,4 +149,4 @@ def _ordered(claims: Iterable[Claims]) -> Sequence[tuple[int, str, str]]:
 
 
 def replayed() -> ReplayedNonce:
-    return ReplayedNonce("this signed request was seen before; sign each attempt afresh")
+    return ReplayedNonce("this signed request was already received; sign each request afresh, with a new nonce")

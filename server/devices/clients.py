@@ -37,8 +37,8 @@ _LOOK_BACK_S = 600.0
 """Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
 TIER_LABEL = "tier"
 _NOT_SIGNED = (
-    "no client enrolled here as {!r} has signed this; if it is not enrolled (any more), enrol it with a token, "
-    "else see that nothing on the way changes method, path or query"
+    "the signature does not verify with the key of a client named {!r}: if no such client is enrolled here, enrol it "
+    "with a token; otherwise check that no proxy changes the method, path or query"
 )
 
 

@@ -94,7 +94,7 @@ class Enrolments:
         }
         async with self._db.writing("add_tokens") as tx:
             if binding.client is not None and await _clients(tx, [binding.client]):
-                detail = f"a client named {binding.client!r} has enrolled already, or was removed; take another name"
+                detail = f"the name {binding.client!r} belongs to a client, enrolled or removed; choose another name"
                 raise Refused("name-taken", detail)
             await tx.execute(insert(_TOKEN), [{"sha256": _hash(one), **token} for one in tokens])
         journal.tokens_made(len(tokens), ttl_s, binding.words)
@@ -142,17 +142,23 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
     if client is not None and client.public_key == one.enrolment.public_key_bytes:
         return client_removed() if client.revoked_at is not None else None
     if token is None:
-        return Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
+        return Refused(
+            "unknown-token", "this coordinator does not know this token; check it, or ask the operator for a new one"
+        )
     if token.used_by is not None:
-        return Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
+        return Refused(
+            "token-used", "another client has already used this token; ask the coordinator's operator for a new one"
+        )
     if token.expires_at <= one.now:
         return Refused("expired-token", "this token has expired; ask the coordinator's operator for a new one")
     if (why := _mismatch(one.enrolment, token)) is not None:
         return Refused("token-mismatch", why)
     if client is not None:
-        return Refused("name-taken", f"a client named {one.name!r} exists with another key; take another name")
+        return Refused(
+            "name-taken", f"a client named {one.name!r} is already enrolled with another key; choose another name"
+        )
     if token.client is None and (one.is_counted_on or one.name in facts.promised):
-        detail = f"the name {one.name!r} is kept; take another, or ask the operator for the token that was made for it"
+        detail = f"the name {one.name!r} is reserved; choose another, or ask the operator for a token that binds it"
         return Refused("name-taken", detail)
     if (other := facts.name_of.get(one.enrolment.public_key_bytes)) is not None:
         return Refused("key-taken", _key_is_of(other))
@@ -162,8 +168,8 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
 def _key_is_of(other: str) -> str:
     """For a client that has signed with the key: others must not learn which clients are enrolled."""
     return (
-        f"this key is enrolled already, as {other!r}, and a key is one client: go on under that name, or enrol with a "
-        "key of its own, as another state directory (--state) makes one, or have the operator remove that name first "
+        f"this key is already enrolled as {other!r}, and one key is one client: continue under that name, or use "
+        "another state directory (--state), which makes a new key, or have the operator remove that client first "
         f"(umbel client remove {other})"
     )
 
@@ -178,7 +184,7 @@ def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
         )
     for name, value in _binding(token).labels.items():
         if (said := enrolment.labels.get(name, value)) != value:
-            return f"this token says {name}={value}, the client {name}={said}; leave that label out, or correct it"
+            return f"this token binds the label {name}={value}, and the client says {name}={said}; leave the label out"
     return None
 
 

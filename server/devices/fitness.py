@@ -49,7 +49,7 @@ async def unfit(
     if (found := await stranger(registry, members, client)) is not None:
         return found
     if client in sites and not await _is_name_bound(registry, client):
-        detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
+        detail = "this run's coverage names this client, but its token binds no name; enrol with a token that does"
         return Unfit(Refused("unbound-name", detail))
     if message.layout_digest != layout.digest:  # last, because the difference reveals the run's model
         return await _wrong_layout(models, layout, message)
@@ -74,14 +74,14 @@ async def stranger(registry: Registry, members: MemberList | None, client: Clien
         return None
     if listed is None:
         detail = (
-            f"this run is for the members of {which}, and {client!r} is none: have an officer add its name and key "
-            "(umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
+            f"this run is for the members of {which}, and {client!r} is not one of them: have an officer add its name "
+            "and key (umbel fingerprint) to the list's next epoch, which needs a new run, or take part in another run"
         )
     else:
         detail = (
-            f"this run is for the members of {which}, where {client!r} has another key than the one that it is "
-            "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or "
-            "have an officer list this key in the next epoch, which takes a new run; or take part in another run"
+            f"this run is for the members of {which}, and {client!r} is enrolled with another key than the list has: "
+            "start it with the state directory whose key is on the list (umbel fingerprint shows the key), or have an "
+            "officer list this key in the next epoch, which needs a new run, or take part in another run"
         )
     return Unfit(Refused("not-a-member", detail))
 

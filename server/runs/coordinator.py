@@ -110,8 +110,8 @@ class Coordinator:
         assert driver is not None, "the run was just stored, and runs are never deleted"
         if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
             detail = (
-                f"a run named {file.name!r} exists with another file or model. A run cannot be changed: give this one "
-                "another name"
+                f"a run named {file.name!r} already exists, with another run file or first model. A run cannot be "
+                "changed: give this one another name"
             )
             raise Refused("run-exists", detail)
         if members is not None and await driver.members.give(members):
@@ -131,7 +131,9 @@ class Coordinator:
         services, owner = self.services, creator_of(RunId(file.name), model_sha256)
         model = await services.models.model(model_sha256)
         if model is None:
-            raise Refused("unknown-model", "this model is not stored; upload it first, to /v1/admin/models/{sha256}")
+            raise Refused(
+                "unknown-model", "the first model is not stored here; upload it first, to /v1/admin/models/{sha256}"
+            )
         layout = await self._layout(model.layout_digest)
         if file.privacy is not None:
             try:

@@ -283,28 +283,28 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
     is_secure = state.secure is not None
     if isinstance(report.work, MaskedInput) is not is_secure:
         raise ReportRefused(
-            "this is a secure round: report a masked update, without counts or metrics"
+            "this is a secure round, and the report is not masked: report a masked update, without counts or metrics"
             if is_secure
-            else "this is not a secure round: report counts and metrics in clear"
+            else "this is not a secure round, and the report is masked: report counts and metrics in clear"
         )
     work, count_max = report.work, state.plan.sample_count_max
     for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
         if count > count_max:
             raise ReportRefused(
-                f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
-                "report at most that, or raise it in the run file"
+                f"{name}: {count} samples are more than the run's sample_count_max of {count_max}; "
+                "report at most that, or raise it in the next run file"
             )
     if isinstance(work, EvaluationDone):
         return
     if isinstance(work, WorkDone) and work.sample_count > (announced := state.cohort[report.client].sample_count):
         raise ReportRefused(
-            f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
-            "drawn; check in with all samples that training may use"
+            f"sample_count {work.sample_count} is more than the {announced} that this client announced when it checked "
+            "in; check in with all samples that training may use"
         )
     if upload is None or not upload.is_complete:
-        raise Refused("upload-incomplete", "upload the whole update before reporting it")
+        raise Refused("upload-incomplete", "the update is not completely uploaded; upload the rest, then report it")
     if upload.sha256 != work.update_sha256:
-        raise ReportRefused("update_sha256 is not that of the uploaded update; report the update that was uploaded")
+        raise ReportRefused("update_sha256 is not the hash of the uploaded update; report the update that was uploaded")
 
 
 def check_message(state: RoundState, message: Spoke) -> None:
@@ -317,7 +317,10 @@ def check_message(state: RoundState, message: Spoke) -> None:
     for other in exchange.who(Phase.ADVERTISE_KEYS):
         theirs = _advert(exchange.said(other, Phase.ADVERTISE_KEYS))
         if own & {theirs.channel_key, theirs.mask_key}:
-            raise Refused("malformed-request", "another client of this round has advertised one of these keys")
+            raise Refused(
+                "malformed-request",
+                "another client of this round has already advertised one of these keys; make new keys",
+            )
 
 
 def require_repeated(state: RoundState, message: Spoke) -> None:
@@ -348,13 +351,13 @@ def _advert(word: str) -> AdvertiseKeys:
 def _check_task(task: Task, work: Work) -> None:
     if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
         raise ReportRefused(
-            "this assignment is a canary's: send the measurements in `probe`"
+            "this is a canary round: the report needs the measurements in `probe`"
             if task.tries_clients
-            else "only a canary's report may have `probe`; leave it out"
+            else "only a report of a canary round may have `probe`; leave it out"
         )
     if isinstance(work, WorkDone | MaskedInput) != task.sends_updates:
         raise ReportRefused(
-            "this assignment asks to train: send an update and its report, not an evaluation alone"
+            "this assignment asks to train: send an update and its report, not only an evaluation"
             if task.sends_updates
-            else "this assignment asks to measure the model: send an evaluation, and no update"
+            else "this assignment asks to measure the model: send an evaluation, not an update"
         )

@@ -89,7 +89,9 @@ class AssignmentPlace:
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
         if not training.plan.task.sends_updates:
-            raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
+            raise Refused(
+                "report-refused", "this assignment asks to measure the model: send an evaluation, not an update"
+            )
         return training
 
 
@@ -201,7 +203,7 @@ class Reception:
             return AssignmentPlace(driver, client, assignment)
         found = await self._services.rounds.assignment(assignment)
         if found is None or found.client != client:
-            raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
+            raise Refused("unknown-assignment", "this client has no assignment with this id; check in for a new one")
         driver = await self._coordinator.driver(RunId(assignment.partition(".")[0]))
         if found.round_id >= driver.live.round_id:
             await driver.catch_up()  # another replica has begun this attempt
@@ -285,7 +287,10 @@ class Reception:
 
 
 async def _refuse_uncounted() -> NoReturn:
-    raise Refused("sample-count-needed", "this run draws or weights clients by sample counts; send sample_count")
+    raise Refused(
+        "sample-count-needed",
+        "this run draws or weights clients by sample counts, and the check-in has none; send sample_count",
+    )
 
 
 Waits: TypeAlias = tuple[float, HeldRequest]
@@ -390,5 +395,5 @@ def _require_part(place: "AssignmentPlace") -> None:
 
 def _closed() -> Refused:
     return Refused(
-        "assignment-closed", "the round is over, or continues without this client; check in for the next one"
+        "assignment-closed", "the round is over, or it continues without this client; check in for the next one"
     )

@@ -53,7 +53,9 @@ class Arrival:
                 yield
         except TimeoutError as error:
             # The rest of the body stays unread, so the connection must close.
-            raise _too_many("a newer chunk replaced this one", {"Connection": "close"}) from error
+            raise _too_many(
+                "a newer chunk took this chunk's place; send this one again", {"Connection": "close"}
+            ) from error
         finally:
             self._timeout = None
 
@@ -95,11 +97,11 @@ class Intake:
         own = [one for one in self._here if one.owner == newcomer.owner]
         if len(own) >= EACH_MAX:
             newcomer.came_at = own[0].came_at  # it inherits that chunk's place, with its age
-            self._let_go(own, "this client's chunks before this one are still being checked")
+            self._let_go(own, "this client's earlier chunks are still being checked")
         patient_until = time.monotonic() - PATIENCE_S
         while self._n_bytes + newcomer.n_bytes > self._bytes_max:
             late = [one for one in self._here if one.came_at <= patient_until]
-            self._let_go(late, "the coordinator is receiving as many chunks as it can hold")
+            self._let_go(late, "the coordinator has no room for more chunks (incoming_bytes_max)")
 
     def _let_go(self, candidates: list[Arrival], why_not: str) -> None:
         """Drop the oldest of these that can be dropped."""
@@ -157,7 +159,9 @@ class Uploads:
             raise Refused("assignment-closed", detail)
         codec = place.driver.codec.of(place.driver.live)
         if length not in codec.update_bytes:
-            raise LyingLength(f"Upload-Length is {length}, but an update of this model has {length_in_words(codec)}")
+            raise LyingLength(
+                f"Upload-Length is {length}, but an update for this assignment has {length_in_words(codec)}"
+            )
         return await self._append(place, known, StoredUpload(length, 0, sha256, is_complete=False), incoming)
 
     async def append(self, client: ClientId, assignment: AssignmentId, incoming: Incoming) -> StoredUpload:
@@ -285,7 +289,9 @@ def _put_small(blobs: BlobStore, data: bytes, key: str) -> None:
 
 async def _repeat(known: StoredUpload, sha256: str, incoming: Incoming) -> StoredUpload:
     if known.sha256 != sha256:
-        raise Refused("upload-complete", "another update was completed for this assignment; report that one")
+        raise Refused(
+            "upload-complete", "another update was already uploaded completely for this assignment; report that one"
+        )
     async for _ in incoming.body:
         pass  # a repeated request, whose answer was lost, gets the same answer
     return known
@@ -295,13 +301,13 @@ async def _repeat_end(known: StoredUpload, incoming: Incoming) -> StoredUpload:
     """Answer a repeated empty last chunk of a complete upload. Raises `LyingLength` for more bytes."""
     async for piece in incoming.body:
         if piece:
-            raise LyingLength(f"the upload was declared to have {known.length} bytes, and more came")
+            raise LyingLength(f"Upload-Length is {known.length} bytes, but more bytes arrived")
     return known
 
 
 def _known(upload: StoredUpload | None) -> StoredUpload:
     if upload is None:
-        raise Refused("unknown-upload", "no upload was begun for this assignment; begin one with POST")
+        raise Refused("unknown-upload", "this assignment has no upload; begin one with POST")
     return upload
 
 
@@ -309,20 +315,26 @@ def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int)
     """Refuse a chunk of a wrong length before a byte of it is read."""
     left = upload.length - upload.offset
     if incoming.n_bytes > left:
-        raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
+        raise LyingLength(f"Upload-Length is {upload.length} bytes, but more bytes arrived")
     if incoming.is_last and incoming.n_bytes != left:
         end = upload.offset + incoming.n_bytes
-        raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
+        raise LyingLength(f"Upload-Length is {upload.length} bytes, but the last chunk ends after {end} bytes")
     # If the cap is below the rule's least length, a client that halves its chunks must still find one that passes.
     least = min(least_chunk_bytes(upload.length), chunk_bytes_max // 2)
     if 0 < incoming.n_bytes < min(least, left):
-        raise Refused("short-chunk", f"a chunk of this update has at least {least} bytes, unless it is the last")
+        raise Refused(
+            "short-chunk",
+            f"the chunk has {incoming.n_bytes} bytes; of this update, all chunks but the last need at least {least}",
+        )
 
 
 def _mismatch(upload: StoredUpload | None) -> Refused:
     if upload is None:
-        return Refused("unknown-upload", "this upload was dropped meanwhile; begin it with POST")
-    detail = f"the upload has {upload.offset} bytes so far; continue at this offset"
+        return Refused(
+            "unknown-upload",
+            "this upload was dropped, for a newer one or because its round ended; begin it again with POST",
+        )
+    detail = f"{upload.offset} bytes of the upload have arrived; continue at this offset"
     return Refused("mismatching-upload-offset", detail, {"Upload-Offset": str(upload.offset)})
 
 

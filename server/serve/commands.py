@@ -22,7 +22,8 @@ class LogLevel(StrEnum):
 
 def serve(
     data: Annotated[
-        Path | None, typer.Option(show_default="umbel-data", help="Directory for database, models and admin key.")
+        Path | None,
+        typer.Option(show_default="umbel-data", help="Directory for the database, models and the admin key."),
     ] = None,
     host: Annotated[str | None, typer.Option(show_default="127.0.0.1", help="Address to listen on.")] = None,
     port: Annotated[
@@ -37,16 +38,18 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     adopt: Annotated[
         bool,
-        typer.Option("--adopt", help="Take these blobs and this audit key for those of the database from now on."),
+        typer.Option("--adopt", help="From now on, these blobs and this audit key belong to the database."),
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="How much to log.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel, typer.Option(case_sensitive=False, help="The least level that is logged.")
+    ] = LogLevel.INFO,
 ) -> None:
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file.
 
     Settings that have no flag: database_url (PostgreSQL instead of SQLite), admin_key_file, audit_key_file,
     json_bytes_max, chunk_bytes_max, incoming_bytes_max, model_bytes_max, check_ins_per_s_max, download_links,
     model_cache_bytes_max, s3_endpoint, s3_public_endpoint, s3_region, s3_access_key_id, s3_secret_access_key,
-    s3_allow_http. What they are, and their defaults: docs/reference/settings.md.
+    s3_allow_http. docs/reference/settings.md explains them and has their defaults.
     """
     import tomllib
 
@@ -65,7 +68,7 @@ def serve(
     except ValidationError as error:
         raise typer.BadParameter(_what_is_wrong(error)) from error
     except tomllib.TOMLDecodeError as error:
-        raise typer.BadParameter(f"{config} is no TOML: {error}") from error
+        raise typer.BadParameter(f"{config} is not valid TOML: {error}") from error
     except (
         CannotStart,
         ClockApart,

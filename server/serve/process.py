@@ -77,7 +77,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise CannotStart(f"there is no address {host} ({error.strerror}); choose another --host") from error
+        raise CannotStart(f"cannot find the address {host} ({error.strerror}); choose another --host") from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the connections of an earlier process may linger
     try:
@@ -91,11 +91,11 @@ def _listener(host: str, port: int) -> socket.socket:
 def _no_port(host: str, port: int, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return f"port {port} of {host} is taken; stop what listens there, or choose another --port"
+            return f"port {port} of {host} is in use; stop the program that uses it, or choose another --port"
         case errno.EADDRNOTAVAIL:
             return f"this machine has no address {host}; choose another --host"
         case errno.EACCES:
-            return f"only root may listen on port {port}; choose a --port from 1024 on"
+            return f"only root may listen on port {port}; choose a --port of 1024 or more"
         case _:
             return f"cannot listen on port {port} of {host} ({error.strerror}); choose another --port or --host"
 
@@ -115,7 +115,7 @@ async def _require_database(settings: Settings) -> None:
     try:
         await require_agreement(database, SystemClock())
     except DatabaseAway as error:
-        raise CannotStart(f"no database at {database.place}: {error}; check database_url") from error
+        raise CannotStart(f"the database at {database.place} does not answer: {error}; check database_url") from error
     except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:  # the driver rejects its options
         raise CannotStart(_bad_url(error)) from error
     finally:
@@ -123,7 +123,8 @@ async def _require_database(settings: Settings) -> None:
 
 
 def _bad_url(error: Exception) -> str:
-    return f"database_url cannot be used: {str(error).splitlines()[0]}; it reads postgresql+asyncpg://USER@HOST:PORT/DATABASE"
+    why = str(error).splitlines()[0]
+    return f"database_url is wrong: {why}; write it as postgresql+asyncpg://USER@HOST:PORT/DATABASE"
 
 
 async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: AdminKey, adopt: bool) -> None:
@@ -216,5 +217,5 @@ def _locked(data: Path) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CannotStart(f"another coordinator works on {data}; stop it first, or take another --data") from error
+            raise CannotStart(f"another coordinator uses {data}; stop it first, or choose another --data") from error
         yield

@@ -63,17 +63,19 @@ class AuditKey:
             write_private_once(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAuditKey(
-                f"others may have read {path} (mode {mode:o}): whoever has it can sign audit bundles; "
-                "remove it for a new key, or chmod 600 it"
+                f"other users of this machine can read {path} (mode {mode:o}), and could sign audit bundles with it: "
+                f"if they may have read it, remove it, and the next start makes a new key; otherwise chmod 600 {path}"
             )
         try:
             seed = base64.b64decode(path.read_bytes().strip(), validate=True)
         except binascii.Error as error:
             raise UnfitAuditKey(
-                f"{path} holds no audit key: not base64; restore it, or remove it for a new one"
+                f"{path} contains no audit key: it is not base64; restore it, or remove it to get a new key"
             ) from error
         if len(seed) != 32:
-            raise UnfitAuditKey(f"{path} holds no audit key: {len(seed)} bytes, not 32; restore it, or remove it")
+            raise UnfitAuditKey(
+                f"{path} contains no audit key: it has {len(seed)} bytes, not 32; restore it, or remove it"
+            )
         return cls(seed)
 
     def seal(self, run: str, number: int, previous: str, facts: RunCreated | RoundEnded) -> Sealed:
@@ -90,7 +92,7 @@ class AuditKey:
             self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
         except InvalidSignature as error:
             raise ForgedRelayKey(
-                "the key to encrypt it for belongs to no replica; check who else writes to the database"
+                "the relay key in the database is not signed by a replica; check who else writes to the database"
             ) from error
 
 
@@ -111,13 +113,14 @@ class AdminKey:
             journal.admin_key_made(path)
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAdminKey(
-                f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"
+                f"other users of this machine can read {path} (mode {mode:o}): "
+                f"if they may have read it, remove it, and the next start makes a new key; otherwise chmod 600 {path}"
             )
         key = path.read_bytes().strip()
         if len(key) < _ADMIN_KEY_BYTES_MIN:
             raise UnfitAdminKey(
-                f"the key in {path} has {len(key)} characters, not {_ADMIN_KEY_BYTES_MIN} or more; "
-                "remove it for a new key"
+                f"the admin key in {path} has {len(key)} characters, and needs at least {_ADMIN_KEY_BYTES_MIN}; "
+                "remove the file, and the next start makes a new key"
             )
         return cls(hashlib.sha256(key).digest())
 

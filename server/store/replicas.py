@@ -250,7 +250,9 @@ async def require_agreement(database: Database, clock: Clock) -> None:
         theirs = (await tx.execute(select(database_now()))).scalar_one()
         after = clock.now()
     if abs(apart_s := ahead_s(before, theirs, after)) > APART_MAX_S:
-        raise ClockApart(f"{_words(apart_s)}, but at most {APART_MAX_S:g} s are allowed: set both by NTP, then start")
+        raise ClockApart(
+            f"{_words(apart_s)}, and at most {APART_MAX_S:g} s are allowed: set both clocks by NTP, then start again"
+        )
 
 
 @dataclass(slots=True)
@@ -262,7 +264,7 @@ class ClockWatch:
     def note(self, apart_s: float) -> None:
         is_apart = abs(apart_s) > APART_WARN_S
         if is_apart and not self._has_warned:
-            _log.warning("%s: windows close and signatures expire by the clock; set both by NTP", _words(apart_s))
+            _log.warning("%s: windows close and signatures expire by these clocks; set both by NTP", _words(apart_s))
         self._has_warned = is_apart
 
 

@@ -87,9 +87,9 @@ def inspect_model(path: Path) -> Layout:
             owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             layout = layout_of(file.metadata(), owned)
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise LayoutError(f"not a safetensors model: {error}") from error
+        raise LayoutError(f"the file is not a safetensors model: {error}") from error
     if not owned:
-        raise LayoutError("the model file holds no tensor")
+        raise LayoutError("the model file contains no tensor")
     _require_finite(path, layout)
     return layout
 
@@ -172,7 +172,7 @@ def _require_finite(path: Path, layout: Layout) -> None:
             values = piece.of(file, torch_dtype(piece.spec))
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 raise LayoutError(
-                    f"tensor {piece.spec.name!r} holds a NaN or an infinity; export a model that has not diverged"
+                    f"tensor {piece.spec.name!r} contains a NaN or an infinity; export a model that has not diverged"
                 )
 
 

@@ -87,6 +87,11 @@ class Relay:
             if not self._has_warned:
                 self._has_warned = True
                 run, number = self._session.context.run, self._session.context.round
-                _log.error("run %s, round %d: the clients' shares could not be handed over: %s", run, number, error)
+                _log.error(
+                    "run %s, round %d: could not hand over the clients' shares to another replica: %s",
+                    run,
+                    number,
+                    error,
+                )
             return False
         return True

@@ -75,7 +75,7 @@ class SecureRounds:
                     party.check_agreement(index, body)
                     return base64.b64encode(body).decode()
                 case _:
-                    raise Refused("malformed-request", f"{phase.value} has no message of this kind")
+                    raise Refused("malformed-request", f"clients send no message in {phase.value}")
         except OutOfTurn as error:
             raise Refused("assignment-closed", str(error)) from error
         except (SecAggError, ValueError) as error:
@@ -102,7 +102,9 @@ class SecureRounds:
         others signed the same sum. Raises `Refused` for bad shares, and names the client at fault if it is known.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
-            raise Refused("assignment-closed", "shares are not requested yet; ask for the assignment's status")
+            raise Refused(
+                "assignment-closed", "the coordinator has not asked for shares yet; ask for the assignment's status"
+            )
         attempt = await self._of(live)
         index = attempt.party.context.index_of(client)
         try:
@@ -122,7 +124,7 @@ class SecureRounds:
         """What a client needs for its turn in a phase; None before that phase."""
         exchange = _exchange_in(live.state)
         if phase is Phase.ADVERTISE_KEYS:
-            raise Refused("not-found", f"there is nothing to fetch for {phase.value}")
+            raise Refused("not-found", f"the phase {phase.value} has nothing to fetch")
         order = list(Phase)
         if order.index(exchange.phase) < order.index(phase):
             return None
@@ -254,10 +256,10 @@ def _open(state: RoundState) -> Training | Closing:
 
 def _exchange_in(state: RoundState) -> Exchange:
     if (exchange := _open(state).exchange) is None:
-        raise Refused("assignment-closed", "this is not a secure round")
+        raise Refused("assignment-closed", "this is not a secure round, so it takes no messages of secure aggregation")
     return exchange
 
 
 def _require_closed(state: RoundState) -> None:
     if not isinstance(_open(state), Closing):
-        raise Refused("assignment-closed", "the clients of the sum are not fixed yet")
+        raise Refused("assignment-closed", "it is not decided yet which clients are in the sum; ask again later")

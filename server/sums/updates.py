@@ -77,7 +77,9 @@ class RoundCodec:
 def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateReader, rank: int) -> None:
     """Check every value of an update and its hash, in one reading. Raises `Refused` or an `UpdateRefused`."""
     if sum(chunk.length for chunk in chunks) not in codec.update_bytes:
-        raise LyingLength(f"the model's update has {length_in_words(codec)}")
+        raise LyingLength(
+            f"the uploaded update has a wrong length; an update for this assignment has {length_in_words(codec)}"
+        )
     with Whole(blobs, chunks) as update:
         try:
             codec.largest_change(_header(update, codec), _pieces(update), rank)
@@ -124,7 +126,9 @@ class Whole(RawIOBase):
         while self.readinto(buffer):
             pass
         if self._sha.hexdigest() != sha256:
-            raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
+            raise Refused(
+                "wrong-digest", "the update's SHA-256 is not the one in Repr-Digest; upload the whole update again"
+            )
 
     def readable(self) -> bool:
         return True

@@ -115,7 +115,9 @@ def test_a_server_that_stays_away_is_given_up_in_a_sentence_and_nothing_half_is_
     blobs = opened(bucket_settings(server, tmp_path, s3_endpoint=wire.url))
     wire.go_down_after(12 * MIB)
     started = time.monotonic()
-    with pytest.raises(BlobsUnavailable, match=r"cannot write to bucket umbel-\w+: there is no answer; check s3_endp"):
+    with pytest.raises(
+        BlobsUnavailable, match=r"cannot write to bucket umbel-\w+: the store does not answer; check s3_endp"
+    ):
         put(blobs, "updates/a/0-0", bytes(30 * MIB))
     assert time.monotonic() - started < 20
     with pytest.raises(BlobsUnavailable, match="cannot read from bucket"):
@@ -133,7 +135,7 @@ def test_a_server_that_was_killed_serves_again_when_it_is_started_again(tmp_path
         blobs = opened(settings)
         put(blobs, "updates/a/0-0", b"x")
     with s3_server(port) as second:  # its memory is empty: the bucket is gone
-        with pytest.raises(BlobsUnavailable, match="no such bucket; make it first"):
+        with pytest.raises(BlobsUnavailable, match="no such bucket; create it"):
             put(blobs, "updates/a/0-0", b"x")
         blobs = opened(bucket_settings(second, tmp_path))
         put(blobs, "updates/a/0-0", b"x")
@@ -146,7 +148,7 @@ def test_wrong_credentials_and_buckets_are_told_at_the_start(
         monkeypatch.delenv(name, raising=False)
     good = bucket_settings(server, tmp_path)
     wrong = good.model_copy(update={"s3_access_key_id": "someone"})
-    with pytest.raises(BlobsUnavailable, match="the access key is unknown there"):
+    with pytest.raises(BlobsUnavailable, match="the store does not know the access key"):
         opened(wrong)
     absent = good.model_copy(update={"blobs": "s3://nobody-made-this"})
     with pytest.raises(BlobsUnavailable, match="cannot write to bucket nobody-made-this: there is no such bucket"):

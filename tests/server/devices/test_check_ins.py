@@ -84,7 +84,7 @@ def test_a_check_in_with_a_body_other_than_the_signed_one_may_be_sent_again(tmp_
 
 def test_a_check_in_that_is_not_admitted_leaves_the_waiting_room_as_it_was(tmp_path: Path) -> None:
     async def replay(_: Waiting | None) -> None:
-        raise ReplayedNonce("seen before")
+        raise ReplayedNonce("already received")
 
     async def scenario() -> None:
         async with house(tmp_path) as it:

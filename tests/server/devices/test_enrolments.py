@@ -57,7 +57,7 @@ def test_labels_are_the_tokens_and_beside_them_the_clients_own(tmp_path: Path) -
             [token] = await it.tokens(client="north", labels={"tier": "gold"})
             refusal = await Device(it.http, "north").enrol(token, {"tier": "silver"})
             assert problem(refusal) == "token-mismatch"
-            assert "tier=gold, the client tier=silver" in refusal.json()["detail"]
+            assert "tier=gold, and the client says tier=silver" in refusal.json()["detail"]
             assert (await Device(it.http, "north").enrol(token, {"side": "n"})).status_code == 200
             await enrolled(it, "south", says={"tier": "gold"})
             found = await views(it)

@@ -33,13 +33,13 @@ def test_the_first_start_makes_a_key_that_only_its_owner_reads(tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o601, 0o620])
 def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(UnfitAdminKey, match="others may have read"):
+    with pytest.raises(UnfitAdminKey, match="other users of this machine can read"):
         AdminKey.load(key_file(tmp_path, KEY, mode))
 
 
 def test_a_key_has_at_least_32_characters(tmp_path: Path) -> None:
     AdminKey.load(key_file(tmp_path, f"{KEY}\n"))
-    with pytest.raises(UnfitAdminKey, match="has 31 characters, not 32 or more"):
+    with pytest.raises(UnfitAdminKey, match="has 31 characters, and needs at least 32"):
         AdminKey.load(key_file(tmp_path, f"{KEY[1:]}\n"))
 
 

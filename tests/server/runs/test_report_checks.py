@@ -45,13 +45,15 @@ def test_what_was_asked_may_count() -> None:
 
 
 def test_no_more_samples_than_were_announced() -> None:
-    with pytest.raises(ReportRefused, match="sample_count 61 is over the 60 of this client's check-in"):
+    with pytest.raises(ReportRefused, match="sample_count 61 is more than the 60 that this client announced"):
         check(replace(DONE, sample_count=ANNOUNCED + 1))
 
 
 def test_no_more_samples_than_the_run_counts() -> None:
     check(replace(DONE, sample_count=MOST), announced=MOST + 1)
-    with pytest.raises(ReportRefused, match="sample_count: 101 samples are over the run's sample_count_max 100"):
+    with pytest.raises(
+        ReportRefused, match="sample_count: 101 samples are more than the run's sample_count_max of 100"
+    ):
         check(replace(DONE, sample_count=MOST + 1), announced=MOST + 1)
 
 
@@ -75,7 +77,7 @@ def test_no_report_without_its_whole_update(upload: StoredUpload | None) -> None
 
 def test_no_report_of_another_update_than_was_uploaded() -> None:
     for work, exchange in ((DONE, None), (MASKED, SECRET)):
-        with pytest.raises(ReportRefused, match="is not that of the uploaded update"):
+        with pytest.raises(ReportRefused, match="is not the hash of the uploaded update"):
             check(work, replace(UPLOAD, sha256="b" * 64), exchange=exchange)
 
 
@@ -89,8 +91,8 @@ def test_a_secure_round_takes_masked_updates_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("work", "task", "sentence"),
     [
-        (DONE, Task.CANARY, "send the measurements in `probe`"),
-        (replace(DONE, probe=Probe(9, 0.1)), Task.TRAINING, "only a canary's report may have `probe`"),
+        (DONE, Task.CANARY, "needs the measurements in `probe`"),
+        (replace(DONE, probe=Probe(9, 0.1)), Task.TRAINING, "only a report of a canary round may have `probe`"),
         (DONE, Task.EVALUATION, "this assignment asks to measure the model"),
         (EvaluationDone(9, {"loss": 1.0}), Task.TRAINING, "this assignment asks to train"),
         (EvaluationDone(9, {"loss": 1.0}), Task.CANARY, "this assignment asks to train"),

@@ -74,7 +74,7 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
         command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0"]
         second = subprocess.run(command, capture_output=True, text=True, check=False)
         assert second.returncode == 1
-        assert "another coordinator works on" in second.stderr
+        assert "another coordinator uses" in second.stderr
         key = asyncio.run(scenario(process, url))
         assert process.wait(timeout=LIMIT_S) == 0
     printed = log.read_text()
@@ -92,7 +92,7 @@ def test_a_directory_that_another_process_holds_by_its_lock_file_is_left_as_it_i
     (tmp_path / "admin.key").chmod(0o644)
     with (tmp_path / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(CannotStart, match="another coordinator works on"):
+        with pytest.raises(CannotStart, match="another coordinator uses"):
             run(Settings(data=tmp_path, port=0), "info")
     assert {path.name for path in tmp_path.iterdir()} == {"admin.key", "lock"}
 
@@ -155,7 +155,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) ->
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1
     assert done.stderr == (
-        f"umbel serve: port {port} of 127.0.0.1 is taken; stop what listens there, or choose another --port\n"
+        f"umbel serve: port {port} of 127.0.0.1 is in use; stop the program that uses it, or choose another --port\n"
     )
     assert not (tmp_path / "data").exists()
 

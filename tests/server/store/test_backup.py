@@ -87,7 +87,7 @@ def test_a_copy_that_was_made_of_a_running_coordinator_goes_on_and_one_without_i
 
     shutil.rmtree(backup / "blobs")
     said = refused_start(backup)
-    assert "are not those of this database, which holds 1 run" in said
+    assert "do not belong to this database, which has 1 run" in said
     shutil.copytree(data / "blobs", backup / "blobs", dirs_exist_ok=True)
     (backup / "audit.key").unlink()
     assert "the audit key in" in refused_start(backup)

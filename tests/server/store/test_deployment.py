@@ -83,7 +83,7 @@ def test_of_two_stores_one_is_refused_even_at_the_first_start(made: Make, tmp_pa
     settings = [made(blobs=str(tmp_path / name)) for name in "ab"]
     ends = settled(*settings)
     refused = next(index for index, end in enumerate(ends) if end)
-    assert f"the blobs in {settings[refused].blobs} are not those of this database" in ends[refused]
+    assert f"the blobs in {settings[refused].blobs} do not belong to this database" in ends[refused]
     assert ends[1 - refused] == ""
     assert settled(settings[1 - refused]) == [""]
 
@@ -92,7 +92,7 @@ def test_a_store_that_was_emptied_is_refused_and_taken_again_once_restored(made:
     assert settled(made()) == [""]
     (tmp_path / "blobs").rename(tmp_path / "backup")
     [refused] = settled(made())
-    assert "which holds 0 runs" in refused
+    assert "which has 0 runs" in refused
     assert "if the store was emptied, restore the backup" in refused
     shutil.rmtree(tmp_path / "blobs")
     (tmp_path / "backup").rename(tmp_path / "blobs")
@@ -103,10 +103,10 @@ def test_another_databases_store_is_refused(made: Make, tmp_path: Path) -> None:
     assert settled(made()) == [""]
     other = made(database_url=f"sqlite+aiosqlite:///{tmp_path / 'other.db'}")
     [refused] = settled(other)
-    assert f"the blobs in {tmp_path / 'blobs'} are another database's" in refused
+    assert f"the blobs in {tmp_path / 'blobs'} belong to another database" in refused
     assert settled(made()) == [""]
     assert settled(other, adopt=True) == [""]
-    assert "are another database's" in settled(made())[0]
+    assert "belong to another database" in settled(made())[0]
 
 
 def test_two_databases_that_find_an_empty_store_at_once_do_not_both_have_it(made: Make, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_another_store_is_adopted_and_the_old_one_is_then_refused(made: Make, tm
     assert settled(made()) == [""]
     assert settled(made(blobs=str(tmp_path / "new")), adopt=True) == [""]
     assert settled(made(blobs=str(tmp_path / "new"))) == [""]
-    assert "are not those of this database" in settled(made())[0]
+    assert "do not belong to this database" in settled(made())[0]
 
 
 def test_another_admin_key_makes_a_warning_once(made: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +151,7 @@ def test_a_bucket_is_marked_and_compared_as_a_directory_is(tmp_path: Path) -> No
     with s3_server() as server:
         one, other = (bucket_settings(server, tmp_path) for _ in range(2))
         assert settled(one, one) == ["", ""]
-        assert "are not those of this database" in settled(other)[0]
+        assert "do not belong to this database" in settled(other)[0]
 
 
 @pytest.mark.slow

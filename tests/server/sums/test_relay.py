@@ -169,7 +169,7 @@ async def relayed(it: House) -> list[tuple[bytes, bytes]]:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if "could not be handed over" in line]
+    return [line for line in caplog.messages if "could not hand over" in line]
 
 
 @pytest.mark.usefixtures("any_database")

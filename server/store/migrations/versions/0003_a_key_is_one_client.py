@@ -19,7 +19,7 @@ def upgrade() -> None:
     )
     if pairs := sorted(f"{one!r} and {other!r}" for one, other in twice):
         raise UnfitDatabase(
-            f"a client key is enrolled under two names, which a cohort cannot contain: {', '.join(pairs)}; "
+            f"a client key is enrolled under two names, and one key must be one client: {', '.join(pairs)}; "
             "start the previous version of umbel again, remove one name of each pair with `umbel client remove NAME`, "
             "then start this version"
         )
