@@ -345,7 +345,7 @@ class RunDriver:
     @property
     def _waits_for_clients(self) -> bool:
         """Whether the round is secure and has closed, so that it may still wait for messages."""
-        return isinstance(self.state, Closing) and self.state.secure is not None
+        return isinstance(self.state, Closing) and self.state.plan.is_secure
 
     async def _step(self, inputs: Sequence[RunInput]) -> Answers:
         """Take one step and carry out its commands. Returns an answer to each input that the step took."""
