@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from umbel.aggregation.errors import ReplayedNonce
 from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Claims
 from umbel.server.store import tables
-from umbel.server.store.batches import Batches, Prepared
-from umbel.server.store.database import Database
+from umbel.server.store.batches import Batches
+from umbel.server.store.database import Database, Prepared
 from umbel.server.store.tables import table_of
 from umbel.server.store.waiters import WaiterStore, Waiting
 

@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.store import tables
-from umbel.server.store.batches import GATHER_S, Batches, Prepared, Write
-from umbel.server.store.database import Database
+from umbel.server.store.batches import GATHER_S, Batches
+from umbel.server.store.database import Database, Prepared, Write
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.tables import table_of
 

@@ -21,8 +21,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.waiting import HELD_PER_CLIENT_MAX, HeldRequest, Waiter, WaitingRoom
 from umbel.server.runs.reception import Visit
-from umbel.server.store.batches import Write
-from umbel.server.store.database import Database
+from umbel.server.store.database import Database, Write
 from umbel.server.store.waiters import WaiterStore, Waiting
 
 pytestmark = pytest.mark.usefixtures("any_database")

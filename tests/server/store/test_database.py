@@ -19,8 +19,7 @@ from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
 from umbel.aggregation.types import RunId
 from umbel.server.store import tables
-from umbel.server.store.batches import Prepared, Write, opened
-from umbel.server.store.database import Database, UnfitDatabase, upgrade
+from umbel.server.store.database import Database, Prepared, UnfitDatabase, Write, opened, upgrade
 from umbel.server.store.tables import Base
 
 
