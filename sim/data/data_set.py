@@ -1,5 +1,6 @@
 """A data set before it is partitioned: samples for training and testing, and their natural holders."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.partition.partition import Indices, shards_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +154,8 @@ def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices, held: Indices
     They train on their own of `rows` and hold back their own of `held`. Holders without any of `rows` are left out.
     """
     names, numbers = np.unique(groups, return_inverse=True)
-    shards, holdouts = (_of_each(len(names), numbers, some) for some in (rows, held))
-    trains = [number for number, shard in enumerate(shards) if len(shard)]
-    return Natural(
-        kind,
-        tuple(str(names[number]) for number in trains),
-        tuple(shards[number] for number in trains),
-        tuple(holdouts[number] for number in trains),
-    )
+    shards, holdouts = ([some[own] for own in shards_of(numbers[some], len(names))] for some in (rows, held))
+    return _trained(kind, [str(name) for name in names], shards, holdouts)
 
 
 def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -180,13 +175,6 @@ def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices
     return np.setdiff1d(np.arange(len(labels)), out), np.sort(out)
 
 
-def _of_each(n_holders: int, holders: Indices, rows: Indices) -> list[Indices]:
-    """Those of `rows` that each holder has. `holders`: the number of each sample's holder."""
-    own = holders[rows]
-    ends = np.cumsum(np.bincount(own, minlength=n_holders))
-    return np.split(rows[np.argsort(own, kind="stable")], ends[:-1])
-
-
 def _drawn(rows: Indices, n: int, seed: int) -> Indices:
     return np.sort(np.random.default_rng(seed).choice(rows, n, replace=False))
 
@@ -195,10 +183,10 @@ def _among(natural: Natural, rows: Indices) -> Natural:
     is_kept = np.zeros(1 + max(int(shard.max()) for shard in natural.shards), dtype=bool)
     is_kept[rows] = True
     shards = [shard[is_kept[shard]] for shard in natural.shards]
-    kept = [number for number, shard in enumerate(shards) if len(shard)]
-    return Natural(
-        natural.kind,
-        tuple(natural.names[number] for number in kept),
-        tuple(shards[number] for number in kept),
-        tuple(natural.holdouts[number] for number in kept),
-    )
+    return _trained(natural.kind, natural.names, shards, natural.holdouts)
+
+
+def _trained(kind: str, names: Sequence[str], shards: Sequence[Indices], holdouts: Sequence[Indices]) -> Natural:
+    """The holders that have a sample to train on."""
+    kept = [one for one in zip(names, shards, holdouts, strict=True) if len(one[1])]
+    return Natural(kind, *(zip(*kept, strict=True) if kept else ((), (), ())))

@@ -38,8 +38,7 @@ class CohortData:
     def part(self, positions: Indices) -> "CohortData":
         """The data of the clients at these positions, in this order, of the same samples."""
         firsts, sizes = self.starts[positions], self.sizes_of(positions)
-        starts = np.zeros(len(positions) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=starts[1:])
+        starts = starts_of(sizes)
         where = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], sizes)
         return CohortData(self.samples, self.rows[where], starts)
 
@@ -49,6 +48,13 @@ class CohortData:
     def of(self, position: int) -> SampleSet:
         """A copy of the data of the client at this position."""
         return self.samples.take(self.rows[self.starts[position] : self.starts[position + 1]])
+
+
+def starts_of(sizes: Indices) -> Indices:
+    """Where each client's samples start if they follow each other, and where the last ones end: int64 (n + 1,)."""
+    starts = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
 
 
 class Population(Protocol):
@@ -86,32 +92,28 @@ class ShardedPopulation:
         holdouts: Sequence[Indices] | None = None,
         transform: Transform | None = None,
     ) -> None:
-        self._train, self._test, self._transform = train, test, transform
-        self._rows, self._starts = _joined(shards)
-        self._holdout = None if holdouts is None else _joined(holdouts)
-        if empty := int((np.diff(self._starts) < 1).sum()):
+        self._test, self._transform = test, transform
+        self._data = _joined(train, shards)
+        self._held = None if holdouts is None else _joined(train, holdouts)
+        if empty := int((self._data.sizes < 1).sum()):
             raise ValueError(f"{empty} of {self.n_clients} clients hold no sample; use fewer clients")
 
     @property
     def n_clients(self) -> int:
-        return len(self._starts) - 1
+        return len(self._data)
 
     @property
     def test(self) -> SampleSet:
         return self._test
 
     def sizes(self, clients: Indices) -> Indices:
-        return self._starts[clients + 1] - self._starts[clients]
+        return self._data.sizes_of(clients)
 
     def data_of(self, clients: Indices) -> CohortData:
-        data = CohortData(self._train, self._rows, self._starts).part(clients)
-        return self._as_seen(data, clients, are_held_back=False)
+        return self._as_seen(self._data.part(clients), clients, are_held_back=False)
 
     def holdout_of(self, clients: Indices) -> CohortData | None:
-        if self._holdout is None:
-            return None
-        data = CohortData(self._train, *self._holdout).part(clients)
-        return self._as_seen(data, clients, are_held_back=True)
+        return None if self._held is None else self._as_seen(self._held.part(clients), clients, are_held_back=True)
 
     def _as_seen(self, data: CohortData, clients: Indices, *, are_held_back: bool) -> CohortData:
         if self._transform is None:
@@ -131,7 +133,6 @@ def client_number(name: ClientId) -> int:
     return int(name.removeprefix("client-"))
 
 
-def _joined(shards: Sequence[Indices]) -> tuple[Indices, Indices]:
-    starts = np.zeros(len(shards) + 1, dtype=np.int64)
-    np.cumsum([len(shard) for shard in shards], out=starts[1:])
-    return np.concatenate([np.empty(0, dtype=np.int64), *shards]), starts
+def _joined(samples: SampleSet, shards: Sequence[Indices]) -> CohortData:
+    rows = np.concatenate([np.empty(0, dtype=np.int64), *shards])
+    return CohortData(samples, rows, starts_of(np.array([len(shard) for shard in shards], dtype=np.int64)))

@@ -8,7 +8,7 @@ On a CPU, models with two-dimensional convolutions are kept in channels-last mem
 for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import count, islice
@@ -212,14 +212,7 @@ class LocalTrainer:
         self._resident.reset()
         samples, rows = self._samples_of(work, 0)
         batch = next(self._batches(rows, work, 0))
-        before = generators(self._device)
-        try:
-            with torch.no_grad():
-                self._loss_of(samples, batch)
-            after = generators(self._device)
-        finally:
-            set_generators(before, self._device)
-        self._draws = difference(before, after)
+        self._draws = draws_of(lambda: self._loss_of(samples, batch), self._device)
         module = self._resident.module
         self._is_fast = self._arithmetic == "fast" or (
             self._arithmetic == "auto"
@@ -268,6 +261,18 @@ def require_trainable(work: CohortWork, start: Tensor, layout: Layout) -> None:
 def changes_of(positions: Indices, values: Tensor, losses: Losses) -> Changes:
     """The result of `LocalTrainer.train`."""
     return Changes(positions, values, losses[:, 0], losses[:, 1], losses[:, 2])
+
+
+def draws_of(forward: Callable[[], object], device: torch.device) -> Draws:
+    """The generators that a forward pass draws from. Afterwards they are as they were before."""
+    before = generators(device)
+    try:
+        with torch.no_grad():
+            forward()
+        after = generators(device)
+    finally:
+        set_generators(before, device)
+    return difference(before, after)
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Draws:

@@ -10,17 +10,25 @@ from torch import Tensor
 
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.types import RATE_MAX, require_within
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptimizer:
-    """A client's own SGD, as in torch."""
+    """A client's own SGD, as in torch: the section `[local]` of an experiment's file."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None  # greatest L2 norm of a step's gradient; None: not clipped
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
+
+    def __post_init__(self) -> None:
+        require_within(self.momentum, "momentum", 0.0, 0.999999)
+        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
+        if self.clip_norm is not None:
+            require_within(self.clip_norm, "clip_norm", 1e-12, 1e12)
 
 
 @dataclass(frozen=True, slots=True)

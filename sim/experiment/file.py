@@ -62,7 +62,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.types import RATE_MAX, require_within
+from umbel.aggregation.types import require_within
 from umbel.client.operator.run_files import run_file_hint
 from umbel.client.toml_file import findings, read_toml
 from umbel.sim.data.load import DataSection
@@ -72,33 +72,12 @@ from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
-ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
 EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
 ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is free, and some rounds can never succeed
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 _NAME_BYTES_MAX = 200  # most file systems allow 255 bytes, and the seed takes some
 BYTES_MAX = 1 << 22
 _TABLE = TypeAdapter(dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSection:
-    """The clients' own SGD; see `LocalOptimizer`."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
-
-    def __post_init__(self) -> None:
-        require_within(self.momentum, "momentum", 0.0, 0.999999)
-        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
-        if self.clip_norm is not None:
-            require_within(self.clip_norm, "clip_norm", 1e-12, 1e12)
-
-    @property
-    def optimizer(self) -> LocalOptimizer:
-        return LocalOptimizer(self.momentum, self.weight_decay, self.clip_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +89,7 @@ class EngineSection:
     device: str = "cpu"  # "cpu", "cuda" (the first GPU; workers share all GPUs), or one of several, "cuda:1"
     score_every: int = 1
     masks: bool = False  # make real keys, shares and masks in secure rounds: slower, and the same records and models
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -130,7 +109,7 @@ class TrialSpec:
     model: ModelSection
     partition: PartitionSection | None
     fleet: FleetSection
-    local: LocalSection
+    local: LocalOptimizer
     engine: EngineSection
 
     @property
@@ -249,7 +228,7 @@ class _Worlds:
     model: ModelSection = field(default_factory=ModelSection)
     partition: PartitionSection | None = None
     fleet: FleetSection = field(default_factory=FleetSection)
-    local: LocalSection = field(default_factory=LocalSection)
+    local: LocalOptimizer = field(default_factory=LocalOptimizer)
     engine: EngineSection = field(default_factory=EngineSection)
 
     def __post_init__(self) -> None:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.secagg.turns import Phase
-from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, retry_s
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import normals, of_each, uniforms, words
 from umbel.sim.fleet.faults import Kinds
-from umbel.sim.fleet.presence import HOUR_S, Flags, Zones
+from umbel.sim.fleet.presence import HOUR_S, Zones
 
 Stages: TypeAlias = NDArray[np.int8]
 NEVER = np.inf
@@ -153,7 +153,6 @@ class CohortAsk:
     down_bytes: Indices  # of the model, or of the change that a device fetches
     update_bytes: Indices
     window_s: float
-    is_new: Flags | None = None  # (k,), devices that have not measured their line yet
     secure: bool = False
     update_bytes_max: int | None = None  # the greatest length of an update, if it differs from `update_bytes`
 
@@ -209,16 +208,6 @@ class Fates:
         return Spent(_moved(down_s * lines.down, ask.down_bytes), _moved(up_s * lines.up, ask.update_bytes), at_work_s)
 
     @property
-    def bytes_down(self) -> Indices:
-        """What each device fetches unless it is stopped."""
-        return self.spent().bytes_down
-
-    @property
-    def bytes_up(self) -> Indices:
-        """What each device sends unless it is stopped."""
-        return self.spent().bytes_up
-
-    @property
     def _given_up_s(self) -> Floats:
         """When a device that does not report ends its work: it is lost, or has no model by the window's end."""
         return np.where(self.back_s < self.ask.window_s, self.ask.window_s, np.minimum(self.lost_s, self.ask.window_s))
@@ -241,15 +230,11 @@ def undisturbed(ask: CohortAsk, lines: LineRates, step_s: Floats) -> tuple[Round
 def reserve_s(ask: CohortAsk, lines: LineRates) -> Floats:
     """What each device reserves of the window for its upload: `Bandwidth.reserve_s` of the SDK, for all at once.
 
-    A device that has sent an update expects the line of that time and an update 1.5 times as long. A new device judges
-    the line by its download, as slow, and expects the longest update.
+    All devices have sent an update before. They expect the line of that time, and an update 1.5 times as long.
     """
     longest = ask.update_bytes if ask.update_bytes_max is None else np.array([ask.update_bytes_max])
     expected = np.minimum(GROWTH * ask.update_bytes, longest)
     transfer_s = _transfer_s(expected, ask.update_bytes, lines.up_expected, lines.latency_s)
-    if ask.is_new is not None:
-        of_new_s = _transfer_s(longest, ask.down_bytes, lines.down, lines.latency_s) / UP_OVER_DOWN
-        transfer_s = np.where(ask.is_new, of_new_s, transfer_s)
     return np.minimum(SAFETY * transfer_s + retry_s(ask.window_s), ask.window_s / 2)
 
 

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.sample_order import Words
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import uniforms, words
@@ -57,23 +56,12 @@ class Faults:
     def spoil(self, values: Tensor, kinds: Kinds, devices: Indices, number: int, attempt: int) -> None:
         """Apply these faults to updates, in place. `values`: float32 (k, n_values), one row a device.
 
-        The result for a device does not depend on the block. `GARBAGE` and `LENGTH` apply to bytes (`spoiled_bytes`),
-        `LABEL_FLIP` to data (`flipped_labels`).
+        The result for a device does not depend on the block. A coordinator refuses `GARBAGE` and `LENGTH` unread, and
+        `LABEL_FLIP` applies to data (`flipped_labels`).
         """
-        bits = self._bits(devices, number, attempt)
+        bits = words(derive_seed(self.seed, "spoil"), devices, number, attempt)
         for row in np.flatnonzero(kinds != Fault.NONE):
             self._spoil_one(values[int(row)], Fault(int(kinds[row])), int(bits[row]))
-
-    def spoiled_bytes(self, body: bytes, kind: Fault, device: int, number: int, attempt: int) -> bytes:
-        """The bytes that a device sends instead: others for `GARBAGE` and `LENGTH`, else the same."""
-        bits = int(self._bits(np.array([device], np.int64), number, attempt)[0])
-        if kind is Fault.GARBAGE:
-            return np.random.default_rng(bits).bytes(len(body))
-        if kind is Fault.LENGTH:
-            n_bytes = bits % (2 * len(body) + 2)
-            n_bytes += n_bytes == len(body)
-            return (body + bytes(len(body) + 2))[:n_bytes]
-        return body
 
     def _spoil_one(self, update: Tensor, fault: Fault, bits: int) -> None:
         if fault is Fault.NAN and len(update):
@@ -93,9 +81,6 @@ class Faults:
         chosen = (uniforms(words(self.seed, devices, "fault kind")) * len(kinds)).astype(np.int64)
         result: Indices = kinds[chosen]
         return result
-
-    def _bits(self, devices: Indices, number: int, attempt: int) -> Words:
-        return words(derive_seed(self.seed, "spoil"), devices, number, attempt)
 
 
 def flipped_labels(labels: Tensor, n_classes: int) -> Tensor:

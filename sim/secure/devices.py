@@ -5,10 +5,8 @@ Some fall silent in the middle. They do nothing else wrong; `tests/aggregation/s
 
 import heapq
 import math
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -18,15 +16,11 @@ from umbel.aggregation.types import ClientId
 
 
 class VirtualTime:
-    """A queue of events whose times move the clock; computation takes no virtual time.
-
-    `cpu_s`: of this process, by purpose; `up`, `down`: bytes by client.
-    """
+    """A queue of events whose times move the clock; computation takes no virtual time."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-        self.cpu_s: defaultdict[str, float] = defaultdict(float)
-        self.up: Counter[ClientId] = Counter()
+        self.up: Counter[ClientId] = Counter()  # bytes
         self.down: Counter[ClientId] = Counter()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._n_planned = 0
@@ -41,15 +35,6 @@ class VirtualTime:
         while self._due and not until():
             self.now, _, what = heapq.heappop(self._due)
             what()
-
-    @contextmanager
-    def counting(self, what: str) -> Generator[None]:
-        """Count this process's CPU seconds inside for `what`."""
-        started = time.process_time()
-        try:
-            yield
-        finally:
-            self.cpu_s[what] += time.process_time() - started
 
 
 Made = TypeVar("Made")
@@ -148,7 +133,7 @@ class SecureDevice:
             case Phase.SHARE_KEYS:
                 self._speak(phase, lambda: self._voice.share(body))
             case Phase.MASKED_INPUT:
-                self._take("open shares", lambda: self._voice.hear(body))
+                self._take(lambda: self._voice.hear(body))
                 if math.isfinite(self._trained_at):
                     self._stage.plan(self._trained_at, self._upload)
             case Phase.CONSISTENCY_CHECK:
@@ -161,7 +146,7 @@ class SecureDevice:
     def _upload(self) -> None:
         """Send the masked update, and then report it: two requests."""
         phase, luck = Phase.MASKED_INPUT, self._luck
-        if not self._is_active(phase) or (made := self._take(phase, self._voice.mask)) is None:
+        if not self._is_active(phase) or (made := self._take(self._voice.mask)) is None:
             return
         update, signature = made
         message = SecureMessage(self._name, phase, update, signature)
@@ -174,7 +159,7 @@ class SecureDevice:
             self.reports_at = comes_at
 
     def _speak(self, phase: Phase, say: Callable[[], bytes]) -> None:
-        if not self._is_active(phase) or (body := self._take(phase, say)) is None:
+        if not self._is_active(phase) or (body := self._take(say)) is None:
             return
         self._stage.up[self._name] += len(body)
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
@@ -187,13 +172,12 @@ class SecureDevice:
             self._stage.plan(at, lambda: self._send(message))
         return comes
 
-    def _take(self, what: str, step: Callable[[], Made]) -> Made | None:
+    def _take(self, step: Callable[[], Made]) -> Made | None:
         """Take a step; None if the client has left the round, or leaves it now."""
         if self.refusal:
             return None
-        with self._stage.counting(f"clients: {what}"):
-            try:
-                return step()
-            except SecAggError as error:
-                self.refusal = str(error)
-                return None
+        try:
+            return step()
+        except SecAggError as error:
+            self.refusal = str(error)
+            return None

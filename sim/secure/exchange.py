@@ -116,14 +116,13 @@ class SimulatedCoordinator:
 
     def hear(self, message: SecureMessage) -> None:
         """Take a message, if its phase is open."""
-        with self._stage.counting(f"coordinator: {message.phase}"):
-            match message.phase:
-                case Phase.MASKED_INPUT:
-                    self._hear_input(message)
-                case Phase.UNMASKING:
-                    self._hear_shares(message)
-                case _:
-                    self._hear_word(message)
+        match message.phase:
+            case Phase.MASKED_INPUT:
+                self._hear_input(message)
+            case Phase.UNMASKING:
+                self._hear_shares(message)
+            case _:
+                self._hear_word(message)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -180,8 +179,7 @@ class SimulatedCoordinator:
 
     def _tick(self) -> None:
         if self._deadline is not None and self._stage.now >= self._deadline:
-            with self._stage.counting("coordinator: deadlines"):
-                self._step(Tick(self._stage.now, Revealed(tuple(sorted(self._revealed)))))
+            self._step(Tick(self._stage.now, Revealed(tuple(sorted(self._revealed)))))
 
     def _carry_out(self, command: Command) -> None:
         match command:

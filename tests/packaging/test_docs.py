@@ -45,7 +45,8 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.experiment.file import EngineSection, LocalSection, experiment_of
+from umbel.sim.engines.work import LocalOptimizer
+from umbel.sim.experiment.file import EngineSection, experiment_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -70,7 +71,7 @@ _WORLD: dict[str, type[Any]] = {
     "data": DataSection,
     "partition": PartitionSection,
     "model": ModelSection,
-    "local": LocalSection,
+    "local": LocalOptimizer,
     "fleet": FleetSection,
     "engine": EngineSection,
 }

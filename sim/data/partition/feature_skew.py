@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.types import require_within
-from umbel.sim.data.partition.partition import Indices, Transform
+from umbel.sim.data.partition.partition import Indices, Transform, require_option
 
 Kind: TypeAlias = Literal["noise", "rotation"]
 VARIANCE_MAX = 1e12
@@ -38,23 +38,15 @@ class FeaturesSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
-        self._require("noise", variance=self.variance)
-        self._require("rotation", angle=self.angle)
+        require_option("kind", "noise", self.kind, "variance", self.variance)
+        require_option("kind", "rotation", self.kind, "angle", self.angle)
         if self.variance is not None:
             require_within(self.variance, "variance", 0.0, VARIANCE_MAX)
         if self.angle is not None:
             require_within(self.angle, "angle", ANGLE_MIN, FULL_TURN)
         if self.turns is not None:
-            if self.kind != "rotation":
-                raise ValueError(f'turns are of kind = "rotation", not of kind = "{self.kind}"; leave them out')
+            require_option("kind", "rotation", self.kind, "turns", self.turns)
             require_within(self.turns, "turns", 1, TURNS_MAX)
-
-    def _require(self, kind: Kind, **option: float | None) -> None:
-        [(name, value)] = option.items()
-        if kind == self.kind and value is None:
-            raise ValueError(f'features of kind = "{kind}" need {name}; set it beside the kind')
-        if kind != self.kind and value is not None:
-            raise ValueError(f'{name} is of kind = "{kind}", not of kind = "{self.kind}"; leave it out')
 
     @property
     def n_angles(self) -> int:

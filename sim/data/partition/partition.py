@@ -55,6 +55,14 @@ class Partition:
         return np.array([len(shard) for shard in self.shards], dtype=np.int64)
 
 
+def require_option(choice: str, of: str, chosen: str, name: str, value: object) -> None:
+    """Raise `ValueError` unless an option that belongs to `choice = "<of>"` is set if, and only if, that is chosen."""
+    if of == chosen and value is None:
+        raise ValueError(f'{choice} = "{of}" needs {name}; set it beside the {choice}')
+    if of != chosen and value is not None:
+        raise ValueError(f'{name} is of {choice} = "{of}", not of {choice} = "{chosen}"; leave it out')
+
+
 def shards_of(owners: Indices, n_clients: int) -> tuple[Indices, ...]:
     """The indices that each client holds, ascending. `owners`: each sample's client, or -1."""
     order = np.argsort(owners, kind="stable").astype(np.int64)
@@ -162,10 +170,7 @@ class SizesSection:
     def __post_init__(self) -> None:
         for law, (name, least, most) in _OPTIONS.items():
             value = getattr(self, name)
-            if law == self.law and value is None:
-                raise ValueError(f'sizes with law = "{law}" need {name}; set it beside the law')
-            if law != self.law and value is not None:
-                raise ValueError(f'{name} is of sizes with law = "{law}", not of law = "{self.law}"; leave it out')
+            require_option("law", law, self.law, name, value)
             if value is not None:
                 require_within(value, name, least, most)
 

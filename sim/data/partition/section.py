@@ -43,6 +43,7 @@ from umbel.sim.data.partition.partition import (
     drawn_sizes,
     iid_partition,
     natural_partition,
+    require_option,
     with_holdouts,
 )
 
@@ -82,16 +83,13 @@ class PartitionSection:
         require_within(self.holdout, "holdout", 0.0, HOLDOUT_MAX)
 
     def _check_options(self) -> None:
-        if self.only is not None and self.scheme != "natural":
-            raise ValueError(f'only is of scheme = "natural", not of scheme = "{self.scheme}"; leave it out')
+        if self.scheme != "natural":
+            require_option("scheme", "natural", self.scheme, "only", self.only)
         if self.only == ():
             raise ValueError("only is empty; name a group, or leave it out for all")
         for scheme, name in _NEEDED.items():
             value = getattr(self, name)
-            if scheme == self.scheme and value is None:
-                raise ValueError(f'scheme = "{scheme}" needs {name}; set it beside the scheme')
-            if scheme != self.scheme and value is not None:
-                raise ValueError(f'{name} is of scheme = "{scheme}", not of scheme = "{self.scheme}"; leave it out')
+            require_option("scheme", scheme, self.scheme, name, value)
             if value is not None:
                 require_within(value, name, *((ALPHA_MIN, ALPHA_MAX) if name == "alpha" else (1, EACH_MAX)))
         if self.by == "class" and self.scheme != "dirichlet":

@@ -34,7 +34,7 @@ from umbel.aggregation.sample_order import Words, sample_keys
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.data_set import LearningTask, SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData
+from umbel.sim.data.population import CohortData, starts_of
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -116,8 +116,7 @@ class SyntheticPopulation:
 
     def _drawn(self, clients: Indices, firsts: Indices, counts: Indices) -> CohortData:
         """`counts` samples of each client, from its first on."""
-        starts = np.zeros(len(clients) + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
+        starts = starts_of(counts)
         numbers = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
         keys = np.repeat(self._keys(clients, "x"), counts)
         inputs = _normals(keys, numbers * _SAMPLE_WORDS, _SAMPLE_WORDS)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from umbel.client.training.devices import generators, set_generators
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import chunks, devices_of, one_thread, rows_of_block, whole_float32
+from umbel.sim.engines.device import CPU, chunks, devices_of, one_thread, rows_of_block, whole_float32
 from umbel.sim.engines.model import ModelRecipe
-from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
+from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, draws_of
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _DRAWS = (
@@ -39,15 +38,8 @@ class _ThreadWorker:
 
 def require_no_draws(model: nn.Module, samples: SampleSet) -> None:
     """Raise `EngineError` for a model that draws random numbers, as tried with these samples."""
-    device = torch.device("cpu")
-    before = generators(device)
-    try:
-        with torch.no_grad():
-            model.train()(samples.inputs)
-        if difference(before, generators(device)) is not Draws.NOTHING:
-            raise EngineError(_DRAWS)
-    finally:
-        set_generators(before, device)
+    if draws_of(lambda: model.train()(samples.inputs), CPU) is not Draws.NOTHING:
+        raise EngineError(_DRAWS)
 
 
 class ThreadsEngine:

@@ -39,36 +39,22 @@ def lines_of(down: float, up: float, latency_s: float = 0.0) -> LineRates:
     return LineRates(np.array([down]), np.array([up]), np.array([up]), np.array([latency_s]))
 
 
-@example(
-    model=1, update=8_399_908, more=9_410_868, down=7_655_725.0, up=1e6, latency_s=0.0, window_s=942.0, is_new=True
-)
-@example(model=1, update=1, more=0, down=1e7, up=1e7, latency_s=0.0, window_s=942.0, is_new=False)
-@given(
-    n_bytes,
-    n_bytes,
-    n_bytes,
-    st.floats(1e3, 1e7),
-    st.floats(1e3, 1e7),
-    st.floats(0, 2),
-    st.floats(1, 4000),
-    st.booleans(),
-)
+@example(model=1, update=8_399_908, more=9_410_868, down=7_655_725.0, up=1e6, latency_s=0.0, window_s=942.0)
+@example(model=1, update=1, more=0, down=1e7, up=1e7, latency_s=0.0, window_s=942.0)
+@given(n_bytes, n_bytes, n_bytes, st.floats(1e3, 1e7), st.floats(1e3, 1e7), st.floats(0, 2), st.floats(1, 4000))
 def test_the_reserve_is_that_of_the_sdk(
-    model: int, update: int, more: int, down: float, up: float, latency_s: float, window_s: float, is_new: bool
+    model: int, update: int, more: int, down: float, up: float, latency_s: float, window_s: float
 ) -> None:
-    link = Bandwidth().after_download(model, model / down + latency_s)
-    if not is_new:
-        link = link.after_upload(update, update / up + latency_s)
+    link = Bandwidth().after_download(model, model / down + latency_s).after_upload(update, update / up + latency_s)
     ask = CohortAsk(
         np.array([1]),
         1,
         np.array([model]),
         np.array([update]),
         window_s,
-        np.array([is_new]),
         update_bytes_max=update + more,
     )
-    if not is_new and not update:
+    if not update:
         return  # the SDK never sends an update of no bytes
     assert reserve_s(ask, lines_of(down, up, latency_s))[0] == pytest.approx(
         link.reserve_s(update + more, window_s), rel=1e-12
@@ -210,8 +196,8 @@ def test_a_model_that_comes_too_late_is_not_trained() -> None:
     assert np.isinf(fates.report_s).all()
     assert np.isinf(fates.trained_s).all()
     assert np.isinf(fates.lost_s).all()
-    assert set(fates.bytes_down) == {int((600 - 0.1) * 5000)}
-    assert not fates.bytes_up.any()
+    assert set(fates.spent().bytes_down) == {int((600 - 0.1) * 5000)}
+    assert not fates.spent().bytes_up.any()
 
 
 def test_bytes_count_until_a_device_is_lost_or_told_to_stop() -> None:
@@ -219,15 +205,15 @@ def test_bytes_count_until_a_device_is_lost_or_told_to_stop() -> None:
     section = FleetSection(speed=SLOW, network=NetworkSection(latency_s=0.0), dropouts=dropouts)
     fates = fleet_fates(section, ask_of(N))
     reports, gone = np.isfinite(fates.report_s), np.isinf(fates.back_s) & np.isfinite(fates.lost_s)
-    assert (fates.bytes_down[reports] == 4_000_000).all()
-    assert (fates.bytes_up[reports] == 1_000_000).all()
+    assert (fates.spent().bytes_down[reports] == 4_000_000).all()
+    assert (fates.spent().bytes_up[reports] == 1_000_000).all()
     in_download, in_training, in_upload = (
         gone & (fates.stage == stage) for stage in (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
     )
-    require_drawn((fates.bytes_down[in_download] + 0.5) / 4_000_001)
-    assert (fates.bytes_down[in_training | in_upload] == 4_000_000).all()
-    assert not fates.bytes_up[in_download | in_training].any()
-    require_drawn((fates.bytes_up[in_upload] + 0.5) / 1_000_001)
+    require_drawn((fates.spent().bytes_down[in_download] + 0.5) / 4_000_001)
+    assert (fates.spent().bytes_down[in_training | in_upload] == 4_000_000).all()
+    assert not fates.spent().bytes_up[in_download | in_training].any()
+    require_drawn((fates.spent().bytes_up[in_upload] + 0.5) / 1_000_001)
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.floats(0.0, 2000.0), min_size=2, max_size=5).map(sorted))

@@ -65,19 +65,6 @@ def test_what_each_kind_does_to_an_update() -> None:
     assert abs(torch.corrcoef(torch.stack([noise, before[0]]))[0, 1].item()) < 0.2
 
 
-@given(st.binary(max_size=50), st.integers(0, 10**6))
-def test_bytes_are_spoiled_as_their_kind_says(body: bytes, device: int) -> None:
-    length = FAULTS.spoiled_bytes(body, Fault.LENGTH, device, 1, 1)
-    assert len(length) != len(body)
-    assert length[: len(body)] == body[: len(length)]
-    garbage = FAULTS.spoiled_bytes(body, Fault.GARBAGE, device, 1, 1)
-    assert len(garbage) == len(body)
-    assert len(body) < 8 or garbage != body
-    assert garbage == FAULTS.spoiled_bytes(body, Fault.GARBAGE, device, 1, 1)
-    for fault in set(Fault) - {Fault.LENGTH, Fault.GARBAGE}:
-        assert FAULTS.spoiled_bytes(body, fault, device, 1, 1) == body
-
-
 def test_flipped_labels_are_of_the_opposite_class_and_back() -> None:
     labels = torch.arange(10)
     assert flipped_labels(labels, 10).tolist() == labels.tolist()[::-1]

@@ -43,15 +43,14 @@ _SHA256 = "ab" * 32
 class PlayedRound:
     """How a round went. `levels` (int32, of `bits`) and `words` (int64): the sums read; None if it was abandoned.
 
-    `took_s`: virtual. `cpu_s`: of this process, by who had it and for what. `up`, `down`: bytes of message bodies, by
-    client. `refusals`: why clients have left the round, in their words.
+    `took_s`: virtual. `up`, `down`: bytes of message bodies, by client. `refusals`: why clients have left the round,
+    in their words.
     """
 
     ended: Committed | Abandoned
     levels: Tensor | None = field(repr=False)
     words: Tensor | None = field(repr=False)
     took_s: float
-    cpu_s: Mapping[str, float]
     up: Mapping[ClientId, int]
     down: Mapping[ClientId, int]
     refusals: Mapping[ClientId, str]
@@ -101,7 +100,6 @@ def play(plan: RoundPlan, composition: Composition, luck: Sequence[DeviceFate], 
         None if levels is None else lift(levels, composition.secure.bits),
         words,
         stage.now,
-        stage.cpu_s,
         stage.up,
         stage.down,
         refusals,

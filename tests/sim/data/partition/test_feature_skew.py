@@ -114,10 +114,10 @@ def test_inputs_that_cannot_be_changed_are_refused_when_the_population_is_made(
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"kind": "noise"}, "need variance"),
-        ({"kind": "rotation"}, "need angle"),
+        ({"kind": "noise"}, "needs variance"),
+        ({"kind": "rotation"}, "needs angle"),
         ({"kind": "noise", "variance": 1.0, "angle": 3.0}, 'angle is of kind = "rotation"'),
-        ({"kind": "noise", "variance": 1.0, "turns": 3}, "turns are of kind"),
+        ({"kind": "noise", "variance": 1.0, "turns": 3}, 'turns is of kind = "rotation"'),
         ({"kind": "noise", "variance": -1.0}, "variance must lie between"),
         ({"kind": "rotation", "angle": 361.0}, "angle must lie between"),
         ({"kind": "rotation", "angle": 1.0, "turns": 0}, "turns must lie between"),
