@@ -8,11 +8,10 @@ in this process keeps every update and takes the mean of the stack, as peers do.
 import gc
 import hashlib
 import io
-import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
-from umbel.sim.bench.measuring import MB, RssPeak
+from umbel.sim.bench.measuring import MB, RssPeak, least_ms
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
@@ -56,7 +55,7 @@ def measure(*, quick: bool) -> Report:
     model_mb = N_VALUES * 4 / MB
     grown = coordinator_growth_mb()
     naive = naive_growth_mb()
-    fold, add, copy = fold_speeds(repetitions=5 if quick else 25)
+    fold, add, copy = fold_speeds(repetitions=7 if quick else 27)
     uploads = f"memory growth, {N_CLIENTS} uploads of {model_mb:.0f} MB"
     rows = (
         BenchRow(uploads, grown.peak_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB", Hold(GROWTH_MAX)),
@@ -147,25 +146,20 @@ def naive_growth_mb() -> float:
     return rss.peak_mb - before_mb
 
 
-def fold_speeds(repetitions: int) -> tuple[float, float, float]:
+def fold_speeds(repetitions: int) -> list[float]:
     """GB/s of float32 for: check and fold into the integer sum; a float add with a weight; a copy."""
     update, total, weight = _random(N_VALUES, 0), torch.zeros(N_VALUES), 100
     grid = Grid.finest(max_abs=64.0, total_weight_max=N_CLIENTS << 20)
     accumulator = GridAccumulator(N_VALUES, grid)
-    return (
-        _speed(lambda: accumulator.fold_vector(update, weight), repetitions),
-        _speed(lambda: total.add_(update, alpha=weight), repetitions),
-        _speed(lambda: total.copy_(update), repetitions),
+    least = least_ms(
+        (
+            lambda: accumulator.fold_vector(update, weight),
+            lambda: total.add_(update, alpha=weight),
+            lambda: total.copy_(update),
+        ),
+        repetitions,
     )
-
-
-def _speed(kernel: Callable[[], object], repetitions: int) -> float:
-    times: list[float] = []
-    for _ in range(repetitions + 2):
-        started = time.perf_counter()
-        kernel()
-        times.append(time.perf_counter() - started)
-    return N_VALUES * 4 / 1e9 / statistics.median(times[2:])
+    return [N_VALUES * 4 / 1e6 / ms for ms in least]
 
 
 def _random(n_values: int, seed: int) -> Tensor:

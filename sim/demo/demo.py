@@ -1,7 +1,7 @@
 """`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
 
-This file is the order of events. `plan.py` says what is asked of which client; `sites.py` runs the client processes,
-`members.py` makes the list of their keys, `kills.py` kills and restarts; `board.py` and `view.py` show the progress.
+This file is the order of events. `plan.py` says what is asked of which client; `sites.py` runs the client processes
+and lists their keys, `kills.py` kills and restarts; `board.py` shows the progress.
 """
 
 import contextlib
@@ -27,14 +27,13 @@ from umbel.client.operator import audit
 from umbel.client.operator.replay import ReplaySource, replay
 from umbel.sim.data.data_set import Score, score
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import Board, DemoRound, Proof
+from umbel.sim.demo.board import Board, DemoRound, Proof, View
 from umbel.sim.demo.digits import DemoData, build_model, load_data
 from umbel.sim.demo.kills import VictimClient, VictimCoordinator
 from umbel.sim.demo.plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo.plot import draw_curves
 from umbel.sim.demo.sites import SiteProcesses, agree, pin, write_shards
 from umbel.sim.demo.summary import DemoSummary, round_line, summarize
-from umbel.sim.demo.view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
 
 START_LIMIT_S = 90.0
@@ -118,14 +117,14 @@ def _begin(demo: DemoRun, operator: Operator) -> None:
     """Create the run with a window for this machine, and start it once every client has enrolled."""
     pace = pace_of(demo.sites.rehearsals_s)
     plan = demo.plan.at_pace(pace)
-    members = None if plan.run_file.secure is None else _pin_members(demo)
-    if members is not None:
-        plan = plan.bound_to(members.list.sha256)
+    list_text = None
+    if secure := plan.run_file.secure:
+        members = _pin_members(demo, secure.minimum_work)
+        plan, list_text = plan.bound_to(members.list.sha256), members_bytes(members).decode()
     demo.board.say_stage("every client enrols with a key of its own")
     if pace > 1:
         demo.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
     sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
-    list_text = None if members is None else members_bytes(members).decode()
     operator.create_run(RUN, run_toml(plan.run_file), sha256, list_text)
     operator.pause_run(RUN, "the clients are enrolling")
     demo.sites.go(pace)
@@ -134,13 +133,11 @@ def _begin(demo: DemoRun, operator: Operator) -> None:
     operator.resume_run(RUN)
 
 
-def _pin_members(demo: DemoRun) -> SignedMembers:
+def _pin_members(demo: DemoRun, minimum_work: float | None) -> SignedMembers:
     """Officers list the keys from the clinics' processes, and every clinic pins the list."""
-    secure = demo.plan.run_file.secure
-    assert secure is not None, "a plain run has no list"
     signed = agree(demo.work / "officers", demo.sites.public_keys)
     for client in demo.plan.clients:
-        pin(signed, demo.work / "sites" / client.name, secure.minimum_work)
+        pin(signed, demo.work / "sites" / client.name, minimum_work)
     demo.board.note_members(signed.list.sha256)
     return signed
 

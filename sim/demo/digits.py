@@ -1,7 +1,6 @@
 """The demo's data, 1,797 handwritten digits that scikit-learn carries, and its model, a small convolutional network.
 
-The test set is held out before anything is split, stratified by class; no client ever sees it. Client processes load
-this module without scikit-learn.
+The test set is held out before anything is split, stratified by class; no client ever sees it.
 """
 
 from dataclasses import dataclass

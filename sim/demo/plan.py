@@ -91,7 +91,7 @@ class DemoPlan:
     def reports_to_close(self, n_asked: int) -> int:
         """How many of `n_asked` clients must report for their round to commit at its window's end."""
         minimum = self.run_file.rounds.minimum
-        return minimum if self.run_file.secure is None else max(minimum, survivors_needed(n_asked))
+        return max(minimum, survivors_needed(n_asked)) if self.run_file.secure else minimum
 
     def at_pace(self, pace: float) -> "DemoPlan":
         """The same with a window `pace` times as long."""

@@ -111,7 +111,7 @@ class SiteProcesses:
 
     def introduce(self, server_url: str, tokens: Mapping[str, str]) -> None:
         """Send every process its clients' settings."""
-        has_policy = self._plan.run_file.secure is not None
+        has_policy = bool(self._plan.run_file.secure)
         for clients, child in self._current.items():
             sites = [
                 DemoSite(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s, has_policy)

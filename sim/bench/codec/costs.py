@@ -35,7 +35,8 @@ N_VALUES, N_VALUES_QUICK = 1 << 24, 1 << 22
 N_VALUES_CUDA = 1 << 26  # a quarter of a gigabyte: beyond any GPU's caches
 ROTATE_MAX, ENCODE_MAX, FOLD_MAX = 1.5, 3.0, 1.2  # copies
 CUDA_COPIES_MAX = 1.5
-_BITS, _KEY, _DITHER_KEY = 4, 0x5EED, 0xD1CE
+_BITS, _KEY = 4, 0x5EED
+_QUANTIZER = Quantizer(2.0, 0xD1CE, 7, Levels.of_width(_BITS))
 _CUDA_WARM_UPS, _CUDA_REPETITIONS = 3, 20
 
 _Kernel = Callable[[], object]
@@ -44,32 +45,39 @@ _Kernel = Callable[[], object]
 def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[BenchRow]:
     """Each kernel against copying its vector."""
     n_values = N_VALUES_QUICK if quick else N_VALUES
-    blocks, quantizer = Blocks.of(n_values), Quantizer(2.0, _DITHER_KEY, 7, Levels.of_width(_BITS))
     values = torch.randn(n_values, generator=torch.Generator().manual_seed(0))
-    rotated, copied = torch.zeros(blocks.n_padded), torch.zeros(n_values)
-    packed = torch.zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8)
-    of_values = packed[: packed_bytes(n_values, _BITS)]
-    sums = torch.zeros(blocks.n_padded, dtype=torch.int32)
-    levels = torch.zeros(n_values, dtype=torch.int16)
-    kernels: tuple[tuple[str, float | None, _Kernel], ...] = (
-        ("rotate, with signs", ROTATE_MAX, lambda: rotate_into(rotated, values, blocks, _KEY)),
-        ("rotate back", None, lambda: unrotate_into(copied, rotated, blocks, _KEY)),
-        ("quantize to int16", None, lambda: quantize_into(levels, values, quantizer)),
-        ("quantize, pack 4 bits", None, lambda: pack_into(of_values, values, quantizer, _BITS)),
-        (
-            "rotate, quantize, pack 4 bits",
-            ENCODE_MAX,
-            lambda: rotate_and_pack_into(packed, values, blocks, _KEY, quantizer, _BITS),
-        ),
-        ("unpack 4 bits, add to int32", FOLD_MAX, lambda: fold_packed(sums, packed, _BITS, 3)),
+    copied, levels = torch.zeros(n_values), torch.zeros(n_values, dtype=torch.int16)
+    of_values = torch.zeros(packed_bytes(n_values, _BITS), dtype=torch.uint8)
+    rotate, rotate_back, encode, fold = _rotated_kernels(values)
+    kernels: tuple[tuple[str, Hold | None, _Kernel], ...] = (
+        ("rotate, with signs", Hold(ROTATE_MAX), rotate),
+        ("rotate back", None, rotate_back),
+        ("quantize to int16", None, lambda: quantize_into(levels, values, _QUANTIZER)),
+        ("quantize, pack 4 bits", None, lambda: pack_into(of_values, values, _QUANTIZER, _BITS)),
+        ("rotate, quantize, pack 4 bits", Hold(ENCODE_MAX), encode),
+        ("unpack 4 bits, add to int32", Hold(FOLD_MAX), fold),
     )
     against = f"memory copy of 2^{n_values.bit_length() - 1} floats"
     rows: list[BenchRow] = []
     with one_thread():
-        for what, copies_max, kernel in kernels:
+        for what, promise, kernel in kernels:
             ours, copy = least_ms((kernel, lambda: copied.copy_(values)), repetitions)
-            rows.append(BenchRow(what, ours, against, copy, "ms", None if copies_max is None else Hold(copies_max)))
+            rows.append(BenchRow(what, ours, against, copy, "ms", promise))
     return rows
+
+
+def _rotated_kernels(values: Tensor) -> tuple[_Kernel, _Kernel, _Kernel, _Kernel]:
+    """On the device of `values`: rotate, rotate back, encode (rotate, quantize, pack), and fold what is packed."""
+    blocks = Blocks.of(len(values))
+    rotated, back = values.new_zeros(blocks.n_padded), torch.zeros_like(values)
+    packed = values.new_zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8)
+    sums = values.new_zeros(blocks.n_padded, dtype=torch.int32)
+    return (
+        lambda: rotate_into(rotated, values, blocks, _KEY),
+        lambda: unrotate_into(back, rotated, blocks, _KEY),
+        lambda: rotate_and_pack_into(packed, values, blocks, _KEY, _QUANTIZER, _BITS),
+        lambda: fold_packed(sums, packed, _BITS, 3),
+    )
 
 
 def kernel_note() -> str:
@@ -83,28 +91,19 @@ def cuda_rows() -> Sequence[BenchRow]:
     """Each kernel on the GPU against a copy from device to device; nothing without a GPU."""
     if not torch.cuda.is_available():
         return ()
-    blocks, quantizer = Blocks.of(N_VALUES_CUDA), Quantizer(2.0, _KEY, 7, Levels.of_width(_BITS))
     values = torch.randn(N_VALUES_CUDA, device="cuda")
-    rotated, copied = values.new_zeros(blocks.n_padded), values.new_zeros(N_VALUES_CUDA)
-    packed = torch.zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8, device="cuda")
-    sums = torch.zeros(blocks.n_padded, dtype=torch.int32, device="cuda")
-    kernels: tuple[tuple[str, float | None, _Kernel], ...] = (
-        ("rotate, with signs", CUDA_COPIES_MAX, lambda: rotate_into(rotated, values, blocks, _KEY)),
-        ("rotate back", None, lambda: unrotate_into(copied, rotated, blocks, _KEY)),
-        (
-            "rotate, quantize, pack 4 bits",
-            CUDA_COPIES_MAX,
-            lambda: rotate_and_pack_into(packed, values, blocks, _KEY, quantizer, _BITS),
-        ),
-        ("unpack 4 bits, add to int32", None, lambda: fold_packed(sums, packed, _BITS, 3)),
+    copied, against = torch.zeros_like(values), f"device copy of {N_VALUES_CUDA} floats"
+    rotate, rotate_back, encode, fold = _rotated_kernels(values)
+    kernels: tuple[tuple[str, Hold | None, _Kernel], ...] = (
+        ("rotate, with signs", Hold(CUDA_COPIES_MAX), rotate),
+        ("rotate back", None, rotate_back),
+        ("rotate, quantize, pack 4 bits", Hold(CUDA_COPIES_MAX), encode),
+        ("unpack 4 bits, add to int32", None, fold),
     )
     rows: list[BenchRow] = []
-    for what, copies_max, kernel in kernels:
+    for what, promise, kernel in kernels:
         ours, copy = _least_cuda_ms(kernel), _least_cuda_ms(lambda: copied.copy_(values))
-        against = f"device copy of {N_VALUES_CUDA} floats"
-        rows.append(
-            BenchRow(f"CUDA: {what}", ours, against, copy, "ms", None if copies_max is None else Hold(copies_max))
-        )
+        rows.append(BenchRow(f"CUDA: {what}", ours, against, copy, "ms", promise))
     return rows
 
 

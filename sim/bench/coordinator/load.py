@@ -74,7 +74,6 @@ class Burst:
     """As fast as the server answers. `cpu_us`: processor time of the server a request, all threads."""
 
     rate: float
-    p50_ms: float
     p99_ms: float
     cpu_us: float
 
@@ -127,7 +126,7 @@ class LoadFleet:
             tally = load.run(once(request) for request in requests)
             cpu_s = _cpu_s(process) - before_s
         tally.require_all(200)
-        return Burst(tally.rate, tally.quantile_ms(0.5), tally.quantile_ms(0.99), 1e6 * cpu_s / n_requests)
+        return Burst(tally.rate, tally.quantile_ms(0.99), 1e6 * cpu_s / n_requests)
 
     def run_round(self) -> tuple[float, RoundRecord]:
         """One round of all devices: seconds from its creation to its end, and its checked record."""

@@ -24,7 +24,7 @@ from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.sim.bench.measuring import RssPeak
+from umbel.sim.bench.measuring import MB, RssPeak, least_ms
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.secagg.cohort import (
     Advertised,
@@ -39,7 +39,7 @@ from umbel.sim.bench.secagg.cohort import (
 
 N, N_GONE, N_VALUES, K_SHARED = 100, 10, 1_000_000, 100
 SHARE_MS_MAX, COORDINATOR_S_MAX = 20.0, 1.0
-_MB, _MEASURED = 1e6, 4
+_MEASURED = 4
 _WORK = LocalWork(100, 1, 1)
 Made = TypeVar("Made")
 
@@ -88,10 +88,9 @@ def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
 def share_rows(k: int = K_SHARED) -> Sequence[BenchRow]:
     """ShareKeys with k neighbours, the least of all clients; and the check of the roster before it."""
     cohort = advertised(k + 1, os.urandom)
-    share_ms = min(_ms(partial(client.share, cohort.roster)) for client in cohort.clients)
-    exchange_ms = min(_ms(lambda: _exchange_keys(cohort)) for _ in range(9))
-    read_ms = min(_ms(lambda: Session.of_message(cohort.party.context, cohort.roster)) for _ in range(9))
-    verify_ms = min(_ms(lambda: _verify(cohort)) for _ in range(9))
+    share_ms = min(least_ms([partial(client.share, cohort.roster) for client in cohort.clients], 1))
+    read = partial(Session.of_message, cohort.party.context, cohort.roster)
+    exchange_ms, read_ms, verify_ms = least_ms((lambda: _exchange_keys(cohort), read, lambda: _verify(cohort)), 9)
     what = f"share step, {k} neighbours: Shamir of two secrets, keys, commitments, sealing, a signature"
     return (
         BenchRow(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
@@ -134,7 +133,7 @@ def _client(cohort: Advertised, n_values: int) -> tuple[BenchRow, str]:
     for cost, client in zip(costs, clients, strict=True):
         cost.of("signatures and shares", partial(client.reveal, agreements))
     least = min(costs, key=lambda cost: cost.total_ms)
-    stream_ms = min(_ms(keystream(N * 4 * n_values, 1 << 18)) for _ in range(3))
+    (stream_ms,) = least_ms((keystream(N * 4 * n_values, 1 << 18),), 3)
     what = f"a client's whole round, {N - 1} neighbours, {n_values:,} values"
     row = BenchRow(what, least.total_ms, "AES-256-CTR of its masks", stream_ms, "ms")
     return row, f"A client's round: {least.words}."
@@ -190,14 +189,14 @@ def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[S
     before_mb = rss.now_mb()
     with rss.sampling():
         least, levels, words = _open(evidence)
-    grown_mb, model_mb = rss.peak_mb - before_mb, 4 * n_values / _MB
+    grown_mb, model_mb = rss.peak_mb - before_mb, 4 * n_values / MB
     plain_levels, plain_words = plain_sums(evidence.composition, range(N - N_GONE))
     assert torch.equal(lift(levels, evidence.composition.secure.bits), plain_levels), "the sum is the plain one"
     assert torch.equal(words, plain_words)
     for _ in range(1, repetitions):
         least = min(least, _open(evidence)[0], key=lambda cost: cost.total_ms)
     n_streams = (N - N_GONE) * (1 + N_GONE)
-    stream_ms = min(_ms(keystream(n_streams * 4 * n_values, 1 << 18)) for _ in range(2))
+    (stream_ms,) = least_ms((keystream(n_streams * 4 * n_values, 1 << 18),), 2)
     what = f"coordinator, {N - N_GONE} of {N} clients, {n_values:,} values: fold, secrets, masks"
     hold = Hold(COORDINATOR_S_MAX, "ours")
     rows = (
@@ -236,9 +235,3 @@ def _trim() -> None:
     gc.collect()
     with suppress(AttributeError, OSError):  # missing in some libc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _ms(do: Callable[[], object]) -> float:
-    started = time.process_time()
-    do()
-    return (time.process_time() - started) * 1e3

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -19,17 +18,13 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.bench.measuring import MeasuredCall, in_child
 from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.bench.simulate.timing import federation_of
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.experiment.trials import seldom_collected
-from umbel.sim.federation.federation import Federation, World
-from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import ModelState, beginning
-from umbel.sim.fleet.build import build_fleet
-from umbel.sim.fleet.section import FleetSection
 
 _MANY, _FEW = 1_000_000, 20_000
 _N_ASKED, _N_SAMPLES, _SEED = 10_000, 20, 1
@@ -70,15 +65,8 @@ def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
     recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
     population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)
     engine = _TimedEngine(StackedEngine(recipe.make(), LOSSES[recipe.loss]))
-    state = ModelState.first(recipe.make().state_dict())
-    world = World(
-        population,
-        build_fleet(FleetSection(), _SEED, Path()),
-        engine,
-        Meter(recipe.make(), LOSSES[recipe.loss], accuracy=True),
-    )
     rounds = RoundsSection(n_rounds + 1, _N_ASKED, over_selection=1.0, window_s=86_400.0)
-    run = Federation(world, beginning(RunFile("bench-m", rounds, _SEED, plan), state), state)
+    run = federation_of(population, engine, recipe, RunFile("bench-m", rounds, _SEED, plan))
     whole, training = list[float](), list[float]()
     with one_thread(), seldom_collected():
         began = time.perf_counter()

@@ -21,14 +21,15 @@ from torch.nn import functional
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.types import ClientId
 from umbel.client.training.batches import split_sizes
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData, ShardedPopulation, client_name, client_number
+from umbel.sim.data.population import CohortData, Population, ShardedPopulation, client_name, client_number
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.model import LOSSES, start_vector
+from umbel.sim.engines.model import LOSSES, ModelRecipe, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
@@ -105,10 +106,7 @@ class PlainLoop:
 
 def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> SimulatedRounds:
     """Time simulated rounds, without the first, which makes the workers and records the model."""
-    state = ModelState.first(workload.recipe.make().state_dict())
-    meter = Meter(workload.recipe.make(), LOSSES[workload.recipe.loss], accuracy=True)
-    world = World(population, build_fleet(FleetSection(), 1, Path()), engine, meter)
-    run = Federation(world, beginning(workload.run_file(n_rounds + 1), state), state)
+    run = federation_of(population, engine, workload.recipe, workload.run_file(n_rounds + 1))
     taken, cohorts, began = list[float](), list[Indices](), time.perf_counter()
     for attempt in run.attempts():
         taken.append(time.perf_counter() - began)
@@ -116,6 +114,14 @@ def simulated(workload: Workload, population: ShardedPopulation, engine: Engine,
         cohorts.append(np.array([client_number(name) for name in names]))
         began = time.perf_counter()
     return SimulatedRounds(statistics.median(taken[1:] or taken), tuple(cohorts), run.model)
+
+
+def federation_of(population: Population, engine: Engine, recipe: ModelRecipe, file: RunFile) -> Federation:
+    """A run at its beginning, on devices that are always present."""
+    state = ModelState.first(recipe.make().state_dict())
+    meter = Meter(recipe.make(), LOSSES[recipe.loss], accuracy=True)
+    world = World(population, build_fleet(FleetSection(), 1, Path()), engine, meter)
+    return Federation(world, beginning(file, state), state)
 
 
 def do_nothing() -> None:

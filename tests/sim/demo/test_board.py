@@ -12,9 +12,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import Fate, RunView
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import Board, DemoRound, Proof
+from umbel.sim.demo.board import Board, DemoRound, Proof, View, sparkline
 from umbel.sim.demo.plan import make_plan
-from umbel.sim.demo.view import View, sparkline
 
 PLAN = make_plan(0, 24, calm=False)
 
