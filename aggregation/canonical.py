@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 class CanonicalText(tuple[Item, ...], Generic[Item]):
-    """A tuple that brings its canonical text along: what is large is written before it becomes a part of something."""
+    """A tuple that keeps its canonical text, so that a large part of a document is written only once."""
 
     text: str
 
@@ -48,7 +48,7 @@ def canonical(value: object) -> str:
 def parsed(text: str) -> Json:
     """JSON that `canonical` can write again.
 
-    Raises `ValueError` for what is no JSON, or says a key twice, or holds a number beyond float64 or a lone surrogate.
+    Raises `ValueError` for text that is no JSON, a repeated key, a number beyond float64, or a lone surrogate.
     """
     try:
         found: Json = json.loads(

@@ -84,9 +84,9 @@ class RunStatus(StrEnum):
     """Where a run is in its life.
 
     ```
-    running <--> paused           an operator pauses and resumes; nobody is asked to work meanwhile
+    running <--> paused           an operator pauses and resumes; no client is asked to work meanwhile
        |            |
-       +------------+---> finished | stopped | failed         for good
+       +------------+---> finished | stopped | failed         the end
     ```
     """
 
@@ -98,7 +98,7 @@ class RunStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is for good; a paused run is resumed some day."""
+        """Whether it has ended; a paused run can be resumed."""
         return self not in (RunStatus.RUNNING, RunStatus.PAUSED)
 
 
@@ -106,7 +106,7 @@ class RunStatus(StrEnum):
 class CheckedIn:
     """The answer to a check-in: an assignment, or none and when to come again.
 
-    A client that has an open assignment gets that one again, so a restarted client goes on where it was.
+    A client with an open assignment gets it again, so a restarted client resumes its work.
     """
 
     run_status: RunStatus
@@ -184,7 +184,7 @@ def require_labels(labels: Mapping[str, str]) -> None:
 
 
 def require_reason(reason: str) -> None:
-    """Raise `ValueError` for what cannot be stored and shown as one reason: databases hold no NUL."""
+    """Raise `ValueError` for an empty or too long reason, and for a NUL, which databases do not store."""
     if not 1 <= len(reason) <= REASON_CHARS_MAX:
         raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
     if "\x00" in reason:
@@ -192,6 +192,6 @@ def require_reason(reason: str) -> None:
 
 
 def _require_seconds(value: float, what: str) -> None:
-    """Raise `ValueError` for what nobody can wait."""
+    """Raise `ValueError` for a number of seconds that is negative or not finite."""
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{what} must be zero or positive, and finite")

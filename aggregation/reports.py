@@ -101,7 +101,7 @@ class WorkDone:
 
 
 class _TellsNoTraining:
-    """What is said of local training by a report that says nothing of it."""
+    """The zeros of a report that says nothing about local training."""
 
     __slots__ = ()
 
@@ -146,11 +146,11 @@ class EvaluationDone(_TellsNoTraining):
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput(_TellsNoTraining):
-    """What a client says of a masked update: nothing of its work, which travels masked, too.
+    """The report of a masked update. It says nothing about the client's work, whose numbers are masked too.
 
-    `update_sha256`: of the uploaded bytes. `signature`: base64 of 64 bytes, the client's own over whom it has masked
-    with and what it has sent (`secagg/session.py`). A field that is not one of these is refused, not passed over: the
-    report is kept as it was signed, and nothing of a client's work may stand in it.
+    `update_sha256`: of the uploaded bytes. `signature`: base64 of 64 bytes. With it the client signs its masked update,
+    and the list of clients that share its masks (`secagg/session.py`). Other fields are refused: the report is kept as
+    it was signed, and must hold nothing about the client's work.
     """
 
     update_sha256: str

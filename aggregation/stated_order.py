@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # a run file is read without torch
     from torch import Tensor
 
-_ROW = 1 << 16  # what is added up at a time stays in the second-level cache
+_ROW = 1 << 16  # values at a time, so that they stay in the second-level cache
 
 
 def total(values: Tensor) -> Tensor:

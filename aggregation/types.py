@@ -23,7 +23,7 @@ WINDOW_MIN_S = 0.1
 WINDOW_MAX_S = 366 * 86_400.0
 SECONDS_MAX = 1e9
 BYTES_MAX = 1 << 60
-CHANGES_MAX = 8  # who is further behind fetches the whole model
+CHANGES_MAX = 8  # a client that is further behind fetches the whole model
 COHORT_MAX = 1 << 16  # of one masked sum: beyond it two clients would have the same share of the dither
 LEVEL_MAX = 32_766  # of a rotated value: it stays within int16
 RESIDUE_BITS_MAX = 32  # of a level modulo 2^bits
@@ -32,7 +32,7 @@ _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
 
 def require_slug(value: str, what: str) -> None:
-    """Raise `ValueError` unless `value` can stand in a URL, a file name and a log line as it is."""
+    """Raise `ValueError` unless `value` needs no escaping in a URL, a file name and a log line."""
     if not SLUG.fullmatch(value):
         raise ValueError(
             f"{what} must be 1 to 63 of a-z, 0-9, '-', '_' and start with a letter or digit, not {value!r}"
@@ -46,7 +46,7 @@ def require_sha256(value: str, what: str) -> None:
 
 
 def require_sample_count(value: int, what: str, least: int = 1) -> None:
-    """Raise `ValueError` for a count that no weight could be made of."""
+    """Raise `ValueError` for a count that cannot be a weight."""
     if not least <= value <= SAMPLE_COUNT_MAX:
         raise ValueError(f"{what} must lie between {least} and 2^40, not {value}")
 

@@ -36,8 +36,6 @@ class AuditFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelId:
-    """A model version."""
-
     version: int
     sha256: str  # of the published file
     master_sha256: str  # of the coordinator's full-precision copy
@@ -156,8 +154,6 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An audit bundle."""
-
     kind: Literal["run", "round"]
     run: str
     number: int  # 0 for the run's creation, then one more each
@@ -169,7 +165,6 @@ class Bundle:
 
 
 def bundle_of(run: str, number: int, previous: str, key: str, maker: Maker, facts: RunCreated | RoundEnded) -> Bundle:
-    """A bundle of these facts."""
     return Bundle("run" if isinstance(facts, RunCreated) else "round", run, number, previous, key, maker, facts)
 
 

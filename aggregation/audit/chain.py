@@ -87,9 +87,11 @@ class Auditor:
         A sum that the newest attempt revealed without making a model is not counted yet: the next attempt's plan counts
         it. Raises `AccountantMissing`, `AuditFailed`.
         """
-        privacy, rounds = (None, 0) if self.created is None else _privacy_of(self.created)
-        if privacy is None or self._noise is None:
-            return None if privacy is None else PrivacySpent(0.0, privacy.delta, privacy.epsilon, 0, rounds)
+        privacy, rounds = _privacy_of(self.created) if self.created else (None, 0)
+        if not privacy:
+            return None
+        if not self._noise:
+            return PrivacySpent(0.0, privacy.delta, privacy.epsilon, 0, rounds)
         return spent_after(privacy, self._noise, self._n_revealed, rounds)
 
     def follow(self, bundle: Json, sha256: str, signature: str) -> Bundle:

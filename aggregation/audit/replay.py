@@ -28,7 +28,8 @@ class Replay:
             raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
         if ended.plan.is_secure:
             raise AuditFailed(
-                f"round {ended.round} was a secure one: nobody has its updates, so its sum can only be taken as signed"
+                f"round {ended.round} was a secure one: its updates were masked, so its sum cannot be made again; only "
+                "its signature can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)

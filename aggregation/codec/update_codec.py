@@ -58,9 +58,7 @@ class UpdateReader(Protocol):
         """Check a whole update as `integers` does; return its largest change of one value, in units of the weights."""
         ...
 
-    def new_sum(self) -> IntegerSum:
-        """An empty sum."""
-        ...
+    def new_sum(self) -> IntegerSum: ...
 
 
 class UpdateCodec(UpdateReader, Protocol):

@@ -39,8 +39,6 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChangeHead:
-    """The first fields of a change's payload."""
-
     step: float
     coding: Coding
     exact_bytes: int
@@ -103,7 +101,6 @@ def apply_change(layout: Layout, change: Iterable[Buffer], change_bytes: int, pu
 
 
 def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHead:
-    """Read and check the first bytes of a change."""
     if change_bytes < HEAD_BYTES:
         raise LyingLength(f"a change has at least {HEAD_BYTES} bytes, this one has {change_bytes}")
     if payload.take(HEADER_BYTES).numpy().tobytes() != change_header(layout, change_bytes - HEADER_BYTES):

@@ -141,7 +141,7 @@ class Publication:
                 meter.add(piece.spec.offset + piece.first, self._x(piece)[1])
 
     def move(self) -> None:
-        """Move the whole model, where nobody needs the levels."""
+        """Move the whole model, for a caller that needs no levels."""
         for _ in chain(self.exact(), self.segments()):
             pass
 

@@ -1,4 +1,4 @@
-"""What the kernels are told of a rotation and of a quantization. Plans need this, and no tensors."""
+"""The parameters of a rotation and of a quantization, which plans need without tensors."""
 
 from dataclasses import dataclass
 

@@ -16,11 +16,8 @@ from umbel.aggregation.model.layout import FLOATS, Layout, TensorSpec
 from umbel.aggregation.model.state import (
     EXACT_IN_FLOAT32,
     INTEGER_UNIT,
-    InMemory,
     Piece,
-    State,
     Values,
-    empty_state,
     master_dtype,
     pieces,
     published,
@@ -58,14 +55,6 @@ def write_next(
         piece.put(public, published(piece.spec, values))
         if master is not None:
             piece.put(master, values)
-
-
-def next_master(layout: Layout, master: State, mean: HasMean, learning_rate: float = 1.0) -> dict[str, Tensor]:
-    """The next master copy in memory: a new tensor on the CPU for each owner. Raises as `next_pieces` does."""
-    made = empty_state(layout, master_dtype)
-    for piece, values in next_pieces(layout, InMemory(master), mean, learning_rate):
-        piece.put(InMemory(made), values)
-    return made
 
 
 def _step(piece: Piece, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:

@@ -111,19 +111,6 @@ def empty_state(layout: Layout, dtype_of: Callable[[TensorSpec], torch.dtype]) -
     return {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in layout.owners()}
 
 
-def state_change(layout: Layout, local: State, start: State) -> Tensor:
-    """The weight change `local - start` as one float32 vector of `layout.n_values`, on the CPU.
-
-    The states may be on any device, and need only the owners. Raises `LayoutError` for a missing tensor, for another
-    shape, and for an integer that changed by more than 2^24.
-    """
-    change = torch.empty(layout.n_values, dtype=torch.float32)
-    for spec in layout.owners():
-        after, before = _values_of(spec, local, "the trained state"), _values_of(spec, start, "the start state")
-        change[spec.place] = weight_change(spec, after, before).reshape(-1)
-    return change
-
-
 def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     """The weight change of some values of one tensor, as float32.
 
@@ -149,11 +136,6 @@ def master_of(layout: Layout, state: State) -> dict[str, Tensor]:
     }
 
 
-def published_state(layout: Layout, master: State) -> dict[str, Tensor]:
-    """What clients download of a master copy: owners only, in the model's own dtypes."""
-    return {spec.name: published(spec, master[spec.name]) for spec in layout.owners()}
-
-
 def published(spec: TensorSpec, master: Tensor) -> Tensor:
     """Values of one tensor of the master copy, as clients download them.
 
@@ -164,15 +146,6 @@ def published(spec: TensorSpec, master: Tensor) -> Tensor:
         return master
     limits = torch.finfo(torch_dtype(spec))
     return master.clamp(limits.min, limits.max).to(torch_dtype(spec))
-
-
-def _values_of(spec: TensorSpec, state: State, what: str) -> Tensor:
-    """The tensor on the CPU. Raises `LayoutError` if it is missing or has another shape."""
-    tensor = state.get(spec.name)
-    if tensor is None or tuple(tensor.shape) != spec.shape:
-        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(spec.shape)}"
-        raise LayoutError(f"{what} does not fit the model: tensor {spec.name!r} {found}")
-    return tensor.detach().cpu()
 
 
 class ExactPlaces:

@@ -42,8 +42,6 @@ class SecureOffer:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one client is asked to do."""
-
     id: AssignmentId
     run: RunId
     round: int

@@ -13,15 +13,15 @@ _SLACK = 1 + 2.0**-50  # so that the quotient, times what divided it, is no less
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """The noise that each client of a private round adds, enough whatever other clients drop out or cheat.
+    """The noise that each client of a private round adds. It is enough even if other clients drop out or cheat.
 
-    A sum is revealed only if `least` clients or more are in it. `colluders` of them may have added no noise, or told
-    the coordinator theirs. So each adds
+    A sum is revealed only if `least` clients or more are in it. Of these, `colluders` may have added no noise, or told
+    the coordinator theirs. So each client adds
 
         variance per client = mu / (least - colluders)
 
-    for a sum that needs mu: ten clients, of which seven must remain and three may collude, add 2.5 times what they
-    would if all could be trusted.
+    for a sum that needs mu. Ten clients, of which seven must remain and three may collude, add 2.5 times as much as ten
+    trusted clients would.
     """
 
     variance_per_client: float  # in each level, in squared steps
@@ -47,10 +47,6 @@ class NoisePlan:
         require_honest(least, colluders)
         share = max(variance / (least - colluders) * _SLACK, VARIANCE_MIN)
         return cls(share, bound_squared, n_values, least, colluders)
-
-    def std_of_sum(self, n_clients: int) -> float:
-        """The standard deviation of the noise in a sum of this many clients, in steps."""
-        return math.sqrt(n_clients * self.variance_per_client)
 
 
 def require_honest(least: int, colluders: int) -> None:
@@ -98,10 +94,10 @@ class SecurePlan:
     """
 
     bits: int  # of a level on the wire, modulo 2^bits
-    weight_unit: int  # the weight at which a change is rounded as it is
+    weight_unit: int  # the weight of a change that is rounded unscaled
     clients_max: int  # the most clients, and draws, that the round asks
     minimum: int = MINIMUM_LEAST  # the fewest clients in a sum
-    is_proportional: bool = False  # whether a client weighs its draws instead of its samples
+    is_proportional: bool = False  # must be false: clients weigh their samples, not their draws
     metrics: tuple[str, ...] = ()  # of training, that are added up; others stay at the client
     evaluation: tuple[str, ...] = ()  # likewise, of held-out data
     noise: NoisePlan | None = None  # of a private round
@@ -125,7 +121,7 @@ class SecurePlan:
             require_metric_names(names)
 
     def unwrapping(self) -> "SecurePlan":
-        """A copy with so many bits that no sum of honest clients can wrap: for a first round or a repeated attempt."""
+        """A copy whose bits hold every sum of honest clients: for a first round or a repeated attempt."""
         if self.is_private:
             return self  # its norms are bounded, and its bits hold what they add up to
         return replace(self, bits=(self.clients_max * LEVEL_MAX).bit_length() + 1)

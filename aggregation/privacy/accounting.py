@@ -85,7 +85,6 @@ class Ledger:
     divergences: tuple[float, ...] = field(default=(0.0,) * len(ORDERS), repr=False)
 
     def after(self, release: PublishedSum, n_rounds: int = 1) -> "Ledger":
-        """The ledger after `n_rounds` more rounds."""
         total = np.asarray(self.divergences) + n_rounds * release.divergences()
         return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
 

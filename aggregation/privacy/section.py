@@ -119,20 +119,17 @@ def release_of(noise: NoisePlan) -> PublishedSum:
     )
 
 
-def noisy_bits(
-    noise: NoisePlan, *, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: float = SIGMAS
-) -> int:
-    """How many bits hold a coordinate of the sum of `n_clients` with its noise, up to `sigmas` standard deviations.
+def noisy_bits(noise: NoisePlan, *, inverse_step: float, sigma_sum: float, n_clients: int) -> int:
+    """The bits that hold a coordinate of the sum of `n_clients` with its noise, up to `SIGMAS` standard deviations.
 
-    `sigma_sum`: the expected standard deviation of the sum without noise, in units of the weights
-    (`residue_bits.bits_for`). The variances of the sum, of the noise and of the rounding add up. Raises `ValueError`
-    for more than 32 bits.
+    `sigma_sum`: as in `codec/step.bits_for`. The variances of the sum, of the noise and of the rounding add up. Raises
+    `ValueError` for more than 32 bits.
     """
-    if not (n_clients >= 1 and inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
-        raise ValueError("clients, the step and sigmas must be positive, and sigma_sum must not be negative")
+    if not (n_clients >= 1 and inverse_step > 0 and 0 <= sigma_sum < math.inf):
+        raise ValueError("clients and the step must be positive, and sigma_sum must not be negative")
     in_steps = sigma_sum * inverse_step
     variance = in_steps * in_steps + n_clients * (_ROUNDING_VARIANCE + noise.variance_per_client)
-    bits = max(1, ceil_log2(min(2 * sigmas * math.sqrt(variance), 2.0**1000)))
+    bits = max(1, ceil_log2(min(2 * SIGMAS * math.sqrt(variance), 2.0**1000)))
     if bits > RESIDUE_BITS_MAX:
         raise ValueError(f"the sum and its noise take {bits} bits, more than {RESIDUE_BITS_MAX}; take a larger step")
     return bits

@@ -42,7 +42,7 @@ from umbel.aggregation.types import NORM_MAX, NORM_MIN
 
 KEY_BYTES = 32
 _WORD_BYTES, _BLOCK_BYTES = 8, 16
-_PART = 1 << 15  # samples: what is worked on stays in the second cache
+_PART = 1 << 15  # samples at a time, so that they stay in the second-level cache
 _SECOND = 1 << 63
 _ZEROS = memoryview(bytes((_PART + 1) * _WORD_BYTES))
 

@@ -1,1 +1,1 @@
-"""One federated round: its states, the machine that moves it, and who is invited, weighed and asked again."""
+"""One federated round: its states and their machine, the cohort, the weights, and the next attempt."""

@@ -112,7 +112,7 @@ def takes(state: RoundState, event: Reported) -> bool:
         and event.client in state.cohort
         and event.client not in state.accepted
         and event.now < state.closes_at
-        and (state.exchange is None or event.client in state.exchange.masked)
+        and (not state.secure or event.client in state.secure.exchange.masked)
     )
 
 
@@ -177,12 +177,12 @@ def _recruit(state: Recruiting, event: Event) -> Step:
 
 
 def _choose(state: Recruiting, event: Gathered) -> Choice:
-    """Choose a cohort among the waiting clients."""
     able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
     avoid = frozenset(state.avoid)
-    if (before := state.before) is None:
+    if not state.before:
         return choose(state.plan, able, waited_s, avoid)
-    return choose_again(state.plan, able, waited_s, Past(before.opened, avoid, frozenset(before.liars), event.removed))
+    past = Past(state.before.opened, avoid, frozenset(state.before.liars), event.removed)
+    return choose_again(state.plan, able, waited_s, past)
 
 
 def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
@@ -228,9 +228,7 @@ def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
             ended, commands = _settle(state, now)
             assert not isinstance(ended, Recruiting | Training), "a report is late only when the window is over"
             return ended, (*commands, *_answer_after_the_end(ended, event))
-        case Spoke(now, client, turn, word):
-            if state.secure is None or not hears(state, event):
-                return state, ()
+        case Spoke(now, client, turn, word) if state.secure and hears(state, event):
             check()
             return _settle(_with_exchange(state, state.secure.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
@@ -246,7 +244,7 @@ def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
             if state.secure:
                 state = _with_exchange(state, state.secure.exchange.put_off(away_s))
             return replace(state, away_s=state.away_s + away_s, back_at=max(now, state.back_at)), ()
-        case Gathered() | Applied() | Resumed() | Spoiled():
+        case Gathered() | Spoke() | Applied() | Resumed() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -278,7 +276,7 @@ def _settle(state: Training, now: float) -> Step:
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
-    if (keys := state.keys) is not None:
+    if keys := state.keys:
         return _settle_keys(state, keys, now)
     least = _least(state)
     if n_clients >= least or plan.task.tries_clients:
@@ -386,9 +384,9 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
         back_at=state.back_at,
         secure=state.secure,
     )
-    if (secure := state.secure) is None:
+    if not state.secure:
         return closing, (*_release(state, reason), Commit())
-    closing = _with_exchange(closing, secure.exchange.next(now, state.plan.window_s))
+    closing = _with_exchange(closing, state.secure.exchange.next(now, state.plan.window_s))
     return closing, (*_release(state, reason), Announce(tuple(closing.accepted)))
 
 
@@ -427,10 +425,10 @@ def _abandoned(
 
 
 def _secure_end(state: Training | Closing, blamed: Mapping[ClientId, str]) -> SecureEnd:
-    if (secure := state.secure) is None:
+    if not state.secure:
         return SecureEnd(blamed=blamed)
     was_revealed = isinstance(state, Closing) and state.is_unmasking
-    return SecureEnd(was_revealed, blamed, secure.exchange.refused, secure.opened)
+    return SecureEnd(was_revealed, blamed, state.secure.exchange.refused, state.secure.opened)
 
 
 def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
@@ -497,7 +495,7 @@ _Under = TypeVar("_Under", Training, Closing)
 
 
 def _with_exchange(state: _Under, exchange: Exchange) -> _Under:
-    assert state.secure is not None, "only a secure round has an exchange"
+    assert state.secure, "only a secure round has an exchange"
     return replace(state, secure=state.secure.after(exchange))
 
 

@@ -45,7 +45,7 @@ def not_unmasked(state: Closing, agreed: Collection[ClientId], revealed: Reveale
         for of in (revealed.lacking, revealed.withheld)
     )
     found = [f"too few shares opened of those that {some([*lacking])} dealt"] if lacking else []
-    found += [f"{some([*withheld])} revealed no shares of clients of whom others did"] if withheld else []
+    found += [f"{some([*withheld])} withheld shares of clients whose other holders revealed theirs"] if withheld else []
     both = {client: f"{lacking[client]}; {withheld[client]}" for client in lacking.keys() & withheld.keys()}
     silent = late_for(Phase.UNMASKING, agreed, revealed.clients)
     return "; ".join(found), {**silent, **lacking, **withheld, **both}

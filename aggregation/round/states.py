@@ -360,10 +360,10 @@ Value = TypeVar("Value")
 
 
 class GrowingMap(Mapping[Key, Value], Generic[Key, Value]):
-    """A mapping in the order of insertion; `with_entry` makes a greater one and leaves this one as it is.
+    """A mapping in the order of insertion; `with_entry` returns a larger one and does not change this one.
 
-    Maps that grow from one another share one dictionary, of which each sees as many entries as it has. Only the
-    greatest of them can add to it; any other copies what it sees first. Not thread-safe.
+    Maps that grow from one another share one dictionary; each sees only its own first entries. The largest of them adds
+    to it. Any other map copies its entries first. Not thread-safe.
     """
 
     __slots__ = ("_n", "_shared")

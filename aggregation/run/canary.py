@@ -49,8 +49,6 @@ class CanaryUpdate:
 
 @dataclass(frozen=True, slots=True)
 class CanaryVerdict:
-    """The verdict on one client."""
-
     client: ClientId
     causes: tuple[str, ...] = ()  # why it does not pass; empty if it passes
     measured: str = ""  # the measurements, in words

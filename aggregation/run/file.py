@@ -1,7 +1,8 @@
 """The run file: what its owner wrote in TOML, checked, with defaults filled in (docs/reference/run-file.md).
 
 Plain dataclasses, so that the server, the command line and the simulator read it with pydantic's `TypeAdapter(RunFile)`
-and get the same errors.
+and get the same errors. Below the file are the rules of what cannot go together in it: with secure aggregation, with
+[privacy], and with a member list.
 """
 
 import math
@@ -69,8 +70,8 @@ class RunFile:
             self.evaluation_plan(1)
         self._check_canary()
         self._check_stop()
-        if self.secure_aggregation is not None:
-            require_compatible(self.secure_aggregation, self)
+        if self.secure:
+            require_compatible(self.secure, self)
         if self.privacy is not None:
             require_private(self.privacy, self)
             with suppress(AccountantMissing):  # the coordinator has the accountant, and refuses an impossible budget
@@ -246,6 +247,9 @@ class RunFile:
             raise ValueError(f"with its overrides, round {number} cannot be planned: {error}") from error
 
 
+# --- what cannot go together ------------------------------------------------------------------------------------------
+
+
 class AnotherList(MembersRefused):
     """A list that is not the run's; `str(error)` has the line that the run file needs for it."""
 
@@ -270,8 +274,6 @@ def require_named(file: RunFile, members: MemberList) -> None:
 
 def require_compatible(section: SecureAggregationSection, file: RunFile) -> None:
     """Raise `ValueError`, with the reason and a remedy, for a run file that masked updates do not allow."""
-    if not section.enabled:
-        return
     _require_codec(file.codec)
     for reason in _secure_reasons(section, file):
         raise ValueError(reason)
@@ -382,11 +384,6 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         yield "the noise that each client adds protects it only where updates are masked: add [secure_aggregation]"
         return
     section.clip(file.codec.clip_norm)
-    if file.rounds.weighting is Weighting.PROPORTIONAL:
-        yield (
-            "a client that is drawn twice would count twice, and the noise hides only one share: set "
-            'weighting = "samples" in [rounds]; in private rounds all clients count the same'
-        )
     if file.training.evaluate or file.stop is not None or any(one.evaluate for one in file.override):
         yield (
             "metrics would be summed without noise: leave out [stop] and evaluate, and measure the models of a private "

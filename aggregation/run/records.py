@@ -139,8 +139,6 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One model version of a run."""
-
     version: int
     sha256: str
     size_bytes: int
@@ -176,8 +174,6 @@ class LiveRound:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The summary of a run."""
-
     name: str
     status: RunStatus
     reason: str

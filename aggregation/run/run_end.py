@@ -26,8 +26,6 @@ class Run(Protocol):
 
 
 class MadeFile(Protocol):
-    """A file that was made."""
-
     @property
     def sha256(self) -> str: ...
     @property
@@ -72,8 +70,6 @@ class ModelMade(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A model version."""
-
     record: VersionRecord
     master_sha256: str  # of the coordinator's full-precision copy
 
@@ -132,8 +128,6 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """What ends an attempt."""
-
     record: RoundRecord
     model: NewModel | None
     next_state: Recruiting | None  # None: the run is over

@@ -119,8 +119,6 @@ class TracedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The trace of a run."""
-
     format: int
     clients: int  # their number; they are numbered from 0
     attempts: tuple[TracedAttempt, ...]  # in the order in which they ended

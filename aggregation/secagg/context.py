@@ -82,7 +82,7 @@ class Context:
 
 def offer_in(assignment: Assignment) -> SecureOffer:
     """The assignment's secure offer. Raises `Disagreement` if it has none."""
-    if assignment.secure is None:
+    if not assignment.secure:
         raise Disagreement("this assignment asks for an update that anybody can read")
     return assignment.secure
 

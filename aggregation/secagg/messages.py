@@ -136,7 +136,6 @@ class ShareKeys:
 
 
 def share_keys_bytes(n_neighbours: int) -> int:
-    """The length of a ShareKeys message."""
     return _U32.size + DIGEST_BYTES + n_neighbours * _DEALT_BYTES + _OWN_BYTES + SIGNATURE_BYTES
 
 

@@ -66,8 +66,6 @@ class Adversary(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameters of a round's graph."""
-
     k: int  # neighbours of each client
     t: int  # shares that reconstruct a secret, of its k + 1
 

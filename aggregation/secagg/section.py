@@ -6,7 +6,7 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import SecurePlan, SumShown
-from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, first_plans, require_floor, secure_plan_after, usual_floor
 from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
 from umbel.aggregation.trust.public_keys import members_sha256_of
@@ -17,7 +17,7 @@ _NAMES = ("loss", "accuracy")  # what the ready trainer measures
 
 @dataclass(frozen=True, slots=True)
 class SecureAggregationSection:
-    """Whether updates are masked, so that the coordinator learns only their sum, and what is summed beside them."""
+    """Whether updates are masked, so that the coordinator learns only sums: of the updates, and of these numbers."""
 
     enabled: bool = True
     metrics: tuple[str, ...] = _NAMES  # of training; a client that lacks one leaves it out
@@ -42,13 +42,11 @@ class SecureAggregationSection:
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
         """The codec and secure plans of a run's first round. `n_values`: of the model."""
-        is_proportional = plan.weighting is Weighting.PROPORTIONAL
         return first_plans(
             replace(codec, step=1.0).first(n_values, key),
-            weight_unit=1 if is_proportional else self.expected_sample_count,
+            weight_unit=self.expected_sample_count,
             clients_max=plan.n_wanted,
             minimum=plan.minimum,
-            is_proportional=is_proportional,
             metrics=self.metrics,
             evaluation=self.evaluation,
             minimum_work=self.work_floor(has_noise=False),

@@ -32,9 +32,9 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """Why a secret lacks shares although t or more of its holders have answered."""
+    """The clients to blame for secrets with too few shares, although t or more of their holders have answered."""
 
-    dealers: Mapping[int, Indices]  # dealer -> holders without its share, so many that fewer than t others are left
+    dealers: Mapping[int, Indices]  # dealer -> holders without its share; they leave fewer than t other holders
     withheld: Mapping[int, Indices]  # holder -> dealers whose share it did not reveal, although t others could
 
 
@@ -94,9 +94,9 @@ class Unmasker:
     def lacking(self) -> Lacking:
         """The clients to blame for secrets with fewer than t shares although t or more of their holders have answered.
 
-        A client may leave a share out, and must if it does not open; nobody sees which it was. A dealer is blamed only
-        if n - t + 1 or more of its n holders left its share out: then t shares were impossible. With fewer, t shares
-        were possible, and the clients that left it out are blamed.
+        A client may leave a share out, and must if it does not open. Nobody sees which of the two it was. If n - t + 1
+        or more of a dealer's n holders left its share out, t shares were impossible, and the dealer is blamed. With
+        fewer, t shares were possible, and the clients that left it out are blamed.
         """
         threshold, dealers, withheld = self._session.threshold, dict[int, Indices](), defaultdict[int, list[int]](list)
         for dealer, shares in self._shares.items():

@@ -65,7 +65,7 @@ class NotTheSuccessor(MembersRefused):
 
 
 class NotAMember(MembersRefused):
-    """A client that is not on the list, or has another key there."""
+    """A client that is not on the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,6 @@ class MemberList:
             keys[client] = public_key_bytes(key)
         return keys
 
-    def require_member(self, client: str, key: bytes) -> None:
-        """Raise `NotAMember` unless this client is on the list with this key (32 raw bytes)."""
-        if self.keys_of([client])[client] != key:
-            raise NotAMember(
-                f"epoch {self.epoch} of the member list {self.name!r} has another key for {client!r}; "
-                "compare fingerprints with an officer of the list"
-            )
-
     def concerns(self) -> tuple[str, ...]:
         """Warnings for a careful officer, in sentences. The list is valid nevertheless."""
         found = list[str]()
@@ -139,7 +131,7 @@ class MemberList:
 
 @dataclass(frozen=True, slots=True)
 class SignedMembers:
-    """A list and its signatures, of which there may still be too few."""
+    """A list and its signatures, perhaps fewer than the quorum."""
 
     list: MemberList
     signatures: Mapping[str, str]  # public keys to signatures, both base64

@@ -194,7 +194,6 @@ class SecureRound:
             metrics=metrics,
             evaluation=measured,
             evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
-            draws=self.invitation.offer.draws,
         )
 
     def report(self, update_sha256: str) -> ReportAnswer:

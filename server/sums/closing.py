@@ -155,11 +155,10 @@ class Closer:
             return None
         composition = self._codec.composition(closing.plan)
         ranks = [part.rank for part in self._codec.parts(live, ((client, 1) for client in closing.accepted))]
-        n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
 
         def unmask() -> Totals:
             levels, words = unmasked(total, composition, opened)
-            return totals(composition, levels, words, ranks, n_draws)
+            return totals(composition, levels, words, ranks)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._services.worker, unmask)

@@ -328,8 +328,7 @@ class Federation:
 
     def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> SummedModel:
         """The next model from a secure round. Raises `TotalsRefused`."""
-        n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
-        found = uplink.totals(sorted(closing.accepted), n_draws, sums)
+        found = uplink.totals(sorted(closing.accepted), sums)
         return SummedModel(self._after(closing, found.mean), found.sum_sha256, None, found)
 
     def _after(self, closing: Closing, mean: HasMean) -> ModelState:

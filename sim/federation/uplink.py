@@ -154,14 +154,14 @@ class MaskedUplink(Uplink):
             self._total.add((*made.levels(), made.words), 1)
         return self.update_bytes
 
-    def totals(self, clients: Sequence[ClientId], n_draws: int, unmasked: tuple[Tensor, Tensor] | None) -> Totals:
+    def totals(self, clients: Sequence[ClientId], unmasked: tuple[Tensor, Tensor] | None) -> Totals:
         """The decoded sums of these clients. `unmasked`: the sums of levels and words, where they were unmasked.
 
         Raises `TotalsRefused`.
         """
         n_levels = self.composition.n_levels
         levels, words = unmasked or (self._total.sums[:n_levels], self._total.sums[n_levels:])
-        return totals(self.composition, levels, words, [self._ranks[client] for client in clients], n_draws)
+        return totals(self.composition, levels, words, [self._ranks[client] for client in clients])
 
 
 def contribution_secret(client_seed: int, attempt: int) -> bytes:

@@ -13,11 +13,11 @@ from torch import nn
 
 from tests.client.doubles.double import TOKEN, URL, Double
 from tests.client.doubles.double_server import served
+from tests.federations.whole_states import state_change
 from tests.repository import ROOT
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import encode_model, metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import state_change
 from umbel.client import Client, LocalPlan, TrainResult, run_client
 from umbel.client.state.model_files import layout_in, write_model
 

@@ -9,6 +9,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save
 
+from tests.federations.whole_states import next_master, published_state
 from umbel.aggregation.audit.bundle import (
     ExactSum,
     KeptUpdates,
@@ -27,8 +28,7 @@ from umbel.aggregation.audit.chain import report_target
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import State, master_of, published_state
+from umbel.aggregation.model.state import State, master_of
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile

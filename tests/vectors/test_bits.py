@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.federations.own_dithers import dither_of
+from tests.federations.whole_states import next_master, published_state
 from tests.suite.bits import OF_BITS
 from umbel.aggregation.codec.entropy.classes import EnergyMeter, Matrices
 from umbel.aggregation.codec.feedback import Residual, send
@@ -37,8 +38,7 @@ from umbel.aggregation.kernels import native
 from umbel.aggregation.kernels.native import NoKernels
 from umbel.aggregation.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, published_state, torch_dtype
+from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, torch_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting

@@ -12,6 +12,7 @@ import torch
 import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tests.federations.whole_states import state_change
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, Matrices
 from umbel.aggregation.codec.entropy.coded_levels import Knowledge, LevelsHead
@@ -23,7 +24,7 @@ from umbel.aggregation.kernels.philox import dither
 from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import InMemory, master_dtype, state_change
+from umbel.aggregation.model.state import InMemory, master_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.round.weighting import Candidate, draw

@@ -99,7 +99,6 @@ class LevelsCoder:
 
     @property
     def bytes_max(self) -> int:
-        """The greatest length of coded levels."""
         return entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
 
     def new_meter(self, levels_per_unit: float) -> EnergyMeter:

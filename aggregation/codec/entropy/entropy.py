@@ -41,8 +41,6 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that was read."""
-
     folded: Folded  # known before the levels are put in place
     by_class: Tensor
     counted: Counted

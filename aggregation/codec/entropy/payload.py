@@ -103,7 +103,6 @@ class Payload:
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
 
     def rest(self) -> Iterator[Buffer]:
-        """The rest, in pieces."""
         if self._pending:
             pending, self._pending = self._pending, memoryview(b"")
             yield pending

@@ -26,8 +26,8 @@ Projections: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
 class Sketching(StrEnum):
     """The two ways of Konecny et al. (2016) to send fewer numbers than the vector has.
 
-    `STRUCTURED`: the client trains within what can be sent, and sends that as it is; anything else is left out.
-    `SKETCHED`: the client trains freely, and what is sent is scaled up so that its expectation is the whole.
+    `STRUCTURED`: the client trains only the part that can be sent, and sends it unscaled.
+    `SKETCHED`: the client trains everything. The sent part is scaled up, so that its expectation is the whole change.
     """
 
     STRUCTURED = "structured"

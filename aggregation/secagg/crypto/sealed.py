@@ -29,13 +29,13 @@ from umbel.aggregation.secagg.crypto.derive import channel_key, relay_key, u32
 from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES, share_value
 from umbel.aggregation.secagg.errors import BadKey, BadShare
 
-SEALED_BYTES = 2 * SHARE_BYTES + 16
-
 _NONCE = bytes(12)
+_TAG_BYTES = 16
+SEALED_BYTES = 2 * SHARE_BYTES + _TAG_BYTES
 
 
 def seal(shared: bytes, session: bytes, dealer: int, holder: int, shares: tuple[bytes, bytes]) -> bytes:
-    """Seal `shares` (of b, of the mask key's seed; 33 bytes each): 82 bytes. Raises `BadShare` for what is no share.
+    """Seal `shares` (of b, of the mask key's seed; 33 bytes each): 82 bytes. Raises `BadShare` for other bytes.
 
     `shared`: what the two clients' channel keys share, 32 bytes.
     """
@@ -46,7 +46,7 @@ def seal(shared: bytes, session: bytes, dealer: int, holder: int, shares: tuple[
 
 
 def open_sealed(shared: bytes, session: bytes, dealer: int, holder: int, sealed: bytes) -> tuple[bytes, bytes]:
-    """The shares that `dealer` has sealed for `holder`. Raises `BadShare` if it was not it, or did not seal shares."""
+    """The shares that `dealer` has sealed for `holder`. Raises `BadShare` for anything else."""
     if len(sealed) != SEALED_BYTES:
         raise BadShare(f"two sealed shares have {SEALED_BYTES} bytes, not {len(sealed)}")
     key, associated = _of_channel(shared, session, dealer, holder)
@@ -64,10 +64,6 @@ def _of_channel(shared: bytes, session: bytes, dealer: int, holder: int) -> tupl
     return AESGCM(channel_key(shared, session, dealer, holder)), session + u32(dealer) + u32(holder)
 
 
-_NONCE = bytes(12)
-_TAG_BYTES = 16
-
-
 def seal_relayed(to: bytes, session: bytes, index: int, message: bytes, random: Callable[[int], bytes]) -> bytes:
     """Seal what client `index` has sent for the holder of the public key `to`: 48 bytes more. Raises `BadKey`.
 
@@ -79,7 +75,7 @@ def seal_relayed(to: bytes, session: bytes, index: int, message: bytes, random: 
 
 
 def open_relayed(own: KeyPair, session: bytes, index: int, sealed: bytes) -> bytes:
-    """What client `index` has sent. Raises `BadShare` for what was not sealed for this key, here, of this client."""
+    """The message of client `index`. Raises `BadShare` for one that was not sealed for this key, session and client."""
     if len(sealed) < KEY_BYTES + _TAG_BYTES:
         raise BadShare(f"a relayed message has {KEY_BYTES + _TAG_BYTES} bytes or more, not {len(sealed)}")
     sender, text = sealed[:KEY_BYTES], sealed[KEY_BYTES:]

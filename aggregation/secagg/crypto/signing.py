@@ -18,8 +18,6 @@ from umbel.aggregation.trust.public_keys import require_public_key
 
 
 class Label(StrEnum):
-    """The signed messages."""
-
     ADVERTISE_KEYS = "advertise keys"
     SHARE_KEYS = "share keys"
     MASKED_INPUT = "masked input"

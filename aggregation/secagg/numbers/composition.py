@@ -140,8 +140,9 @@ class Composition:
     def __post_init__(self) -> None:
         if self.codec.codec is not Codec.INTEGER:
             raise ValueError(f"only integers are masked; {self.codec.codec.name.lower()} has none")
-        one_client = 1 if self.secure.is_proportional else self.sample_count_max
-        if self.grid.total_weight_max < self.secure.clients_max * one_client:
+        if self.secure.is_proportional:
+            raise ValueError("masked updates are weighted by samples, never by draws, which no client can check")
+        if self.grid.total_weight_max < self.secure.clients_max * self.sample_count_max:
             raise ValueError("the weights of this cohort could exceed the grid's total_weight_max")
         _ = self.words  # refuses counts that could wrap
 

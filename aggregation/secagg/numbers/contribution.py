@@ -6,29 +6,17 @@ A change with a value beyond `max_abs` is shortened until it has none, then to t
 it, by `sample_count_max` samples at most. Only the client can enforce these bounds. A client that violates them is not
 detected, because secure aggregation hides that too.
 
-**No bound leads to a refusal.** The coordinator chooses the bounds. If a client declined when its numbers exceed one,
-each attempt would tell the coordinator on which side of it they lie. So a change is shortened, and samples beyond
-`sample_count_max` do not count. `Contribution.remarks` says so, for the client's own log.
+The coordinator chooses the bounds and the step, so nothing here tells it on which side of them a client's numbers are
+(docs/decisions/0013-no-bound-is-answered.md and 0016-a-dither-of-its-own.md have the attacks):
 
-**No value is cut by itself.** The coordinator could choose a bound below every value. Cut to it, a change is its signs
-times the client's weight, and the sum of a few clients with different weights reveals the signs of each
-(`tests/aggregation/secagg/attacks/test_bounds_that_tell.py`). So a change is shortened as a whole; likewise for the
-bound of levels: until nearly no level exceeds it.
-
-**Rounding has no threshold.** On a step that the coordinator chose far too coarse, rounding to the nearest would leave
-only the numbers of the largest clients. So masked numbers (levels, exact values, the size of the change) are rounded up
-or down at random, by draws that only the client knows, and their mean is the number itself.
-
-**A change that is not finite** becomes zeros and noise in a private round whose noise the client relies on. Otherwise
-it is refused (`NonFiniteUpdate`), because zeros would thin the sum out: if all clients but one send zeros, the sum is
-the update of that one, and a coordinator can cause that by a learning rate at which training diverges for all but the
-client with the fewest steps. A client that declines is a drop-out instead, and at least t others must be left. The
-coordinator chooses the noise, so a client relies on it only if a budget of its own bounds the cost.
-
-A refusal has no numbers, because the coordinator may read it.
-
-**The dither is the client's own.** The coordinator knows a round's step. If the step is so coarse that most levels are
-zero, the dither decides which are not. With a public dither the coordinator could tell whose each is.
+- No bound leads to a refusal. `Contribution.remarks` says what was shortened, for the client's own log.
+- No value is cut by itself: a change is shortened as a whole, also until nearly no level exceeds the bound of levels.
+- Masked numbers (levels, exact values, the size of the change) are rounded up or down at random, by draws that only the
+  client knows, and their mean is the number itself.
+- A change that is not finite becomes zeros and noise if the client relies on the round's noise. Otherwise it is refused
+  (`NonFiniteUpdate`), because zeros would thin out the sum. A client relies on noise only if its own budget bounds the
+  cost, because the coordinator chooses the noise.
+- A refusal has no numbers.
 """
 
 import math
@@ -78,7 +66,6 @@ class LocalWork:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation_sample_count: int = field(default=0, repr=False)
-    draws: int = 1  # public: its weight under proportional weighting
 
 
 SILENT = LocalWork(1, 1, 1)
@@ -103,7 +90,7 @@ class Contribution:
         Only their lowest `bits` count. In a private round they have this client's noise.
         """
         modular, dither = self.composition.modular, own_dither(self.secret)
-        if (noise := self.composition.secure.noise) is not None:
+        if noise := self.composition.secure.noise:
             return noisy_levels(modular.rotated, self.values, dither, noise, self.secret)
         return modular.residues(self.values, dither)
 
@@ -175,7 +162,7 @@ def contribution(
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
-    """A zero change, for a client whose training has failed and whom noise covers: it sends only noise."""
+    """A change of zeros, for a client that relies on noise and whose training has failed: it sends only noise."""
     return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
 
 
@@ -250,11 +237,7 @@ def _weight(composition: Composition, work: LocalWork) -> int:
         raise ContributionRefused("trained on no samples: let train return their number")
     if not 1 <= work.steps_done <= work.steps_planned:
         raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
-    if not composition.secure.is_proportional:
-        return _samples(composition, work)
-    if not 1 <= work.draws <= composition.secure.clients_max:
-        raise ContributionRefused("a round never draws a client so often; the assignment is wrong")
-    return work.draws
+    return _samples(composition, work)
 
 
 def _read_unseen(

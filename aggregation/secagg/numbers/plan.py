@@ -10,8 +10,8 @@ The unit is the same in all rounds of a run. It is a guess at a usual weight. Fr
 for a wrong guess, because it is measured on weighted changes.
 
 The first round knows neither norms nor weights, and both may be off by orders of magnitude. A step that is too coarse
-only adds noise; a sum that wraps destroys the model. So the first round takes so many bits that no sum can wrap, and a
-step at which the expected update has 64 levels a value. Then weights (or norms) a hundredth of the expected ones are
+only adds noise; a sum that wraps destroys the model. So the first round takes enough bits for every possible sum, and
+a step at which the expected update has 64 levels a value. Then weights (or norms) a hundredth of the expected ones are
 rounded at 1.6 of their own root mean squares, and those a hundred times as large are not shortened yet. Every later
 round takes the bits that hold a Gaussian sum half as large again as the last one (`codec/modular.py`).
 
@@ -66,7 +66,6 @@ def first_plans(
     weight_unit: int,
     clients_max: int,
     minimum: int,
-    is_proportional: bool = False,
     metrics: tuple[str, ...] = (),
     evaluation: tuple[str, ...] = (),
     minimum_work: float = ALL_STEPS,
@@ -75,7 +74,9 @@ def first_plans(
 
     `codec`: the integer codec at a step of the expected root mean square of a change with weight `weight_unit`.
     """
-    secure = SecurePlan(1, weight_unit, clients_max, minimum, is_proportional, metrics, evaluation, None, minimum_work)
+    secure = SecurePlan(
+        1, weight_unit, clients_max, minimum, metrics=metrics, evaluation=evaluation, minimum_work=minimum_work
+    )
     return codec.at_step(1 / codec.inverse_step / FIRST_RMS), secure.unwrapping()
 
 

@@ -81,8 +81,6 @@ class MeanOfSum:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a secure round."""
-
     n_clients: int
     total_weight: int
     sample_count: int
@@ -98,18 +96,15 @@ class Totals:
     mean: MeanOfSum = field(repr=False)
 
 
-def totals(
-    composition: Composition, levels: Tensor, words: Tensor, ranks: Sequence[int], total_draws: int | None = None
-) -> Totals:
+def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Sequence[int]) -> Totals:
     """The totals of these clients from their unmasked sums.
 
     `levels`: signed integers, `n_levels`, whose lowest `bits` count. `words`: int64, `n_words`. `ranks`: of the clients
-    in the sums, in any order. `total_draws`: of them, if draws are their weight. Raises a `TotalsRefused`, and
-    `ValueError` for vectors of another length.
+    in the sums, in any order. Raises a `TotalsRefused`, and `ValueError` for vectors of another length.
     """
     _check_ranks(composition, ranks)
     counts, measured, exact = composition.words.split(words)
-    _check_counts(composition, counts, len(ranks), len(ranks) if total_draws is None else total_draws)
+    _check_counts(composition, counts, len(ranks))
     for one in measured:
         _check_measured(composition, one, counts)
     _check_exact(composition, exact, counts.weight)
@@ -145,16 +140,15 @@ def _check_ranks(composition: Composition, ranks: Sequence[int]) -> None:
         raise TotalsRefused(f"a sum of this round has {least} to {most} of its clients, each of them once")
 
 
-def _check_counts(composition: Composition, counts: Counts, n_clients: int, total_draws: int) -> None:
+def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> None:
     """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for impossible counts."""
     if counts.clients != n_clients:
         raise CanaryWrong(
             "the words do not count the clients in the sum: a mask was not removed, or a client did not count itself "
             "once; the sum is discarded"
         )
-    weight = total_draws if composition.secure.is_proportional else counts.sample_count
     if not (
-        counts.weight == weight
+        counts.weight == counts.sample_count
         and n_clients <= counts.weight <= composition.grid.total_weight_max
         and n_clients <= counts.sample_count <= n_clients * composition.sample_count_max
         and 0 <= counts.n_partial <= n_clients

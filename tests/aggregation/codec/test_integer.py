@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.federations.whole_states import next_master, state_change
 from umbel.aggregation.codec.entropy.entropy import SEGMENT
 from umbel.aggregation.codec.integer import IntegerCodec, in_segments
 from umbel.aggregation.codec.step import first_plan, next_plan
@@ -25,8 +26,7 @@ from umbel.aggregation.errors import (
     WrongLayout,
 )
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import master_of, state_change
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
 
 LAYOUT = Layout.of_state({"a": torch.zeros(300), "b": torch.zeros(40, 4)})

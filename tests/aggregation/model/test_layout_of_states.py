@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.federations.whole_states import next_master, published_state, state_change
 from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.model.layout import N_VALUES_MAX, Layout, TensorSpec
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import master_of, published_state, state_change
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
@@ -333,15 +333,6 @@ def test_values_that_do_not_lie_in_a_row_are_read_in_order() -> None:
     change = state_change(Layout.of_state(start), local, start)
     assert change.tolist() == [0, 3, 1, 4, 2, 5, 1, 1, 1, 1]
     assert master_of(Layout.of_state(local), local)["x"].is_contiguous()
-
-
-@pytest.mark.parametrize("local", [{}, {"x": torch.zeros(1)}, {"x": torch.zeros(2, 1)}])
-def test_a_state_of_another_shape_does_not_subtract(local: dict[str, Tensor]) -> None:
-    start = {"x": torch.zeros(1, 2)}
-    with pytest.raises(LayoutError, match="the trained state does not fit the model: tensor 'x'"):
-        state_change(Layout.of_state(start), local, start)
-    with pytest.raises(LayoutError, match="the start state does not fit"):
-        state_change(Layout.of_state(start), start, local)
 
 
 # --- the master copy --------------------------------------------------------------------------------------------------

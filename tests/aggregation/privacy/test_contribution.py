@@ -133,7 +133,7 @@ def test_the_mean_of_a_round_is_that_of_its_updates_but_for_the_noise() -> None:
         for part in modular.packed([torch.cat(list(parts))]):
             modular.add(sums, part)
     error = modular.mean(sums, n_clients) - torch.stack(updates).mean(0)
-    wanted = plan.std_of_sum(n_clients) / (inverse_step * n_clients)
+    wanted = math.sqrt(n_clients * plan.variance_per_client) / (inverse_step * n_clients)
     assert float(error.std()) == pytest.approx(wanted, rel=0.03)
     assert modular.share_near_the_edge(sums) < 1e-4
 

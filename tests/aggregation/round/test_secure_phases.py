@@ -450,7 +450,9 @@ def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
 def test_who_revealed_no_share_of_a_client_of_whom_others_did_is_named_in_the_reason() -> None:
     withheld = {NAMES[2]: "it revealed no share of a", ClientId("stranger"): "nor this one"}
     ended = failed(Tick(101.0, Revealed(NAMES[:4], withheld=withheld)), since=unmasking())
-    assert ended.reason == ("the sum could not be unmasked in time: c revealed no shares of clients of whom others did")
+    assert ended.reason == (
+        "the sum could not be unmasked in time: c withheld shares of clients whose other holders revealed theirs"
+    )
     assert ended.secure.blamed == {NAMES[2]: "it revealed no share of a", NAMES[4]: Phase.UNMASKING.late_words}
 
 
@@ -459,7 +461,7 @@ def test_who_dealt_false_shares_and_revealed_none_of_anothers_is_told_both() -> 
     ended = failed(Tick(101.0, revealed), since=unmasking())
     assert ended.reason == (
         "the sum could not be unmasked in time: too few shares opened of those that b dealt; "
-        "b revealed no shares of clients of whom others did"
+        "b withheld shares of clients whose other holders revealed theirs"
     )
     assert ended.secure.blamed == {NAMES[1]: "they did not open at c, d; it revealed no share of a"}
 

@@ -36,11 +36,10 @@ def composed(
     sample_count_max: int = 1 << 20,
     max_abs: float = 2.0**40,
 ) -> Composition:
-    total = secure.clients_max * (1 if secure.is_proportional else sample_count_max)
     return Composition(
         CodecPlan(Codec.INTEGER, as_float32(1 / step), key, clip_norm),
         secure,
-        Grid.finest(max_abs=max_abs, total_weight_max=total),
+        Grid.finest(max_abs=max_abs, total_weight_max=secure.clients_max * sample_count_max),
         sample_count_max,
         layout or vector_layout(),
     )
@@ -59,8 +58,8 @@ def sent(composition: Composition, values: Tensor, work: LocalWork, rank: int) -
     return contribution(composition, lambda: pieces_of(values), work, secret_of(rank))
 
 
-def work_of(sample_count: int, draws: int = 1) -> LocalWork:
-    return LocalWork(sample_count, 3, 3, draws=draws)
+def work_of(sample_count: int) -> LocalWork:
+    return LocalWork(sample_count, 3, 3)
 
 
 @dataclass
@@ -88,8 +87,8 @@ class Cohort:
     def words(self) -> Tensor:
         return torch.stack([one.words for one in self.contributions]).sum(0)
 
-    def totals(self, total_draws: int | None = None) -> Totals:
-        return totals(self.composition, self.levels(), self.words(), self.ranks, total_draws)
+    def totals(self) -> Totals:
+        return totals(self.composition, self.levels(), self.words(), self.ranks)
 
     @property
     def has_wrapped(self) -> bool:

@@ -169,14 +169,6 @@ def test_a_member_that_was_removed_has_no_key_any_more() -> None:
         SECOND.keys_of(["north", "south"])
 
 
-def test_a_client_with_another_key_is_not_the_member() -> None:
-    FIRST.require_member("north", base64.b64decode(public_key("north")))
-    with pytest.raises(NotAMember, match="another key for 'north'"):
-        FIRST.require_member("north", base64.b64decode(public_key("mallory")))
-    with pytest.raises(NotAMember, match="'anna' is not in"):
-        FIRST.require_member("anna", base64.b64decode(public_key("anna")))
-
-
 @given(st.data())
 def test_a_chain_of_changes_is_followed_and_no_link_may_be_left_out(data: st.DataObject) -> None:
     chain = [FIRST]

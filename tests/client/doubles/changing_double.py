@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tests.client.doubles.double import Double, Refused, stream
+from tests.federations.whole_states import next_master
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.model.artifact import decode_model, encode_model
-from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.state import InMemory, master_of
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.aggregation.update.wire import HEADER_BYTES

@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import torch
 
+from tests.federations.whole_states import next_master, published_state
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import master_of, published_state
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile

@@ -19,10 +19,10 @@ from tests.federations.server_device import (
     small_state,
     update_of,
 )
+from tests.federations.whole_states import next_master, published_state
 from tests.servers.waits import LIMIT_S, until, until_told
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import master_of, published_state
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.federations.server_device import small_state
+from tests.federations.whole_states import next_master, published_state
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import next_master
-from umbel.aggregation.model.state import master_of, published_state
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
 from umbel.server.blobs.blobs import model_key

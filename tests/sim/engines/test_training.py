@@ -13,11 +13,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+from tests.federations.whole_states import state_change
 from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import state_change
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import LocalPlan
 from umbel.client.training.trainer import TorchClient

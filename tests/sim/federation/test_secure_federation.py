@@ -271,7 +271,7 @@ def test_the_model_is_that_of_the_sum_of_the_integers() -> None:
     words = sum(one.words for one in kept.made.values())
     assert isinstance(levels, torch.Tensor)
     assert isinstance(words, torch.Tensor)
-    found = uplink.totals(CLIENTS, 3, None)
+    found = uplink.totals(CLIENTS, None)
     plain = totals(uplink.composition, levels, words, [0, 1, 2])
     assert (found.sum_sha256, found.total_weight) == (plain.sum_sha256, sum(WEIGHTS))
     assert model.after(found.mean, 1.0, None).file == model.after(plain.mean, 1.0, None).file
@@ -288,7 +288,7 @@ def test_where_the_integers_are_the_same_the_model_is_that_of_a_plain_round() ->
     masked.add(CLIENTS, values, WORKS, WEIGHTS)
     plain = PlainUplink(replace(plan, codec=CodecPlan(), secure=None), model.layout, RANKS, 0, Memory())
     plain.add(CLIENTS, values, WORKS, WEIGHTS)
-    ours = model.after(masked.totals(CLIENTS, 3, None).mean, 1.0, None)
+    ours = model.after(masked.totals(CLIENTS, None).mean, 1.0, None)
     theirs = model.after(plain.codec.mean(plain.total, plain.parts), 1.0, None)
     assert ours.file == theirs.file
     assert ours.file != model.file

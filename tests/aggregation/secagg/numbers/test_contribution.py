@@ -75,13 +75,6 @@ def test_the_counts_say_what_was_done() -> None:
     assert made.words.shape == (composition.n_words,)
 
 
-def test_draws_weigh_where_clients_are_drawn_in_proportion() -> None:
-    composition = composed(secure_plan(5, is_proportional=True))
-    made = sent(composition, torch.ones(N_VALUES), work_of(700, draws=3), rank=0)
-    assert counts_of(made)[:3] == [1, 3, 700]
-    assert torch.equal(made.values, torch.full((N_VALUES,), 3.0))
-
-
 def test_a_change_is_clipped_before_it_is_weighed() -> None:
     composition = composed(secure_plan(5, weight_unit=2), clip_norm=0.5)
     made = sent(composition, gaussian(N_VALUES, 1), work_of(8), rank=0)
@@ -134,13 +127,11 @@ def test_the_vastest_change_has_the_size_of_the_longest_that_is_not_cut() -> Non
         (LocalWork(0, 3, 3), "trained on no samples"),
         (LocalWork(500, 0, 4711), "steps_done"),
         (LocalWork(500, 4711, 3), "steps_done"),
-        (LocalWork(500, 3, 3, draws=6), "never draws a client so often"),
     ],
 )
 def test_work_that_must_not_be_sent_is_refused_without_a_number_of_it(work: LocalWork, says: str) -> None:
-    plan = secure_plan(5, is_proportional=work.draws > 1)
     with pytest.raises(ContributionRefused, match=says) as refusal:
-        sent(composed(plan, sample_count_max=1000), torch.zeros(N_VALUES), work, 0)
+        sent(composed(secure_plan(5), sample_count_max=1000), torch.zeros(N_VALUES), work, 0)
     assert "4711" not in str(refusal.value)
 
 
@@ -337,8 +328,10 @@ def test_plans_that_do_not_fit_each_other_are_refused() -> None:
         replace(good, codec=replace(good.codec, codec=Codec.FLOAT32))
     with pytest.raises(ValueError, match="exceed the grid's total_weight_max"):
         replace(good, secure=secure_plan(6))
+    with pytest.raises(ValueError, match="never by draws"):
+        replace(good, secure=replace(good.secure, is_proportional=True))
     with pytest.raises(ValueError, match="more than 2\\^38"):
-        composed(secure_plan(5, is_proportional=True), sample_count_max=1 << 37)
+        replace(good.words, sample_count_max=1 << 37)
 
 
 def test_nothing_of_a_client_is_in_a_repr() -> None:
