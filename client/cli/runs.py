@@ -125,12 +125,9 @@ def _version_or_best(to: str) -> int | Literal["best"]:
 
 
 def _whole_progress(operator: Operator, run: str) -> RunProgress:
-    """Fetch every round so far, page by page."""
-    progress, ended = operator.progress(run), list[RoundRecord]()
-    while progress.ended:
-        ended += progress.ended
-        progress = operator.progress(run, progress.next_after)
-    return replace(progress, ended=tuple(ended))
+    """Every round so far, with the run as the last page shows it."""
+    pages = [*operator.ended(run)]
+    return replace(pages[-1], ended=tuple(record for page in pages for record in page.ended))
 
 
 def _follow_live(operator: Operator, run: str, terminal: Console) -> RunStatus:

@@ -71,12 +71,10 @@ def _trace_of(operator: Operator, runs: Sequence[str], n_ended: Counter[str]) ->
 
 
 def _ended(operator: Operator, run: str, n_ended: Counter[str]) -> Iterator[RoundRecord]:
-    """Yield every ended attempt of a run. Pages are fetched one at a time, so memory holds one page."""
-    progress = operator.progress(run)
-    while progress.ended:
-        n_ended[run] += len(progress.ended)
-        yield from progress.ended
-        progress = operator.progress(run, progress.next_after)
+    """Yield every ended attempt of a run. Memory holds one page."""
+    for page in operator.ended(run):
+        n_ended[run] += len(page.ended)
+        yield from page.ended
 
 
 def _facts(trace: Trace, out: Path, runs: Sequence[str], n_ended: int) -> ExportedTrace:

@@ -149,6 +149,14 @@ class Operator:
         path = _run_path(name, "progress")
         return self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX).parse(_PROGRESS)
 
+    def ended(self, name: str) -> Iterator[RunProgress]:
+        """Every round so far, page by page. The last page has none."""
+        progress = self.progress(name)
+        yield progress
+        while progress.ended:
+            progress = self.progress(name, progress.next_after)
+            yield progress
+
     def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
         """News of a run, page by page, until the run has ended; each request is held open for up to `wait_s`.
 

@@ -1,7 +1,7 @@
 """Compute a round again from what the coordinator stored: `aggregation/audit/replay.py` with files."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from umbel.client.files import file_sha256
 from umbel.client.operator.operator import Operator
 from umbel.client.state.model_files import MappedModel, read_tensors
 
+_PIECE_BYTES = 4 * PIECE_VALUES
 Tell = Callable[[str], None]
 
 
@@ -67,14 +68,7 @@ def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> 
             f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
         )
     with path.open("rb", buffering=0) as file:
-        again.fold(one, file.read(again.codec.header_bytes), _pieces(file.readinto))
-
-
-def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview]:
-    """The body of an update in pieces. Each piece overwrites the one before."""
-    buffer = memoryview(bytearray(4 * PIECE_VALUES))
-    while n_bytes := readinto(buffer):
-        yield buffer[:n_bytes]
+        again.fold(one, file.read(again.codec.header_bytes), iter(lambda: file.read(_PIECE_BYTES), b""))
 
 
 def _make_model(

@@ -20,13 +20,12 @@ from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.app import Checkpoint
-from umbel.client.files import make_private, sync
-from umbel.client.state.model_files import read_tensors
+from umbel.client.files import make_private
+from umbel.client.state.model_files import read_tensors, write_tensors
 
 _SHARE = 1 / 40
 # The estimate for the first save: the weights and Adam's two moments, on a spinning disk.
@@ -100,10 +99,7 @@ class DiskCheckpoint(Checkpoint):
         packed = packing.pack(state)
         tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
         make_private(self._path.parent)
-        save_file(tensors, self._aside, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
-        sync(self._aside)
-        self._aside.replace(self._path)
-        sync(self._path.parent)
+        write_tensors(self._path, tensors, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
 
     def _give_up(self, error: Exception) -> None:
         """Continue without a checkpoint. Each failure delays the next try; only the first is logged."""

@@ -8,12 +8,11 @@ import logging
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.types import RunId
 from umbel.client.files import make_private, sync
-from umbel.client.state.model_files import read_tensors
+from umbel.client.state.model_files import read_tensors, write_tensors
 
 log = logging.getLogger("umbel.client")
 
@@ -41,11 +40,7 @@ class FeedbackStore:
 
     def wait(self, run: RunId, round_number: int, left: Residual) -> None:
         """Write the residual of this round beside its update."""
-        aside = self.waiting.with_suffix(".tmp")
-        save_file(left.to_tensors(), aside, _belongs(run, round_number))
-        aside.chmod(0o600)
-        sync(aside)
-        aside.replace(self.waiting)
+        write_tensors(self.waiting, left.to_tensors(), _belongs(run, round_number))
 
     def keep(self) -> None:
         """Keep the waiting residual, because its update was accepted. All but the last two are removed."""

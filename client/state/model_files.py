@@ -17,6 +17,7 @@ from umbel.aggregation.model.artifact import layout_of, metadata_of, tensor_offs
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
 from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.files import sync
 
 
 def write_model(path: Path, state: State) -> Layout:
@@ -25,6 +26,16 @@ def write_model(path: Path, state: State) -> Layout:
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
     save_file(owned, path, metadata_of(layout))
     return layout
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Replace a safetensors file, durably. Only its owner may read it."""
+    aside = path.with_suffix(".tmp")
+    save_file(tensors, aside, metadata)
+    aside.chmod(0o600)
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -19,7 +19,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -157,12 +157,7 @@ class _Guard(httpcore.NetworkBackend):
         self._refusal = refusal
 
     def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+        self, host: str, port: int, timeout: float | None = None, *more: Any, **options: Any
     ) -> httpcore.NetworkStream:
         until = None if timeout is None else time.monotonic() + timeout
         failed: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError("the name has no address")
@@ -172,7 +167,7 @@ class _Guard(httpcore.NetworkBackend):
             if share_s is not None and share_s <= 0:
                 raise httpcore.ConnectTimeout("no address of it answers in time")
             try:
-                return self._backend.connect_tcp(address, port, share_s, local_address, socket_options)
+                return self._backend.connect_tcp(address, port, share_s, *more, **options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
         raise failed

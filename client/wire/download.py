@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import httpx
 
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.client.errors import CoordinatorMisbehaved, LinkFailed, Redirected
 from umbel.client.files import file_sha256
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -24,6 +25,7 @@ from umbel.client.wire.http_deadline import bound, exchange_until, timing
 from umbel.client.wire.timing import Timing
 from umbel.client.wire.transport import Patience, patiently
 
+WantedFile = ModelRef | ModelChange
 _LINK_CHARS_MAX = 8192
 REST_S = 600.0
 """How long no link is followed after one that brought nothing; the coordinator must send files itself."""
@@ -135,15 +137,6 @@ def _failed(what: str) -> LinkFailed:
     """Log what happened. The error itself does not say it."""
     log.warning("%s", what)
     return LinkFailed()
-
-
-class WantedFile(Protocol):
-    """A file to download: its hash and its length."""
-
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

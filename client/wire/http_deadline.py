@@ -12,7 +12,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
@@ -73,15 +73,10 @@ class _Backend(httpcore.NetworkBackend):
         self._backend = backend
 
     def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+        self, host: str, port: int, timeout: float | None = None, *more: Any, **options: Any
     ) -> httpcore.NetworkStream:
         left_s = _left_s(timeout, httpcore.ConnectTimeout)
-        return _Stream(self._backend.connect_tcp(host, port, left_s, local_address, socket_options))
+        return _Stream(self._backend.connect_tcp(host, port, left_s, *more, **options))
 
     def sleep(self, seconds: float) -> None:
         self._backend.sleep(seconds)

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
@@ -75,12 +74,7 @@ class Network(httpcore.NetworkBackend):
         self.called: list[str] = []
 
     def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+        self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any
     ) -> httpcore.NetworkStream:
         self.called.append(host)
         raise httpcore.ConnectError("nobody is there")
