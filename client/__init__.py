@@ -31,24 +31,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Checkpoint": "app",
-    "Client": "app",
-    "ClientError": "errors",
-    "CoordinatorRefused": "errors",
-    "Evaluation": "app",
-    "LocalPlan": "app",
-    "Operator": "operator.operator",
-    "RunEnd": "loop",
-    "SitePolicy": "policy.policy",
-    "TorchClient": "training.trainer",
-    "TrainResult": "app",
-    "read_policy": "policy.policy",
-    "run_client": "loop",
+    "app": ("Checkpoint", "Client", "Evaluation", "LocalPlan", "TrainResult"),
+    "errors": ("ClientError", "CoordinatorRefused"),
+    "loop": ("RunEnd", "run_client"),
+    "operator.operator": ("Operator",),
+    "policy.policy": ("SitePolicy", "read_policy"),
+    "training.trainer": ("TorchClient",),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module when it is first used (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,15 +2,11 @@
 
 import inspect
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from umbel.client.operator.operator import Operator
 
 
 def _no_server() -> str:
@@ -48,21 +44,17 @@ State = Annotated[Path, typer.Option("--state", help="Directory for key and unse
 STATE_DEFAULT = Path("~/.umbel")
 
 
-@contextmanager
-def operator_at(server: str, admin_key_file: Path | None) -> Generator["Operator"]:
-    """Connect as the operator. Errors become one sentence and exit status 1."""
-    from umbel.client.cli.output import one_sentence_errors
-    from umbel.client.operator.operator import Operator
-
-    with one_sentence_errors(), Operator(server, _admin_key(admin_key_file)) as operator:
-        yield operator
-
-
 def operator_verb(action: Callable[..., None]) -> Callable[..., None]:
-    """The verb of an action whose first argument is an operator: in its place it has the flags of the connection."""
+    """The verb of an action whose first argument is an operator: in its place it has the flags of the connection.
+
+    Errors become one sentence and exit status 1.
+    """
 
     def verb(server: str, admin_key_file: Path | None, **flags: Any) -> None:
-        with operator_at(server, admin_key_file) as operator:
+        from umbel.client.cli.output import one_sentence_errors
+        from umbel.client.operator.operator import Operator
+
+        with one_sentence_errors(), Operator(server, _admin_key(admin_key_file)) as operator:
             action(operator, **flags)
 
     _, *own = inspect.signature(action).parameters.values()

@@ -146,8 +146,7 @@ def _terms(run: RunView) -> Iterator[Text]:
 def _live_words(live: LiveRound) -> list[Text]:
     left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
     line = Text(f"{name_of(live)}: {printable(live.phase)}{left}").append(f"  {printable(live.why)}", "dim")
-    has_absent = live.absent is not None and live.absent.clients
-    return [line, Text(absent_words(live.absent), "yellow")] if live.absent and has_absent else [line]
+    return [line, Text(absent_words(live.absent), "yellow")] if live.absent and live.absent.clients else [line]
 
 
 def _away(one: TurnedAway) -> Text:

@@ -169,8 +169,8 @@ class Site:
             n_holders=parameters.k + 1,
             n_parameters=layout.n_values,
             colluders=plan.noise.colluders if plan.noise else None,
-            epsilon=self._epsilon_of(ledger),
-            epsilon_total=self._epsilon_in_all(ledger),
+            epsilon=_epsilon(ledger, self.policy.epsilon),
+            epsilon_total=_epsilon(self._ledger_of_all_runs(ledger), self.policy.epsilon_total),
         )
         if self._has_policy:
             self.policy.check_secure_round(round_)
@@ -182,15 +182,11 @@ class Site:
         noise = invitation.offer.plan.noise
         return self._kept.spent(self.run, self.policy.delta).after(release_of(noise)) if noise else None
 
-    def _epsilon_of(self, ledger: Ledger | None) -> float | None:
-        return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)
-
-    def _epsilon_in_all(self, ledger: Ledger | None) -> float | None:
-        """The cost of all runs, with `ledger` for this one."""
+    def _ledger_of_all_runs(self, ledger: Ledger | None) -> Ledger | None:
+        """The cost of all runs, with `ledger` for this one; None if no budget needs it."""
         if ledger is None or self.policy.epsilon_total is None:
             return None
-        beside = self._kept.spent_beside(self.run, self._state_dir, self.policy.delta)
-        return _epsilon(beside.plus(ledger), self.policy.epsilon_total)
+        return self._kept.spent_beside(self.run, self._state_dir, self.policy.delta).plus(ledger)
 
     def _check_members(self, invitation: SecureInvitation) -> None:
         lists = self._lists()
@@ -247,7 +243,10 @@ class Site:
         self._has_warned = True
 
 
-def _epsilon(ledger: Ledger, budget: float) -> float:
+def _epsilon(ledger: Ledger | None, budget: float | None) -> float | None:
+    """The cost in epsilon; None without noise or without a budget."""
+    if ledger is None or budget is None:
+        return None
     try:
         return ledger.epsilon_within(budget)
     except AccountantMissing as error:

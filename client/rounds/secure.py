@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -121,9 +122,7 @@ class SecureRound:
         return self.store.save_update(masked_input(made, self.admitted.client))
 
     def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
-        def change() -> Iterator[Tensor]:
-            return weight_changes(app, self.layout, start)
-
+        change = partial(weight_changes, app, self.layout, start)
         if self.is_covered:
             return self._unseen(nothing(self.invitation.composition) if done is None else change)
         assert done is not None, "without noise, failed training is declined"

@@ -4,7 +4,6 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
@@ -61,9 +60,7 @@ class Watch:
         threading.Thread(target=self._run, name=f"watch {self._assignment}", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self._ended.set()
 
     def _run(self) -> None:
@@ -129,11 +126,9 @@ class KeyExchange(Watch):
         has_failed = self._given_up is not None and not self._has_inbox
         return self._closed or ("the secure round has failed" if has_failed else None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_abandoned = error is not None
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._is_abandoned = any(raised)
+        super().__exit__(*raised)
 
     def wait(self, seconds: float) -> None:
         """Wait for the inbox. Raises the error that ended the exchange, or `OutOfTime`."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -161,11 +162,7 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
 
 def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
     """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
-    codec = codec_for(offer.codec, offer.grid, layout)
-
-    def change() -> Iterator[torch.Tensor]:
-        return weight_changes(app, layout, start)
-
+    codec, change = codec_for(offer.codec, offer.grid, layout), partial(weight_changes, app, layout, start)
     if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
         return store.save_update(codec.encode(change, offer.rank))
     version = offer.model.version

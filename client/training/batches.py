@@ -13,10 +13,11 @@ from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.training.devices import generators, set_generators
 
+Data = Dataset[Any] | DataLoader[Any]
 Batch = tuple[Any, Any]
 
 
-def n_samples(data: "Dataset[Any] | DataLoader[Any]") -> int:
+def n_samples(data: Data) -> int:
     """The number of samples. Raises `TypeError` for a data set without a length."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if not isinstance(dataset, Sized):
@@ -24,7 +25,7 @@ def n_samples(data: "Dataset[Any] | DataLoader[Any]") -> int:
     return len(dataset)
 
 
-def n_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int) -> int:
+def n_batches(data: Data, batch_size: int) -> int:
     """Batches in one pass. A `DataLoader` has its own batch size."""
     return len(data) if isinstance(data, DataLoader) else len(split_sizes(n_samples(data), batch_size))
 
@@ -40,9 +41,7 @@ def split_sizes(n: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def shuffled_batches(
-    data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, number: int, n_skipped: int = 0
-) -> Iterator[Batch]:
+def shuffled_batches(data: Data, batch_size: int, seed: int, number: int, n_skipped: int = 0) -> Iterator[Batch]:
     """Pass `number` (from 0), without its first batches: pairs of inputs and targets, in an order drawn from `seed`.
 
     The shuffling of a `DataLoader` is reseeded.
@@ -61,9 +60,7 @@ class EndlessBatches:
     start, because a `DataLoader` may draw from those.
     """
 
-    def __init__(
-        self, data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, device: torch.device
-    ) -> None:
+    def __init__(self, data: Data, batch_size: int, seed: int, device: torch.device) -> None:
         self._data, self._batch_size, self._seed, self._device = data, batch_size, seed, device
         self._generators: dict[str, Any] = {}
         self._number, self._n_taken = -1, 0
@@ -95,7 +92,7 @@ class EndlessBatches:
         return shuffled_batches(self._data, self._batch_size, self._seed, self._number, self._n_taken)
 
 
-def ordered_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int) -> Iterator[Batch]:
+def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
     """One pass in the data's own order."""
     if isinstance(data, DataLoader):
         yield from data

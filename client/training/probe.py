@@ -10,7 +10,7 @@ import torch
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import Probe
 from umbel.aggregation.types import METRIC_ABS_MAX
-from umbel.client.app import Client, TrainResult
+from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.wire.timing import Bandwidth
 
 _STATUS = Path("/proc/self/status")
@@ -58,8 +58,8 @@ def _steps_full(app: Client, result: TrainResult, offer: Assignment) -> int:
         return result.steps_full
     asked = offer.training
     n_batches = math.ceil(app.sample_count / asked.batch_size)
-    steps = asked.local_steps if asked.local_steps is not None else (asked.local_epochs or 1) * n_batches
-    return max(steps, result.steps_planned)
+    plan = LocalPlan(epochs=asked.local_epochs, steps=asked.local_steps)
+    return max(plan.full_steps_for(n_batches), result.steps_planned)
 
 
 def _device_memory() -> tuple[int | None, int | None]:

@@ -14,15 +14,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader, Dataset
 
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
+from umbel.client.training.batches import Batch, Data, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
 from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
 from umbel.client.training.progress import Means, TrainingProgress
 
 EVALUATION_BATCH_SIZE = 256
-Data = Dataset[Any] | DataLoader[Any]
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], float], Optimizer]
