@@ -69,8 +69,9 @@ class AssignmentClosed(CoordinatorRefused):
 
 
 class TryAgain(ClientError):
-    """`retry_after_s`: the wait that the coordinator asked for, or 0. `has_other`: whether another of its addresses has
-    not failed, so that no wait is needed.
+    """`retry_after_s`: the wait that the coordinator asked for, or 0.
+
+    `has_other`: whether another of its addresses has not failed, so that no wait is needed.
     """
 
     def __init__(self, reason: str, retry_after_s: float = 0.0, has_other: bool = False) -> None:
@@ -112,8 +113,7 @@ class WorkRefused(ClientError):
 class BudgetSpent(WorkRefused):
     """A private round that would exceed a privacy budget of this site.
 
-    The refusal compares this round's cost, which the coordinator chooses, with the budget that is left. That may
-    reveal something about rounds with other coordinators, so it counts as a failure.
+    It counts as a failure, because it may reveal something about rounds with other coordinators.
     """
 
 

@@ -1,7 +1,6 @@
 """Files that survive a kill: written aside, flushed, then renamed into place; only their owner may read them.
 
-The state directory holds what a client trusts and what it has revealed, so no other user of the machine may read or
-change it. Systems without Unix owners skip these checks.
+Systems without Unix owners skip the checks of owners and modes.
 """
 
 import contextlib

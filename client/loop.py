@@ -157,7 +157,7 @@ class ClientLoop:
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
         self._sent_sample_count = 0  # 0 until the run needs it
-        self._waits_in: RunStatus | None = None
+        self._waits_in: RunStatus | None = None  # the status of the run at the last log line about waiting
 
     def take_part(self) -> RunEnd:
         """Work until the run is over. Raises `Interrupted` when asked to leave, `ClientError` if it cannot continue."""

@@ -60,12 +60,12 @@ class Phase(StrEnum):
 
     @property
     def late_words(self) -> str:
-        """The reason of a client that missed this phase."""
+        """The reason that is recorded for a client that missed this phase."""
         return f"it had not {self.done_words} in time"
 
 
 def is_late(reason: str) -> bool:
-    """Whether this reason is of a client that missed a phase of a secure round."""
+    """Whether this reason is recorded for clients that missed a phase of a secure round."""
     return reason in [phase.late_words for phase in Phase]
 
 
@@ -113,7 +113,7 @@ class Exchange:
         return word
 
     def who(self, phase: Phase) -> tuple[ClientId, ...]:
-        """The clients with a message in a phase, in the order of names: U1, U2 or U4 once it is over."""
+        """The clients with a message in a phase, sorted by name: U1, U2 or U4 once the phase is over."""
         word = _WORD[phase]
         return tuple(sorted(client for client, spoken in self.spoken.items() if getattr(spoken, word)))
 

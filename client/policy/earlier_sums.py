@@ -161,7 +161,7 @@ class EarlierSums:
     def _check_change(self, invitation: SecureInvitation, now: frozenset[str], earlier: Iterable[_Earlier]) -> None:
         """Refuse clients that are too close to a sum whose shares were revealed, or warn. Of other sums only warn.
 
-        The warning names the closest sum. Each pair of client sets is warned of once.
+        Each pair of client sets is warned of once, by the closest sum.
         """
         if self._policy.relies_on(invitation.offer.plan.noise) and self._policy.cohort_change is None:
             return
@@ -220,7 +220,7 @@ def _counted(clients: Collection[str], members: Collection[str] | None) -> list[
 def terms_sha256(invitation: SecureInvitation) -> str:
     """The SHA-256, in hex, of the terms: the training and every bound that the coordinator sets on its result.
 
-    It is stored on disk, so a release that hashed anything else would stop every run.
+    It is stored on disk: a release that hashed anything else would stop every run.
     """
     offer, plan = invitation.assignment, invitation.offer.plan
     training = offer.training

@@ -4,8 +4,7 @@
 <state>/members/<list>.json     the newest accepted list with its signatures; <list>: its name
 ```
 
-The pins are outside the coordinators' directories, because the list belongs to the consortium: a coordinator at another
-address must not begin a new one.
+The pins are outside the coordinators' directories: a coordinator at another address must not begin a new list.
 
 | a list | is accepted if |
 |---|---|

@@ -1,7 +1,7 @@
 """Fetch the model of an assignment: whole, or as the changes since a version that is on disk.
 
-A client that trained in one of the last rounds has that round's model and downloads only the changes since. It applies
-them to a copy, which counts only if it has the model's SHA-256. If anything fails, it downloads the whole model.
+A client applies the changes to a copy, which counts only if it has the model's SHA-256. If anything fails, it downloads
+the whole model.
 """
 
 import logging

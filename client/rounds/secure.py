@@ -10,10 +10,8 @@ masked update on disk -> upload -> report -- late, surplus --> forget
             GET unmasking -> PUT unmasking                      shares
 ```
 
-Before the upload, the signature and the shares the site remembers what it is about to send (`earlier_sums.py`).
-
-The keys are only in memory, so a kill ends this client's part in the attempt. While the coordinator is away, the client
-repeats its requests.
+Before the upload, the signature and the shares the site remembers what it is about to send (`earlier_sums.py`). The
+keys are only in memory, so a kill ends this client's part in the attempt.
 """
 
 import base64
@@ -237,10 +235,7 @@ class SecureRound:
         return self._until_done(lambda hold_s: self.coordinator.fetch_message(self._id, phase, n_cohort, hold_s))
 
     def _until_done(self, step: Callable[[float], T | None]) -> T:
-        """Repeat a long poll until it has a result.
-
-        Only time in which the coordinator answers counts, because it extends its deadlines after an outage.
-        """
+        """Repeat a long poll until it has a result. Only time in which the coordinator answers counts."""
         window_s, waited_s = self.invitation.offer.window_s, 0.0
         hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
 

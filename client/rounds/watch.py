@@ -17,8 +17,7 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import within
 
-# Shorter trainings cost no request. It delays news of the round's close by as much.
-START_AFTER_S = 0.5
+START_AFTER_S = 0.5  # shorter trainings cost no request
 PAUSE_S = 0.1  # between polls, if a coordinator does not hold them open
 _jitter = random.SystemRandom().random  # the process-wide generator belongs to the training
 log = logging.getLogger("umbel.client")
@@ -93,11 +92,9 @@ class KeyExchange(Watch):
     PUT advertise-keys -> GET share-keys (roster) -> PUT share-keys -> GET masked-input (inbox) -> status, to the end
     ```
 
-    Each request is one poll, repeated with the same bytes until it is answered. The first error ends the exchange: the
-    client sends nothing more, and training stops.
-
-    `check_roster` raises `ClientError` for a roster that the site refuses. Once `wait` has returned, only the caller
-    uses the client.
+    Each request is one poll, repeated with the same bytes until it is answered. The first error ends the exchange, and
+    with it the training. `check_roster` raises `ClientError` for a roster that the site refuses. Once `wait` has
+    returned, only the caller uses the client.
     """
 
     start_after_s = 0.0  # other clients wait for these keys

@@ -175,8 +175,8 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
 def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
     """The change as float32, in pieces.
 
-    The start weights are read from their file again, so memory holds neither them nor the whole change. Nothing is
-    yielded inside `torch.no_grad`: it would apply to the reader too, and for ever if the reader stops early.
+    Memory holds neither the start weights nor the whole change. Nothing is yielded inside `torch.no_grad`: it would
+    apply to the reader too, and for ever if the reader stops early.
     """
     local, before = app.model.state_dict(), load_model(start, layout)
     layout.require(local, "the trained model")

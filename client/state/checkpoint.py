@@ -1,13 +1,10 @@
 """A training in progress, kept on disk, so that a killed client resumes it while its round is open.
 
 It is one safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model that it
-belongs to. It is written aside, flushed and renamed, so that a kill leaves the file before.
+belongs to. Nothing is unpickled. Values that JSON cannot tell apart are spelled out: `{"tuple": [...]}`,
+`{"dict": [[key, value], ...]}`, `{"tensor": "name"}`.
 
-Saving may take `_SHARE` of the training's time, by the time that the last save took. A kill costs the work of one
-interval at most. If the disk is full or not writable, that is only logged.
-
-Nested state, such as an optimizer's, becomes JSON and named tensors, and nothing is unpickled. Values that JSON cannot
-tell apart are spelled out: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": "name"}`.
+Saving may take `_SHARE` of the training's time, by the time that the last save took. A failure to save is only logged.
 """
 
 import contextlib
@@ -28,11 +25,9 @@ from umbel.client.files import make_private
 from umbel.client.state.model_files import read_tensors, write_tensors
 
 _SHARE = 1 / 40
-# The estimate for the first save: the weights and Adam's two moments, on a spinning disk.
-_FIRST_COPIES = 3
-_FIRST_BYTES_PER_S = 100e6
-# The least time of a save: two flushes to a spinning disk.
-_LEAST_S = 0.025
+_FIRST_COPIES = 3  # for an estimate of the first save: the weights and Adam's two moments
+_FIRST_BYTES_PER_S = 100e6  # on a spinning disk
+_LEAST_S = 0.025  # of a save: two flushes to a spinning disk
 _KEY = "umbel.checkpoint"
 log = logging.getLogger("umbel.client")
 

@@ -4,12 +4,12 @@
 <coordinator>/failures/RUN.json   removed by a person
 ```
 
-A client that cannot do its part declines, and the coordinator sees that. The reason may depend on the client's data, so
-a coordinator could repeat rounds and learn from the pattern of refusals. Therefore a client stops, until a person has
-looked, after `FAILURES_MAX` failures in a row. It also stops after `UNFIT_MAX` rounds of a run, in a row or not, whose
-refusal may reveal something of the data: training failed or ended early, the update was not finite, or the steps were
-inconsistent. A round that exceeds a privacy budget counts likewise, because the rest of the budget is secret too. What
-the policy refuses otherwise does not count: it says nothing of the data, and the next policy may allow it.
+The coordinator sees that a client declines, and the reason may depend on the client's data. So a coordinator that
+repeats rounds could learn from the pattern of refusals. A client stops, until a person has looked, after `FAILURES_MAX`
+failures in a row. It also stops after `UNFIT_MAX` rounds of a run, in a row or not, whose refusal may reveal something
+of the data: training failed or ended early, the update was not finite, or the steps were inconsistent. A round that
+exceeds a privacy budget counts too, because the rest of the budget is secret. Other refusals of the policy do not
+count: they say nothing of the data.
 """
 
 from dataclasses import dataclass, replace

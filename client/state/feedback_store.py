@@ -1,7 +1,7 @@
 """The residuals of error feedback, on disk: one safetensors file for each of the two newest model versions.
 
-A residual is written beside its update, and kept only if the report of that update was accepted. The residual of the
-version before stays too, because an abandoned attempt is repeated and must begin as it did.
+A residual is written beside its update, and kept if the report of that update was accepted. The residual of the version
+before stays too, because an attempt that is repeated must begin as the abandoned one did.
 """
 
 import logging

@@ -90,16 +90,16 @@ _SPENT = TypeAdapter(Ledger)
 class RevealedSums:
     """Every sum of a run that this client has revealed shares of: a file from which nothing is ever removed.
 
-    A forgotten sum could be requested again without one client, and subtracted. A line is added to the file, durably,
-    when a sum leaves the newest hundred:
+    A forgotten sum could be requested again without one client, and subtracted. A line is added, durably, when a sum
+    leaves the newest hundred:
 
     ```
     ["anna","bert","cora"]                                     a set of clients; the first one has number 0
     {"attempt":"5f…","round":61,"model":"2b…","invited":5,"terms":"9a…","clients":0}
     ```
 
-    If the same sites take part each time, a sum takes some 220 bytes. A last line without its line feed was cut off by
-    a crash; its sum is still among the newest hundred, so the line is dropped.
+    A last line without its line feed was cut off by a crash; its sum is still among the newest hundred, so the line is
+    dropped.
     """
 
     def __init__(self, path: Path) -> None:

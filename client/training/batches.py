@@ -31,10 +31,7 @@ def n_batches(data: Data, batch_size: int) -> int:
 
 
 def split_sizes(n: int, batch_size: int) -> list[int]:
-    """Sizes of the batches of one pass. A last batch of one sample joins the one before it.
-
-    Batch normalization cannot train on a single sample, and dropping it would ignore some samples in every pass.
-    """
+    """Sizes of the batches of one pass. A last single sample joins the batch before: batch normalization needs two."""
     sizes = [min(batch_size, n - start) for start in range(0, n, batch_size)]
     if len(sizes) > 1 and batch_size > 1 and sizes[-1] == 1:
         sizes[-2:] = [sizes[-2] + 1]
@@ -56,8 +53,8 @@ def shuffled_batches(data: Data, batch_size: int, seed: int, number: int, n_skip
 class EndlessBatches:
     """Pass after pass over a site's data, which can resume at a `place`.
 
-    A place is the pass, the number of its batches that were taken, and the states of the process-wide generators at its
-    start, because a `DataLoader` may draw from those.
+    A place is the pass, the number of its batches that were taken, and the states of the process-wide generators at the
+    pass's start, because a `DataLoader` may draw from those.
     """
 
     def __init__(self, data: Data, batch_size: int, seed: int, device: torch.device) -> None:
@@ -80,10 +77,7 @@ class EndlessBatches:
         return {"pass": self._number, "n_taken": self._n_taken, "generators": self._generators}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Resume after the batches that were taken at `place`.
-
-        Loading these batches again moves the process-wide generators on from the pass's start.
-        """
+        """Resume after the batches that were taken at `place`. This moves the process-wide generators on."""
         self._number, self._n_taken, self._generators = place["pass"], place["n_taken"], place["generators"]
         set_generators(self._generators, self._device)
         self._pass = self._batches()

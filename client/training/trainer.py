@@ -1,10 +1,8 @@
 """The ready trainer: any `nn.Module`, any loss, any map-style data set.
 
-It picks the device and the precision, adds FedProx's proximal term, and draws batch order and dropout from the plan's
-seed. When it must stop, or has no time for the next step, it returns the steps done so far: partial work. It saves a
-long training from time to time; after a kill the training resumes and gives the same bits.
-
-A loss that becomes NaN does not stop it: the loop declines the update with the reason.
+It draws batch order and dropout from the plan's seed. When it must stop, or has no time for the next step, it returns
+the steps done so far: partial work. After a kill the training resumes from its checkpoint and gives the same bits. A
+loss that becomes NaN does not stop it: the loop declines the update with the reason.
 """
 
 import time
@@ -207,8 +205,7 @@ def _batch_size(target: Any) -> int:
 class ProximalTerm:
     """FedProx's proximal term (Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2).
 
-    The local objective becomes h(w) = F(w) + mu/2 * ||w - w_global||^2 over the trainable parameters. Its gradient is
-    added in place, mu * (w - w_global), which costs one pass over the weights and keeps no graph. w_global is the
+    The local objective becomes h(w) = F(w) + mu/2 * ||w - w_global||^2 over the trainable parameters. w_global is the
     model when this is made. With mu = 0 it does nothing.
     """
 

@@ -1,7 +1,7 @@
 """A coordinator's addresses: one, or one for each replica if no load balancer stands in front of them.
 
 If an address does not answer, or answers 5xx, the client moves to the next and stays there. Each process has its own
-order of addresses, so that a start or the death of a replica does not send every client to the same one.
+order of addresses, so that neither a start nor the death of a replica sends all clients to one replica.
 """
 
 import logging

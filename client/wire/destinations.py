@@ -1,8 +1,8 @@
 """Where the coordinator's links may lead: to public addresses, and to hosts that the site's policy names.
 
 Otherwise a hostile coordinator could make a hospital's client contact services that trust their network (a printer, a
-database, localhost, a cloud's metadata), and learn from the client's next request what is there. A coordinator at a
-private address, or on this machine, has no further rights: a tunnel or a VPN makes a distant one look so.
+database, localhost, a cloud's metadata). A coordinator at a private address, or on this machine, has no further rights:
+a tunnel or a VPN makes a distant one look so.
 
 | a link leads to | unnamed host | host in `link_hosts`, at that port |
 |---|---|---|

@@ -1,8 +1,8 @@
 """Download a model, or a change of one: streamed to disk, resumed after a cut, and checked by its SHA-256.
 
 The coordinator may answer with a link to another address. If the link brings nothing, or another file, the client asks
-the coordinator for the file itself, and for some time for all other files too. After a cut it asks for a new link,
-because the old one may have expired. The time of these requests does not reveal what went wrong.
+the coordinator for the file itself, and for `REST_S` for all other files too. After a cut it asks for a new link,
+because the old one may have expired.
 """
 
 import logging
@@ -34,19 +34,16 @@ log = logging.getLogger("umbel.client")
 
 
 class Links:
-    """Follows links for one client, by its site's rules. A link's address is not trusted.
+    """Follows links for one client, by its site's rules.
 
-    That address gets no signature, no cookie and no name, only the range of bytes. Its answer counts only if the hash
+    A link's address is not trusted. It gets no signature, no cookie and no name, and its answer counts only if the hash
     is right. The client follows one link, never from TLS to plain HTTP, and never to places that the site's policy
     excludes (`destinations.py`).
 
     A coordinator may send a link just to learn what is at an address. So all links that bring nothing look the same to
     it, in words and in time: the next request comes a whole number of `pause_s` after the link was followed, and
-    everything up to the head of the answer takes less than one pause. Then no link is followed for `REST_S`. Only this
-    machine's log says what went wrong.
-
-    A coordinator can still learn that a link brought the right file, and that a host announced a body of the right
-    length, if that body then took longer than a pause, or broke off.
+    everything up to the head of the answer takes less than one pause. A coordinator can still learn that a host
+    announced a body of the right length, if that body then took longer than a pause, or broke off.
     """
 
     def __init__(self, rules: LinkRules | None = None, clock: Callable[[], float] = time.monotonic) -> None:

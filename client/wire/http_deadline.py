@@ -4,8 +4,8 @@ httpx limits the silence between two reads, not their sum: a byte every few seco
 would hold a client for ever. Here every read and write ends at the exchange's deadline.
 
 The kernel also notices a peer that disappears (a cable, a VPN, a radio cell): the connection ends if bytes are
-unacknowledged for `stall_s`, or if the peer of a held-open answer does not answer probes. By default TCP tries for a
-quarter of an hour, and notices a restored line only at its next repetition, which comes ever more rarely.
+unacknowledged for `stall_s`, or if the peer of a held-open answer does not answer probes. By default TCP would try for
+a quarter of an hour.
 """
 
 import math

@@ -9,20 +9,17 @@ backoff    window / 1000, doubled up   to 0.1 s      the first wait between two 
 
 Why these bounds: TCP repeats a lost packet after 0.2 s, 0.6 s, 1.4 s and 3 s, and the start of a connection after 1 s
 and 3 s, so a limit below 3 s would cut a connection that is about to recover. A handover between radio cells takes less
-than 15 s. A coordinator on a busy disk may need 2 s for a flush. It waits 30 s for a peer itself
-(docs/reference/wire.md).
+than 15 s. A coordinator on a busy disk may need 2 s for a flush, and waits 30 s for a peer (docs/reference/wire.md).
 
-The back-off is exponential with full jitter: a uniform draw between zero and the exponential bound. This spreads
-clients that lost a coordinator together better than equal or decorrelated jitter, with fewer calls in all (M. Brooker,
-"Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+The back-off has full jitter, a uniform draw between zero and an exponential bound (M. Brooker, "Exponential Backoff And
+Jitter", AWS Architecture Blog, 2015).
 """
 
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN
 
-# A coordinator may send clients of a large fleet away for hours.
-RETRY_AFTER_MAX_S = 86400.0
+RETRY_AFTER_MAX_S = 86400.0  # a coordinator may send clients of a large fleet away for hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,9 @@ DECLINED_BACKOFF = Backoff(first_s=1.0)
 """After attempts that a client declined: the whole bound, so that clients that declined together return together."""
 
 
-# An exchange may take this many times an answer's time, if bytes keep coming.
-_EXCHANGE_OVER_ANSWER = 2.0
-# The slowest transfer of large bodies: a GSM data call. Only a hostile peer is slower and never stalls.
-_SLOWEST_BYTES_PER_S = 1200.0
-
-
-# The coordinator reads, hashes and checks a body again before it answers: so fast on a slow disk.
-_CHECKED_BYTES_PER_S = 20e6
+_EXCHANGE_OVER_ANSWER = 2.0  # how many times an answer's time an exchange may take, if bytes keep coming
+_SLOWEST_BYTES_PER_S = 1200.0  # a GSM data call; only a hostile peer is slower and never stalls
+_CHECKED_BYTES_PER_S = 20e6  # at which a coordinator with a slow disk checks a body before it answers
 
 
 def check_s(n_bytes: int) -> float:
@@ -90,13 +82,11 @@ IDLE = Timing(answer_s=30.0, stall_s=15.0, backoff=IDLE_BACKOFF)
 """The times without a window, while a client waits for work."""
 
 
-# Uplinks are often slower than downlinks (ADSL, cable, mobile): expect a quarter until an upload was measured.
-UP_OVER_DOWN = 0.25
+UP_OVER_DOWN = 0.25  # until an upload was measured: uplinks are often slower (ADSL, cable, mobile)
 SAFETY = 2.0
 MEASURED_S_MIN = 1e-6  # the shortest transfer, because a clock may show zero
 GROWTH = 1.5  # of an entropy-coded update from one round to the next
-# Half of what a coordinator accepts by default; one that accepts less says so.
-CHUNK_BYTES_MAX = 8 << 20
+CHUNK_BYTES_MAX = 8 << 20  # half of what a coordinator accepts by default; one that accepts less says so
 
 
 @dataclass(frozen=True, slots=True)

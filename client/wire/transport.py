@@ -11,11 +11,7 @@ a body over its cap, or not what was asked     CoordinatorMisbehaved            
 ```
 
 Every try is signed anew, with a new nonce and time. The coordinator may be hostile: no answer is read past its cap, no
-compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline. Bodies from disk are read
-as they are sent.
-
-If the coordinator has several addresses, an exchange goes to the one that answered last. If that one cannot be reached,
-or answers 5xx, the next is tried.
+compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline.
 """
 
 import hashlib
