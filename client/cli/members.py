@@ -70,23 +70,6 @@ class ShownList:
     changes: tuple[str, ...] = ()  # since the list before, a sentence each
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedList:
-    name: str
-    epoch: int
-    sha256: str
-    fingerprint: str
-    signed_by: tuple[str, ...]  # the officers whose signatures count here
-    follows: int | None  # the epoch before; None without --previous
-
-
-@dataclass(frozen=True, slots=True)
-class OfficerKey:
-    file: str
-    public_key: str
-    fingerprint: str
-
-
 @members_app.command("new")
 def new_list(
     name: Annotated[str, typer.Option("--name", help="The consortium, such as pilot.")],
@@ -109,8 +92,8 @@ def officer_key(
     with one_sentence_errors():
         words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
         raw = make_officer_key(out, words).public_key().public_bytes_raw()
-    made = OfficerKey(str(out), public_key_text(raw), fingerprint(raw))
-    print_result(made, f"public key   {made.public_key}\nfingerprint  {made.fingerprint}", as_json)
+    made = {"file": str(out), "public_key": public_key_text(raw), "fingerprint": fingerprint(raw)}
+    print_result(made, f"public key   {made['public_key']}\nfingerprint  {made['fingerprint']}", as_json)
 
 
 @members_app.command("add")
@@ -183,13 +166,14 @@ def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) 
         signed, old = read_members_file(file), _previous(previous)
         signers = check_first(signed) if old is None else check_successor(old, signed)
     members, follows = signed.list, None if old is None else old.epoch
-    verified = VerifiedList(members.name, members.epoch, members.sha256, grouped(members.sha256), signers, follows)
+    groups = grouped(members.sha256)
     if as_json:
-        print_json(verified)
+        facts = {"name": members.name, "epoch": members.epoch, "sha256": members.sha256, "fingerprint": groups}
+        print_json({**facts, "signed_by": signers, "follows": follows})
         return
     whose = "its own officers" if follows is None else f"the officers of epoch {follows}, which it follows"
     typer.echo(f"{members.name}, epoch {members.epoch}: whole, signed by {', '.join(signers)} of {whose}")
-    typer.echo(verified.fingerprint)
+    typer.echo(groups)
     if members.epoch > 1 and follows is None:
         typer.echo("pass --previous to check whether it follows the list that you trust", err=True)
 

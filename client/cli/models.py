@@ -17,6 +17,7 @@ from umbel.client.errors import printable
 from umbel.client.operator.operator import Operator
 
 model_app = typer.Typer(no_args_is_help=True)
+model_app.callback()(lambda: None)  # without a callback Typer drops the verb's name from a group of one verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,6 @@ class ExportedModel:
     sha256: str
     size_bytes: int
     umbel: str
-
-
-@model_app.callback()
-def _group() -> None:
-    """Keep the verb's name: Typer drops it from a group of one verb."""
 
 
 @model_app.command("init")

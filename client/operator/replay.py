@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,7 +69,7 @@ def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> 
             f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
         )
     with path.open("rb", buffering=0) as file:
-        again.fold(one, file.read(again.codec.header_bytes), iter(lambda: file.read(_PIECE_BYTES), b""))
+        again.fold(one, file.read(again.codec.header_bytes), iter(partial(file.read, _PIECE_BYTES), b""))
 
 
 def _make_model(

@@ -17,7 +17,7 @@ from umbel.client.files import file_sha256
 from umbel.client.state.model_files import apply_changes, load_model
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.download import Links, download
+from umbel.client.wire.download import Downloaded, Links, WantedFile, download
 from umbel.client.wire.timing import Bandwidth
 from umbel.client.wire.transport import Patience
 
@@ -49,10 +49,8 @@ class ModelFetcher:
         self.store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
         if not (needed and self._is_made(model, needed, patience)):
             self.store.keep_only(model.sha256)  # first, because the disk may have no room for both
-            part = self.store.part_path(model.sha256)
-            came = download(self.coordinator, model, part, patience, self.links)
+            came = self._download(model, path, patience)
             bandwidth = bandwidth.after_download(came.n_bytes, came.seconds)
-            part.replace(path)
         self.store.keep_only(model.sha256)
         return path, bandwidth
 
@@ -66,12 +64,12 @@ class ModelFetcher:
     def _is_made(self, model: ModelRef, needed: Sequence[ModelChange], patience: Patience) -> bool:
         """Download the changes and apply them; False if that fails."""
         store = self.store
-        base, making = store.model_path(needed[0].from_sha256), store.making_path(model.sha256)
+        base, made = store.model_path(needed[0].from_sha256), store.model_path(model.sha256)
+        making = made.with_suffix(".making")
         try:
             for change in needed:
                 if not (path := store.change_path(change.sha256)).exists():
-                    download(self.coordinator, change, part := store.part_path(change.sha256), patience, self.links)
-                    part.replace(path)
+                    self._download(change, path, patience)
             load_model(base, self.layout)  # checks it, because a client that was killed before training has not
             apply_changes(self.layout, base, [store.change_path(change.sha256) for change in needed], making)
             if file_sha256(making) != model.sha256:
@@ -80,8 +78,14 @@ class ModelFetcher:
             making.unlink(missing_ok=True)
             log.warning("cannot use the changes since the last model, so the whole model is downloaded: %s", error)
             return False
-        making.replace(store.model_path(model.sha256))
+        making.replace(made)
         return True
+
+    def _download(self, wanted: WantedFile, path: Path, patience: Patience) -> Downloaded:
+        part = path.with_suffix(".part")
+        came = download(self.coordinator, wanted, part, patience, self.links)
+        part.replace(path)
+        return came
 
 
 def _is_here(path: Path, sha256: str) -> bool:

@@ -32,11 +32,14 @@ class FeedbackStore:
         if not path.exists():
             return None
         try:
-            found = _read(path, _belongs(run, round_number - 1))
+            metadata, tensors = read_tensors(path)
+            if metadata != _belongs(run, round_number - 1):
+                return None
+            found = Residual.from_tensors(tensors)
         except (SafetensorError, OSError, ValueError) as error:
             _drop(path, error)
             return None
-        return found if found is not None and found.version + 1 == version else None
+        return found if found.version + 1 == version else None
 
     def wait(self, run: RunId, round_number: int, left: Residual) -> None:
         """Write the residual of this round beside its update."""
@@ -70,9 +73,3 @@ def _drop(path: Path, error: Exception) -> None:
 
 def _belongs(run: RunId, round_number: int) -> dict[str, str]:
     return {"umbel.run": run, "umbel.round": str(round_number)}
-
-
-def _read(path: Path, belongs: dict[str, str]) -> Residual | None:
-    """The residual in a file; None if it belongs to another run or round."""
-    metadata, tensors = read_tensors(path)
-    return Residual.from_tensors(tensors) if metadata == belongs else None

@@ -1,7 +1,7 @@
 """Model files on disk: written, checked, and changed in place, without a second copy of the model in memory."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 
@@ -18,6 +18,8 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.files import sync
+
+_PIECE_BYTES = 1 << 18
 
 
 def write_model(path: Path, state: State) -> Layout:
@@ -73,9 +75,6 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
     return layout.full_state(owned)
 
 
-_PIECE_BYTES = 1 << 18
-
-
 def apply_changes(layout: Layout, base: Path, changes: Sequence[Path], out: Path) -> None:
     """Apply the changes to a copy of the model file `base`, of this layout, at `out`.
 
@@ -84,8 +83,8 @@ def apply_changes(layout: Layout, base: Path, changes: Sequence[Path], out: Path
     copyfile(base, out)
     model = MappedModel(out)
     for change in changes:
-        with _pieces(change) as pieces:
-            apply_change(layout, pieces, change.stat().st_size, model)
+        with change.open("rb", buffering=0) as file:
+            apply_change(layout, iter(partial(file.read, _PIECE_BYTES), b""), change.stat().st_size, model)
 
 
 class MappedModel:
@@ -109,9 +108,3 @@ class MappedModel:
     def _place(self, name: str, dtype: torch.dtype, first: int, n_values: int) -> slice:
         start = self._offsets[name] + first * dtype.itemsize
         return slice(start, start + n_values * dtype.itemsize)
-
-
-@contextmanager
-def _pieces(path: Path) -> Generator[Generator[bytes]]:
-    with path.open("rb", buffering=0) as file:
-        yield (piece for piece in iter(lambda: file.read(_PIECE_BYTES), b""))

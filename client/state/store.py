@@ -91,20 +91,12 @@ class Store:
     def model_path(self, sha256: str) -> Path:
         return self._models / f"{sha256}.safetensors"
 
-    def part_path(self, sha256: str) -> Path:
-        """The path of a model, or a change, while it is downloaded."""
-        return self._models / f"{sha256}.part"
-
     def change_path(self, sha256: str) -> Path:
         """The path of a whole change from one model to the next."""
         return self._models / f"{sha256}.change"
 
-    def making_path(self, sha256: str) -> Path:
-        """The path of a model while changes are applied to it."""
-        return self._models / f"{sha256}.making"
-
     def keep_only(self, *sha256s: str) -> None:
-        """Remove all models and changes with other digests, whole or in part."""
+        """Remove all models and changes with other digests, whole or in the making."""
         for path in self._models.iterdir():
             if path.stem not in sha256s:
                 path.unlink()

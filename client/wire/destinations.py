@@ -81,7 +81,8 @@ def kind_of(host: str) -> Forbidden | None:
         return Forbidden.LINK_LOCAL
     if address.is_multicast or (address.is_reserved and address not in _LOCAL_NAT64):
         return Forbidden.NOBODY
-    return None if _is_public(address) else Forbidden.PRIVATE
+    is_site_local = isinstance(address, IPv6Address) and (address.is_site_local or address in _LOCAL_NAT64)
+    return None if address.is_global and not is_site_local else Forbidden.PRIVATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +213,6 @@ def _canonical_host(url: httpx.URL) -> str:
         return str(ip_address(host))
     except ValueError:
         return host
-
-
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    is_site_local = isinstance(address, IPv6Address) and (address.is_site_local or address in _LOCAL_NAT64)
-    return address.is_global and not is_site_local
 
 
 def _innermost(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
