@@ -45,7 +45,7 @@ STATE_DEFAULT = Path("~/.umbel")
 
 
 def operator_verb(action: Callable[..., None]) -> Callable[..., None]:
-    """The verb of an action whose first argument is an operator: in its place it has the flags of the connection.
+    """Make a verb of an action on an operator: the flags of the connection take the place of its first argument.
 
     Errors become one sentence and exit status 1.
     """

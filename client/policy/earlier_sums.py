@@ -38,7 +38,7 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class _Earlier:
-    """A sum before this one, as far as it is known."""
+    """What is known of an earlier sum."""
 
     name: str  # its round, in words
     is_binding: bool  # whether this client revealed shares of it

@@ -62,7 +62,7 @@ from umbel.client.wire.offers import SecureInvitation, check_window
 from umbel.client.wire.transport import Patience, patiently
 
 T = TypeVar("T")
-_WINDOWS_MAX = 2.0  # for so many windows a coordinator may answer "not yet"
+_WINDOWS_MAX = 2.0  # how many windows long a coordinator may answer "not yet"
 log = logging.getLogger("umbel.client")
 
 
