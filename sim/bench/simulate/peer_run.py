@@ -1,29 +1,25 @@
 """A peer's job, and its run in an interpreter of its own: files in a folder, a time limit, and no process left behind.
 
-The job names the data, the first weights, the cohorts and every batch. Every process that the peer starts carries the
-folder's name in its environment, by which it is found and ended: Ray's processes and those of `torchrun` are in groups
-of their own.
+The job names the data, the first weights, the cohorts and every batch.
 """
 
-import contextlib
 import json
-import os
 import statistics
 import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
+from umbel.sim.bench.peer_process import log_tail, started
 from umbel.sim.bench.report import BenchFailed
 from umbel.sim.bench.simulate import peer_work
 from umbel.sim.bench.simulate.peer_work import write_work
@@ -107,9 +103,7 @@ def _vector(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-_MARK = "UMBEL_PEER_FOLDER"
-_PROBE_S, _GRACE_S, _LOG_LINES = 60.0, 10.0, 15
-_RAY_ROOM = 40  # sockets in Ray's folder have names of some 65 characters, and may have 107 with it
+_PROBE_S = 60.0
 _PROBE = """
 import importlib.metadata, json
 found = {}
@@ -167,13 +161,13 @@ def run_peer(python: Path, setup: Setup, job: Job, limit_s: float) -> PeerTimes:
         (folder / setup.file_name).write_text(setup.program)
         (folder / "peer_work.py").write_bytes(Path(peer_work.__file__).read_bytes())
         began = time.time()
-        with _started(setup.command(python, folder), folder) as process:
+        with started(setup.command(python, folder), folder) as process:
             try:
                 process.wait(limit_s)
             except subprocess.TimeoutExpired as error:
-                raise BenchFailed(f"{setup.title} had not finished after {limit_s:.0f} s{_log_tail(folder)}") from error
+                raise BenchFailed(f"{setup.title} had not finished after {limit_s:.0f} s{log_tail(folder)}") from error
         if not (folder / peer_work.REPORT_FILE).exists():
-            raise BenchFailed(f"{setup.title} ended with status {process.returncode} and no result{_log_tail(folder)}")
+            raise BenchFailed(f"{setup.title} ended with status {process.returncode} and no result{log_tail(folder)}")
         return _read_report(folder, began, len(job.cohorts), setup.title)
 
 
@@ -187,61 +181,3 @@ def _read_report(folder: Path, began: float, n_rounds: int, title: str) -> PeerT
         raise BenchFailed(f"{title} reports {len(times) - 1} rounds instead of {n_rounds}")
     rounds = [later - earlier for earlier, later in pairwise(times)]
     return PeerTimes(times[1] - began, statistics.median(rounds[1:] or rounds), weights)
-
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Popen[bytes]"]:
-    """The peer's process. At the end it and all processes that it started are killed."""
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(folder),
-            cwd=folder,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
-            left = _marked(folder)
-            for one in left:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-            process.wait()
-            psutil.wait_procs(left, _GRACE_S)  # they may still write into the folder
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """A user's environment with one thread a process, without GPU, telemetry, or settings of this interpreter."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "FLWR_"))}
-    ours = {
-        _MARK: str(folder),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PFL_PYTORCH_DEVICE": "cpu",
-        "FLWR_HOME": str(folder),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    if len(str(folder)) <= _RAY_ROOM:
-        ours["RAY_TMPDIR"] = str(folder)
-    return kept | ours
-
-
-def _marked(folder: Path) -> list[psutil.Process]:
-    found = list[psutil.Process]()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # of another user, or just ended
-            if process.environ().get(_MARK) == str(folder):
-                found.append(process)
-    return found
-
-
-def _log_tail(folder: Path) -> str:
-    lines = (folder / "log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
-    return "".join(["; the end of what it wrote:", *(f"\n    {line}" for line in lines)]) if lines else ""
