@@ -176,7 +176,7 @@ class IntegerCodec:
         largest_allowed, energy = min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1), 0
         for segment in self._coder.read(payload, head.coding, self._dither(head.rank)):
             if (largest := segment.folded.greatest) > largest_allowed:
-                raise UpdateOutOfRange(f"the update holds the level {largest}, beyond the run's max_abs")
+                raise UpdateOutOfRange(f"the update contains the level {largest}, which is beyond the run's max_abs")
             energy += segment.folded.sum_of_squares
             yield segment
         self._check_norm(head.norm, energy)
@@ -196,15 +196,17 @@ class IntegerCodec:
     def _opened(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> tuple[LevelsHead, Payload]:
         """The head of an update, checked against the plan, and the rest of the payload."""
         if len(header) < self.header_bytes:
-            raise MalformedUpdate(f"an update of this codec starts with {self.header_bytes} bytes; {len(header)} came")
+            raise MalformedUpdate(
+                f"an update of this codec starts with a header of {self.header_bytes} bytes; only {len(header)} arrived"
+            )
         said = read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
         head = LevelsHead.decode(header[HEADER_BYTES : self.header_bytes])
         if head.inverse_step != self._plan.inverse_step:
             raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {head.inverse_step!r}")
         if head.rank != rank:
-            raise WrongCodec(f"this client's rank is {rank}, the update says {head.rank}")
+            raise WrongCodec(f"this client's rank is {rank}, but the update states {head.rank}")
         if not 0 <= head.norm < math.inf:
-            raise UpdateOutOfRange(f"the update claims the norm {head.norm}, which is impossible")
+            raise UpdateOutOfRange(f"the update states the norm {head.norm}, which is impossible")
         if self._plan.clip_norm is not None and head.norm > self._plan.clip_norm * _WITHIN:
             raise UpdateOutOfRange(
                 f"the update claims the norm {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
@@ -231,7 +233,7 @@ class MeanOfLevels:
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
         if self._total.total_weight == 0:
-            raise ValueError("nothing was folded, so there is no mean")
+            raise ValueError("no update was added, so there is no mean")
         first = start - start % DITHER_GROUP
         shared = torch.empty(stop - first, dtype=torch.int32)
         dither_into(shared, self._plan.key, first)

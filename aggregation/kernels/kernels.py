@@ -158,7 +158,7 @@ def pack_residues_into(out: Tensor, residues: Tensor, bits: int) -> None:
     check_length(out, packed_bytes(residues.numel(), bits))
     check_types(residues, torch.int8, torch.int16, torch.int32)
     if bits > 8 * residues.element_size():
-        raise ValueError(f"{residues.dtype} does not hold {bits} bits; take wider lanes")
+        raise ValueError(f"{residues.dtype} is too narrow for {bits} bits; use a wider type")
     check_types(out, torch.uint8)
     integers = residues.to(torch.int32)
     if kernels := compiled_for(out, integers):
@@ -239,7 +239,7 @@ def _triton() -> TritonKernels | None:
         if not torch.equal(tried, dither(0, 0, 1, "cuda")):
             raise RuntimeError("its first number is wrong")
     except Exception as error:  # of a compiler, a driver or a missing library: torch computes the same
-        log.warning("Triton makes no kernels here (%s); torch does the same on the GPU, slower", error)
+        log.warning("Triton cannot make kernels here (%s); torch computes the same on the GPU, but more slowly", error)
         return None
     return kernels
 
@@ -279,7 +279,7 @@ def _fits(quantizer: Quantizer) -> bool:
 
 def _check_bits(bits: int, greatest: int) -> None:
     if not 1 <= bits <= greatest:
-        raise ValueError(f"a fixed width has 1 to {greatest} bits, not {bits}")
+        raise ValueError(f"a value is packed into 1 to {greatest} bits, not {bits}")
 
 
 def _check_vector(values: Tensor, blocks: Blocks) -> None:

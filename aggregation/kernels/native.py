@@ -26,7 +26,7 @@ log = logging.getLogger("umbel.aggregation")
 ABI = 3  # kernels.cpp has the same number: raise both whenever a function changes
 FILE = "kernels.native.so"
 VARIABLE = "UMBEL_KERNELS"
-_REMEDY = "install a C++ compiler (g++ or clang) and umbel again; until then torch does the same, slower"
+_REMEDY = "install a C++ compiler (g++ or clang), then umbel again; until then torch computes the same, more slowly"
 
 
 class Path(StrEnum):
@@ -124,7 +124,7 @@ class Library:
         except (OSError, AttributeError) as error:
             raise NoKernels(f"the compiled kernels cannot be loaded ({error})") from error
         if abi != ABI:
-            raise NoKernels(f"the compiled kernels are of version {abi}, this umbel needs {ABI}")
+            raise NoKernels(f"the compiled kernels have version {abi}, and this umbel needs version {ABI}")
         found = int(self._library.umbel_paths())
         self.paths = tuple(path for bit, path in enumerate((Path.GENERIC, Path.AVX2, Path.AVX512)) if found >> bit & 1)
 
@@ -269,7 +269,7 @@ def chosen() -> Kernels | None:
     try:
         paths = library().paths
         if not paths:
-            raise NoKernels("the compiled kernels have none for this machine")
+            raise NoKernels("the compiled kernels do not support this machine's processor")
         return library().kernels(paths[-1])
     except NoKernels as error:
         log.warning("%s: %s", error, _REMEDY)

@@ -67,7 +67,7 @@ def unpack_all(data: Tensor, n_values: int, bits: int) -> Tensor:
     """
     whole = unpack(data, -(-n_values // GROUP) * GROUP, bits, is_signed=False)
     if bool(whole[n_values:].any()):
-        raise MalformedUpdate("packed values follow the last coordinate")
+        raise MalformedUpdate("the packed values go on after the last value")
     return whole[:n_values]
 
 

@@ -52,7 +52,7 @@ def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
     try:
         owned = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
-        raise LayoutError(f"not a safetensors model: {error}") from error
+        raise LayoutError(f"the file is not a safetensors model: {error}") from error
     metadata = _metadata(data)
     layout = layout_of(metadata, owned)
     return layout, layout.full_state(owned)

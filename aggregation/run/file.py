@@ -209,7 +209,9 @@ class RunFile:
         if self.canary.clients is None:
             object.__setattr__(self, "canary", replace(self.canary, clients=min(CANARY_CLIENTS, n_asked)))
         elif self.canary.clients > n_asked:
-            raise ValueError(f"the canary asks {self.canary.clients} clients, round 1 only {n_asked}; ask fewer")
+            raise ValueError(
+                f"the canary asks {self.canary.clients} clients, but round 1 asks only {n_asked}; lower canary.clients"
+            )
         self.canary_plan(1)
 
     def _check_stop(self) -> None:
@@ -219,7 +221,7 @@ class RunFile:
         is_measured = self.evaluation or self.training.evaluate or any(one.evaluate for one in self.override)
         if self.stop.is_of_evaluation and not is_measured:
             raise ValueError(
-                f"nothing measures {self.stop.metric}: set evaluate = true in [training], or add [evaluation]"
+                f"{self.stop.metric} is never measured: set evaluate = true in [training], or add [evaluation]"
             )
         n_most = max(self.rounds_of(number).target for number in self.rounds_of_change())
         if self.evaluation is not None and self.judges_in is Task.EVALUATION:
@@ -239,7 +241,7 @@ class RunFile:
     def _check_round(self, number: int) -> None:
         """Raise `ValueError` for overrides beyond the run, or overrides that make a round impossible to plan."""
         if number > self.rounds.count:
-            raise ValueError(f"an override reaches beyond the last round, {self.rounds.count}")
+            raise ValueError(f"an override has a round after the last one, which is {self.rounds.count}")
         try:
             self.round_plan(number, 1)
             self.training_plan(number)

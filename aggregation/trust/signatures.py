@@ -115,7 +115,7 @@ def parse_digest(value: str) -> bytes:
     """The 32 bytes in a `Content-Digest` or `Repr-Digest`. Raises `MalformedSignature`."""
     match = _DIGEST.fullmatch(value)
     if match is None:
-        raise MalformedSignature("the digest must read sha-256=:<base64 of 32 bytes>:")
+        raise MalformedSignature("the digest must have the form sha-256=:<base64 of 32 bytes>:")
     return _decode(match[1])
 
 
@@ -146,7 +146,7 @@ def parse(headers: SignedHeaders) -> Claims:
     signature = _SIGNATURE.fullmatch(headers.signature)
     if label != "umbel" or match is None or signature is None:
         raise MalformedSignature(
-            "this endpoint needs Content-Digest, Signature-Input and Signature; see docs/reference/wire.md"
+            "the request needs the headers Content-Digest, Signature-Input and Signature; see docs/reference/wire.md"
         )
     return Claims(
         key_id=match["keyid"],

@@ -79,11 +79,11 @@ class IntegerSum:
         for piece in pieces:
             end = offset + piece.numel()
             if end > self.n_sums:
-                raise LyingLength(f"there are more than the {self.n_sums} integers of the sum")
+                raise LyingLength(f"the update has more than the {self.n_sums} integers of the sum")
             add_levels(self._sum[offset:end], piece, weight)
             offset = end
         if offset != self.n_sums:
-            raise LyingLength(f"there are {offset} integers, the sum has {self.n_sums}")
+            raise LyingLength(f"the update has {offset} integers, and the sum has {self.n_sums}")
 
     def _add_weight(self, weight: int, least: int = 1) -> None:
         total = self.total_weight + weight
@@ -166,12 +166,12 @@ class GridAccumulator(IntegerSum):
     def fold_vector(self, vector: Tensor, weight: int) -> None:
         """Check and fold a whole float32 vector; a refused one changes nothing."""
         if vector.numel() != self.n_sums:
-            raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_sums}")
+            raise LyingLength(f"the update has {vector.numel()} values, and the model's layout has {self.n_sums}")
         check_values(vector, self.grid)
         self.fold(torch.split(vector, PIECE_VALUES), weight)
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
         if self.total_weight == 0:
-            raise ValueError("nothing was folded, so there is no mean")
+            raise ValueError("no update was added, so there is no mean")
         return self._sum[start:stop].to(torch.float64).mul_(self.grid.step).div_(self.total_weight)

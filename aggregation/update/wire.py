@@ -78,12 +78,14 @@ def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range)
     `LyingLength`, in this order.
     """
     if len(data) < HEADER_BYTES:
-        raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; {len(data)} came")
+        raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; only {len(data)} arrived")
     magic, version, codec_id, zero16, n_values, digest, n_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC or version != VERSION or zero16 or zero64:
         raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/reference/wire.md")
     if codec_id != codec:
-        raise WrongCodec(f"the plan asks for codec {codec.name.lower()} ({codec.value}), the update says {codec_id}")
+        raise WrongCodec(
+            f"the assignment asks for codec {codec.name.lower()} ({codec.value}), but the update has codec {codec_id}"
+        )
     if digest != bytes.fromhex(layout.digest):
         raise WrongLayout(
             f"the update was made for layout {digest.hex()[:12]}…, the model has {layout.digest[:12]}…; "

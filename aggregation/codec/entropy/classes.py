@@ -149,7 +149,7 @@ class Classes:
         client's phi; None to mirror nothing. Raises `MalformedUpdate` for an energy byte above 127.
         """
         if energies is not None and energies.numel() and int(energies.max()) > ENERGY_BYTE_MAX:
-            raise MalformedUpdate(f"a row or column has an energy beyond {ENERGY_BYTE_MAX}")
+            raise MalformedUpdate(f"the update states an energy of a row or column above {ENERGY_BYTE_MAX}")
         self._matrices = matrices
         self._energies = energies
         self._dither = dither

@@ -53,7 +53,9 @@ class Coding:
         """The inverse of `encode`. Raises `MalformedUpdate` for other bytes."""
         knowledge, zero, widths = _CODING.unpack(data)
         if any(zero) or knowledge > Knowledge.BOTH:
-            raise MalformedUpdate("the integers' head is malformed; see docs/reference/wire.md")
+            raise MalformedUpdate(
+                "the head of the update's integers is malformed; docs/reference/wire.md has the format"
+            )
         return cls(Knowledge(knowledge), tuple(WIDTHS[widths >> 2 * number & 3] for number in range(N_CLASSES)))
 
 

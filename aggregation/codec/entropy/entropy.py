@@ -109,7 +109,7 @@ def read_block(payload: Payload, lengths: range) -> Tensor:
     """The bytes of a `write_block`, whose number must be one of `lengths`: uint8."""
     (length,) = _LENGTH.unpack(payload.take(_LENGTH.size).numpy().tobytes())
     if length > framed_bytes_max(lengths[-1]):
-        raise LyingLength(f"a frame of at most {lengths[-1]} bytes cannot have {length}")
+        raise LyingLength(f"the compressed frame has {length} bytes, and may have at most {lengths[-1]}")
     raw = bytearray(decompress_whole(payload.take(length).numpy().data, lengths))
     return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
 
@@ -146,9 +146,9 @@ def _costs(folded: Tensor) -> list[int]:
 
 def _require_sound(found: Unpacked) -> None:
     if not found.is_within:
-        raise MalformedUpdate("the update holds a value beyond 16 bits")
+        raise MalformedUpdate("the update contains a value that does not fit into 16 bits")
     if not found.is_filled_with_zeros:
-        raise MalformedUpdate("the update has values after its last")
+        raise MalformedUpdate("the update contains more values than the model has")
 
 
 def _framed_bytes_max(n_values: int) -> int:

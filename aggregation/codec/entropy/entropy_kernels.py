@@ -145,5 +145,5 @@ def unpack_symbols(folded: Tensor, packed: Tensor, width: int, excesses: Tensor)
 def packed_bytes(n_values: int, width: int) -> int:
     """The length of `n_values` symbols. Raises `ValueError` for a width other than 1, 2, 4 and 8 bits."""
     if width not in WIDTHS:
-        raise ValueError(f"a symbol has 1, 2, 4 or 8 bits, not {width}")
+        raise ValueError(f"a symbol must have 1, 2, 4 or 8 bits, not {width}")
     return -(-n_values * width // 8)

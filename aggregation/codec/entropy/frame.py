@@ -55,14 +55,16 @@ def decompress_whole(data: Buffer, lengths: range) -> bytes:
     """
     said = _parameters(data)
     if said.content_size not in lengths:
-        raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {_allowed(lengths)}")
+        raise LyingLength(f"the compressed update states {_claim(said)}; it must state {_allowed(lengths)}")
     _refuse_extremes(said)
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise MalformedUpdate(f"the update cannot be decompressed: {error}") from error
     if len(raw) != said.content_size:
-        raise LyingLength(f"the compressed update holds {len(raw)} bytes, not {said.content_size}")
+        raise LyingLength(
+            f"the compressed update contains {len(raw)} bytes, not the {said.content_size} that it states"
+        )
     return raw
 
 
@@ -101,29 +103,29 @@ class _Frame:
         if self._head is not None:  # the whole frame is shorter than the longest header
             yield self._decoded(self._checked_head(self._head))
         if not self._decoder.eof:
-            raise MalformedUpdate("the compressed update breaks off")
+            raise MalformedUpdate("the compressed update ends too early")
         if self._n_seen != self._n_raw:
-            raise LyingLength(f"the compressed update holds {self._n_seen} bytes, not {self._n_raw}")
+            raise LyingLength(f"the compressed update contains {self._n_seen} bytes, not {self._n_raw}")
 
     def _decoded(self, data: Buffer) -> bytes:
         if self._decoder.eof:
-            raise LyingLength("bytes follow the compressed update")
+            raise LyingLength("there are bytes after the end of the compressed update")
         try:
             raw = self._decoder.decompress(data)
         except zstandard.ZstdError as error:
             raise MalformedUpdate(f"the update cannot be decompressed: {error}") from error
         if self._decoder.unused_data:
-            raise LyingLength("bytes follow the compressed update")
+            raise LyingLength("there are bytes after the end of the compressed update")
         self._n_seen += len(raw)
         if self._n_seen > self._n_raw:
-            raise LyingLength(f"the compressed update holds more than {self._n_raw} bytes")
+            raise LyingLength(f"the compressed update contains more than {self._n_raw} bytes")
         return raw
 
     def _checked_head(self, head: bytes) -> bytes:
         """Refuse a frame by its header; return the header."""
         said = _parameters(head)
         if said.content_size != self._n_raw:
-            raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {self._n_raw} bytes")
+            raise LyingLength(f"the compressed update states {_claim(said)}; it must state {self._n_raw} bytes")
         _refuse_extremes(said)
         self._head = None
         return head
@@ -133,7 +135,7 @@ def _parameters(head: Buffer) -> zstandard.FrameParameters:
     try:
         return zstandard.get_frame_parameters(head)
     except zstandard.ZstdError as error:
-        raise MalformedUpdate(f"not a Zstandard frame: {error}") from error
+        raise MalformedUpdate(f"the update is not a Zstandard frame: {error}") from error
 
 
 def _claim(said: zstandard.FrameParameters) -> str:
@@ -148,6 +150,8 @@ def _allowed(lengths: range) -> str:
 
 def _refuse_extremes(said: zstandard.FrameParameters) -> None:
     if said.window_size > WINDOW_BYTES_MAX:
-        raise MalformedUpdate(f"the compressed update asks for a window of {said.window_size} bytes")
+        raise MalformedUpdate(
+            f"the compressed update needs a window of {said.window_size} bytes, which is too much memory"
+        )
     if said.dict_id:
-        raise MalformedUpdate("the compressed update asks for a dictionary; there is none")
+        raise MalformedUpdate("the compressed update needs a dictionary, which updates may not use")

@@ -13,7 +13,7 @@ from umbel.aggregation.errors import LyingLength, MalformedUpdate, NonFiniteUpda
 Buffer: TypeAlias = bytes | memoryview
 _PIECE_BYTES = 1 << 20
 if sys.byteorder != "little":
-    raise ImportError("payloads are little-endian, and so must the machine be")
+    raise ImportError("payloads are little-endian, so umbel needs a little-endian machine")
 
 
 class Precision(StrEnum):
@@ -48,7 +48,7 @@ def bytes_of(data: Tensor) -> Iterator[bytes]:
 def require_finite(values: Tensor) -> Tensor:
     """Raise `NonFiniteUpdate` for a NaN or an infinity."""
     if not bool(values.isfinite().all()):
-        raise NonFiniteUpdate("the update holds a NaN or an infinity, or a scale that makes one")
+        raise NonFiniteUpdate("the update contains a NaN or an infinity, or a scale that would make one")
     return values
 
 
@@ -97,7 +97,7 @@ class Payload:
         taken = bytearray()
         while (n_missing := n_bytes - len(taken)) > 0:
             if not self._pending and not self._next():
-                raise LyingLength(f"the payload breaks off: {n_missing} bytes are missing")
+                raise LyingLength(f"the payload ends too early: {n_missing} bytes are missing")
             taken += self._pending[:n_missing]
             self._pending = self._pending[n_missing:]
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
@@ -113,7 +113,7 @@ class Payload:
         taken = bytearray()
         while self._pending or self._next():
             if len(taken) + len(self._pending) > n_bytes_max:
-                raise LyingLength(f"the payload is too long: more than {n_bytes_max} bytes where it should end")
+                raise LyingLength(f"the payload is too long: it has more than {n_bytes_max} bytes where it should end")
             taken += self._pending
             self._pending = memoryview(b"")
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
@@ -128,7 +128,7 @@ class Payload:
     def end(self) -> None:
         """Raise `LyingLength` if bytes are left."""
         if self._pending or self._next():
-            raise LyingLength("bytes follow the payload")
+            raise LyingLength("there are bytes after the end of the payload")
 
     def _next(self) -> bool:
         """Whether there was another piece that is not empty."""

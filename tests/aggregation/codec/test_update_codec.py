@@ -30,7 +30,9 @@ def test_the_largest_of_several_pieces_counts() -> None:
     assert CODEC.largest_change(update[:HEADER_BYTES], pieces, 0) == pytest.approx(3.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(("cut", "words"), [(4, "holds 3 values, the layout 4"), (2, "ends in the middle of a value")])
+@pytest.mark.parametrize(
+    ("cut", "words"), [(4, "has 3 values, and the model's layout has 4"), (2, "ends in the middle of a value")]
+)
 def test_an_update_that_is_short_is_refused(cut: int, words: str) -> None:
     update = written(1.0, 1.0, 1.0, 1.0)
     with pytest.raises(LyingLength, match=words):

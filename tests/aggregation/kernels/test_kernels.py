@@ -328,8 +328,8 @@ def test_without_the_library_torch_serves_and_one_line_says_why(
             kernels.dither_into(out, 1, 0)
     assert torch.equal(out, dither(1, 0, 1000))
     assert [record.getMessage() for record in caplog.records] == [
-        "umbel was installed without its compiled kernels: install a C++ compiler (g++ or clang) and umbel again; "
-        "until then torch does the same, slower"
+        "umbel was installed without its compiled kernels: install a C++ compiler (g++ or clang), then umbel again; "
+        "until then torch computes the same, more slowly"
     ]
 
 
@@ -341,7 +341,7 @@ def test_a_library_of_another_version_is_not_used(
     native.library.cache_clear()
     unchosen.setattr(native, "ABI", native.ABI + 1)
     assert native.chosen() is None
-    assert f"are of version {native.ABI - 1}, this umbel needs {native.ABI}" in caplog.text
+    assert f"have version {native.ABI - 1}, and this umbel needs version {native.ABI}" in caplog.text
 
 
 def test_a_file_that_is_no_such_library_is_not_used(tmp_path: Path) -> None:

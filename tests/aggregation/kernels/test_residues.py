@@ -126,5 +126,5 @@ def test_buffers_of_a_wrong_length_or_type_are_refused() -> None:
 @pytest.mark.parametrize("width", [8, 16])
 def test_lanes_narrower_than_what_is_packed_are_refused(width: int) -> None:
     """What would be packed above them is no residue."""
-    with pytest.raises(ValueError, match=f"int{width} does not hold {width + 1} bits"):
+    with pytest.raises(ValueError, match=f"int{width} is too narrow for {width + 1} bits"):
         pack_residues(torch.zeros(10, dtype=LANES[width]), width + 1)

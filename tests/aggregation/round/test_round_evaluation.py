@@ -105,7 +105,7 @@ TWO = RoundsSection(9, target=2)
         (lambda: EvaluationSection(0, 3), "every must lie between 1 and 1000000, not 0"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "clients must lie between 1"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must lie between"),
-        (lambda: RunFile("x", ROUNDS, stop=STOP), "nothing measures evaluation.loss: set evaluate = true"),
+        (lambda: RunFile("x", ROUNDS, stop=STOP), "evaluation.loss is never measured: set evaluate = true"),
         (lambda: RunFile("x", TWO, stop=StopRule("training.loss", patience=3)), "only 2 are asked: ask more, or set"),
         (
             lambda: RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 2)),

@@ -338,7 +338,7 @@ def test_an_empty_section_is_a_canary() -> None:
         ({"share": 1.5}, "share must lie between 1e-06 and 1"),
         ({"share": math.nan}, "share must lie between 1e-06 and 1"),
         ({"window_s": 0.0}, "window_s must lie between 0.1 and 31622400 .366 days., not 0.0"),
-        ({"clients": 12}, "the canary asks 12 clients, round 1 only 11; ask fewer"),
+        ({"clients": 12}, "the canary asks 12 clients, but round 1 asks only 11; lower canary.clients"),
         ({"on_failure": "hope"}, "Input should be 'pause', 'stop' or 'widen'"),
         ({"color": "yellow"}, "Unexpected keyword argument"),
     ],

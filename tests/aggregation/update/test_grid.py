@@ -254,7 +254,7 @@ def test_chunks_that_do_not_add_up_are_a_lying_length(sizes: list[int]) -> None:
 
 
 def test_there_is_no_mean_of_nothing() -> None:
-    with pytest.raises(ValueError, match="nothing was folded"):
+    with pytest.raises(ValueError, match="no update was added"):
         GridAccumulator(1, GRID).mean_slice(0, 1)
 
 

@@ -65,5 +65,5 @@ def test_what_is_not_finite_is_refused(value: float, precision: Precision) -> No
 
 
 def test_a_frame_that_says_another_length_is_refused() -> None:
-    with pytest.raises(LyingLength, match="must claim 40 bytes"):
+    with pytest.raises(LyingLength, match="must state 40 bytes"):
         decoded(Planes(), compress([bytes(1 << 20)], 1 << 20), context_of(10))

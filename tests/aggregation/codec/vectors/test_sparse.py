@@ -244,7 +244,7 @@ ONE = struct.pack("<f", 1.0)
         (head(2, 1) + ONE + b"\x00", MalformedUpdate, "not 2"),
         (head(0, 11) + ONE * 11 + bytes(11), LyingLength, "declares 11 coordinates; the plan allows 10"),
         (head(0, (1 << 64) - 1), LyingLength, "the plan allows 10"),
-        (head(0, 2) + ONE, LyingLength, "breaks off"),
+        (head(0, 2) + ONE, LyingLength, "ends too early"),
         (head(0, 1) + ONE + b"\x64", MalformedUpdate, "coordinate 100 of 100"),
         (head(0, 1) + ONE + b"\x01\x01", LyingLength, "lists 2"),
         (head(0, 0) + b"\x01", LyingLength, "lists 1"),

@@ -64,13 +64,13 @@ def test_an_update_may_come_in_pieces_of_any_length(size: int) -> None:
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 87, 88, N_BYTES - HEADER_BYTES - 1])
 def test_an_update_that_ends_too_early_is_refused(n_bytes: int) -> None:
-    with pytest.raises(LyingLength, match="the payload breaks off"):
+    with pytest.raises(LyingLength, match="the payload ends too early"):
         read(UPDATE[: HEADER_BYTES + n_bytes])
 
 
 @pytest.mark.parametrize("n_bytes", [1, 8, 4096])
 def test_an_update_that_goes_on_is_refused(n_bytes: int) -> None:
-    with pytest.raises(LyingLength, match="bytes follow the payload"):
+    with pytest.raises(LyingLength, match="bytes after the end of the payload"):
         read(UPDATE + bytes(n_bytes))
 
 
