@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 from umbel.aggregation.audit.bundle import AuditFailed, Participant, RoundEnded
 from umbel.aggregation.codec.entropy.payload import Buffer
-from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
+from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.downlink.publishing import Publication, write_next_master
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import write_next
 from umbel.aggregation.model.state import Values
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.grid import sum_sha256

@@ -23,7 +23,6 @@ Values beyond 32,765 steps are cut to that before they are encoded.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ from umbel.aggregation.kernels.philox import DITHER_GROUP
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import ExactPlaces
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
@@ -51,15 +50,6 @@ _SUM_BITS, _LEVEL_BITS, _RMS_BITS_MAX = 62, 15, 24
 _LEVELS = Levels()
 _WITHIN = 1 + 2.0**-20  # how far float32 may raise a norm
 _SAMPLED_SEGMENTS = 2
-
-
-class Weighed(Protocol):
-    """One client in a sum."""
-
-    @property
-    def weight(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +174,7 @@ class IntegerCodec:
     def new_sum(self) -> IntegerSum:
         return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
 
-    def mean(self, total: IntegerSum, parts: Iterable[Weighed]) -> "MeanOfLevels":
+    def mean(self, total: IntegerSum, parts: Iterable[Part]) -> "MeanOfLevels":
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
         if dithers.total_weight != total.total_weight:
             raise ValueError(f"the parts weigh {dithers.total_weight}, the sum {total.total_weight}")

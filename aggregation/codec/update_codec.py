@@ -5,7 +5,6 @@ One object serves both ends: a client encodes with it, and the coordinator or a 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
@@ -18,19 +17,11 @@ from umbel.aggregation.codec.vectors.codec import Projections, one_length
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part
 from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import float32_header, read_header
 
 Change: TypeAlias = Callable[[], Iterator[Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One client in a sum."""
-
-    weight: int
-    rank: int  # its place in the order of the cohort's names, from 0
 
 
 class UpdateReader(Protocol):

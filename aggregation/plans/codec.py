@@ -93,6 +93,14 @@ def as_float32(value: float) -> float:
     return nearest
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One client in a sum."""
+
+    weight: int
+    rank: int  # its place in the order of the cohort's names, from 0
+
+
 _SUM_BITS = 62
 TOTAL_WEIGHT_MAX = 1 << 38  # step <= 2^-24 max_abs: as fine as float32 is there; also exact as a float64
 MAX_ABS_LEAST, MAX_ABS_MOST = 2.0**-64, 2.0**64  # far beyond any weight change; keeps every step a normal float64

@@ -13,11 +13,11 @@ message for the same step shows that the coordinator contradicts itself, and end
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from umbel.aggregation.plans.masks import MINIMUM_LEAST
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.crypto.curve import KEY_BYTES, KeyPair
 from umbel.aggregation.secagg.crypto.derive import (
@@ -52,19 +52,13 @@ ReadRoster = Callable[[Context, bytes], Session]
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The client's own policy, which outranks the coordinator."""
-
-    minimum: int = 3  # the fewest clients in a sum
-
-
 class SecureClient:
     """One client's side of one attempt. Not thread-safe.
 
-    `index`: its own, in the context's cohort. `random`: returns that many unguessable bytes. `read_roster`: checks a
-    roster's signatures and makes the session; a process with many clients can do that once for all. Raises `TooFew` for
-    a context below the client's floor, `Disagreement` for a context with another identity key for this client.
+    `index`: its own, in the context's cohort. `random`: returns that many unguessable bytes. `minimum_cohort`: the
+    fewest clients in a sum by the client's own policy, whatever the coordinator says. `read_roster`: checks a roster's
+    signatures and makes the session; a process with many clients can do that once for all. Raises `TooFew` for a
+    context below `minimum_cohort`, `Disagreement` for a context with another identity key for this client.
     """
 
     def __init__(
@@ -73,17 +67,16 @@ class SecureClient:
         index: int,
         identity: Ed25519PrivateKey,
         random: Random,
-        floor: Floor | None = None,
+        minimum_cohort: int = MINIMUM_LEAST,
         read_roster: ReadRoster = Session.of_message,
     ) -> None:
         self.context = context
         self.index = index
         self.complaints: tuple[str, ...] = ()
-        self._floor = Floor() if floor is None else floor
-        if context.minimum < self._floor.minimum:
+        if context.minimum < minimum_cohort:
             raise TooFew(
                 f"the round would publish a sum of {context.minimum} clients; this client is part of no sum of fewer "
-                f"than {self._floor.minimum}"
+                f"than {minimum_cohort}"
             )
         if context.cohort[index][1] != public_key_text(identity.public_key().public_bytes_raw()):
             raise Disagreement("the coordinator lists this client with an identity key that is not its own")

@@ -30,7 +30,7 @@ from umbel.aggregation.secagg.messages import (
     encode_indices,
 )
 from umbel.aggregation.secagg.session import Session, check_advert, check_signature
-from umbel.aggregation.secagg.unmasking import Lacking, Opened, Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Lacking, Opened, Unmasker
 
 
 class SecureCoordinator:
@@ -197,6 +197,6 @@ class SecureCoordinator:
 
     def _revealed(self) -> Unmasker:
         if self._unmasker is None:
-            of = Sum(self._require_shared(), self._require_summed())
-            self._unmasker = Unmasker(self.session, of, self._messages())
+            shared, summed = self._require_shared(), self._require_summed()
+            self._unmasker = Unmasker(self.session, shared, summed, self._messages())
         return self._unmasker

@@ -2,7 +2,7 @@
 
 import hmac
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import counted
@@ -23,14 +23,6 @@ from umbel.aggregation.secagg.session import Session, name_of
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """The clients of a sum."""
-
-    shared: Indices  # U2
-    inputs: Indices  # U3, the ones in the sum
-
-
-@dataclass(frozen=True, slots=True)
 class Lacking:
     """The clients to blame for secrets with too few shares, although t or more of their holders have answered."""
 
@@ -41,15 +33,15 @@ class Lacking:
 class Unmasker:
     """Takes Unmasking messages until every needed secret can be made. Not thread-safe.
 
-    `dealt`: the ShareKeys messages of U2, by index, with checked signatures.
+    `shared`: U2. `inputs`: U3, the clients in the sum. `dealt`: the ShareKeys messages of U2, by index, with checked
+    signatures.
     """
 
-    def __init__(self, session: Session, of: Sum, dealt: Mapping[int, ShareKeys]) -> None:
+    def __init__(self, session: Session, shared: Indices, inputs: Indices, dealt: Mapping[int, ShareKeys]) -> None:
         self._session = session
-        self._of = of
         self._dealt = dealt
-        self._inputs = frozenset(of.inputs)
-        self._shares: dict[int, dict[int, bytes]] = {dealer: {} for dealer in of.shared}
+        self._inputs = frozenset(inputs)
+        self._shares: dict[int, dict[int, bytes]] = {dealer: {} for dealer in shared}
         self._said: dict[int, Unmasking] = {}
 
     @property
@@ -66,7 +58,7 @@ class Unmasker:
         session, holder = self._session, message.index
         if holder not in self._inputs:
             raise SecAggError(f"{name_of(session.context, holder)} is not in the sum, so it has nothing to reveal")
-        if strangers := message.shares.keys() - set(session.holders(holder)).intersection(self._of.shared):
+        if strangers := message.shares.keys() - set(session.holders(holder)).intersection(self._shares):
             raise SecAggError(
                 f"{name_of(session.context, holder)} reveals a share of {name_of(session.context, min(strangers))}, "
                 "which it was not asked for"
@@ -136,7 +128,7 @@ class Unmasker:
                 cheating[dealer] = name_of(self._session.context, dealer)
         if cheating:
             raise CheatingDealer(cheating)
-        return Opened(self._session, self._of, self_masks, keys)
+        return Opened(self._session, self_masks, keys)
 
     def _pair(self, dealer: int, seed: bytes) -> KeyPair:
         pair = KeyPair(seed)
@@ -146,11 +138,10 @@ class Unmasker:
 
 
 class Opened:
-    """The secrets that unmask a sum. `keys`: of the clients that shared and are not in the sum."""
+    """The secrets that unmask a sum. `self_masks`: of the clients in it. `keys`: of the others that shared."""
 
-    def __init__(self, session: Session, of: Sum, self_masks: Mapping[int, bytes], keys: Mapping[int, KeyPair]) -> None:
+    def __init__(self, session: Session, self_masks: Mapping[int, bytes], keys: Mapping[int, KeyPair]) -> None:
         self._session = session
-        self._of = of
         self._self_masks = self_masks
         self._keys = keys
         self._pairs: dict[tuple[int, int], bytes] = {}
@@ -162,13 +153,9 @@ class Opened:
             derived.append(self_mask_key(secret, digest, vector, index))
             signs.append(-1)
         for gone, pair in self._keys.items():
-            for other in self._alive(self._session.neighbours(gone)):
+            for other in [one for one in self._session.neighbours(gone) if one in self._self_masks]:
                 if (gone, other) not in self._pairs:  # exchanged once, for both vectors
                     self._pairs[gone, other] = pair.shared(self._session.adverts[other].mask_key)
                 derived.append(pair_mask_key(self._pairs[gone, other], digest, vector, gone, other))
                 signs.append(-1 if gone > other else 1)  # `other` has added or subtracted it
         return Masks(derived, signs)
-
-    def _alive(self, indices: Iterable[int]) -> list[int]:
-        inputs = set(self._of.inputs)
-        return [index for index in indices if index in inputs]

@@ -15,7 +15,7 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
 from umbel.aggregation.privacy.section import release_of
-from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.numbers.composition import Composition
@@ -115,7 +115,7 @@ class Site:
             )
         self.earlier_sums.check_attempt(invitation)
         try:
-            client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
+            client = self._identity.secure_client(context, self.policy.minimum_cohort)
         except SecAggError as error:
             raise alarm_of(error) from error
         self._kept.begin(begun)  # before charging: after a restart the attempt is declined, so nothing is charged twice

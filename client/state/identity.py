@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.trust.public_keys import fingerprint, public_key_bytes
 from umbel.aggregation.trust.signatures import Target, sign
@@ -38,9 +38,9 @@ class Identity:
         nonce = secrets.token_urlsafe(24)
         return sign(self._key, self.name, target, body_sha256, int(time.time()), nonce).as_dict()
 
-    def secure_client(self, context: Context, floor: Floor) -> SecureClient:
+    def secure_client(self, context: Context, minimum_cohort: int) -> SecureClient:
         """This client's party in one attempt at a secure round, with new keys."""
-        return SecureClient(context, context.index_of(ClientId(self.name)), self._key, os.urandom, floor)
+        return SecureClient(context, context.index_of(ClientId(self.name)), self._key, os.urandom, minimum_cohort)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import torch
 from sqlalchemy.exc import SQLAlchemyError
 from torch import Tensor
 
-from umbel.aggregation.codec.update_codec import Part, UpdateReader
+from umbel.aggregation.codec.update_codec import UpdateReader
 from umbel.aggregation.model.layout import PIECE_VALUES
+from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.update.grid import IntegerSum

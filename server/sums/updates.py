@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.model.layout import PIECE_VALUES, Layout
+from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
 from umbel.aggregation.round.states import Committed, Recruiting
 from umbel.aggregation.types import ClientId
@@ -20,7 +21,7 @@ from umbel.server.store.stored import Chunk, LiveRun
 if TYPE_CHECKING:  # this module is imported before torch
     from torch import Tensor
 
-    from umbel.aggregation.codec.update_codec import Part, UpdateCodec, UpdateReader
+    from umbel.aggregation.codec.update_codec import UpdateCodec, UpdateReader
     from umbel.aggregation.secagg.numbers.composition import Composition
 
 
@@ -69,8 +70,6 @@ class RoundCodec:
 
     def parts(self, live: LiveRun, weights: Iterable[tuple[ClientId, int]]) -> list[Part]:
         """The parts of the round's sum that these clients, with their weights, contribute."""
-        from umbel.aggregation.codec.update_codec import Part  # imports torch
-
         return [Part(weight, self.rank(live, client)) for client, weight in weights]
 
 

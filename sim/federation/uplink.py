@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
-from umbel.aggregation.codec.update_codec import Float32Codec, Part, codec_for
+from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate

@@ -26,7 +26,7 @@ from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.codec.step import RoundShown, bits_for, step_for
-from umbel.aggregation.codec.update_codec import Part, codec_for
+from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
 from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
 from umbel.aggregation.codec.vectors.lowrank import LowRank
@@ -39,7 +39,7 @@ from umbel.aggregation.kernels.native import NoKernels
 from umbel.aggregation.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, torch_dtype
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.sensitivity import rounded_bound

@@ -16,7 +16,7 @@ from tests.federations.whole_states import state_change
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, Matrices
 from umbel.aggregation.codec.entropy.coded_levels import Knowledge, LevelsHead
-from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
+from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.downlink.publishing import Publication, Spread
 from umbel.aggregation.kernels.arguments import Levels, phase
@@ -25,7 +25,7 @@ from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import InMemory, master_dtype
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.codec.vectors.buckets import Qsgd, Sign, Ternary
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
@@ -30,7 +29,7 @@ from umbel.aggregation.kernels.arguments import Levels, Quantizer
 from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.update.wire import HEADER_BYTES
 from umbel.sim.bench.codec.costs import SERVER_NOTES, cuda_rows, kernel_note, kernel_rows, server_rows
 from umbel.sim.bench.codec.training import measure_training

@@ -15,7 +15,7 @@ from tests.federations.whole_states import next_master, state_change
 from umbel.aggregation.codec.entropy.entropy import SEGMENT
 from umbel.aggregation.codec.integer import IntegerCodec, in_segments
 from umbel.aggregation.codec.step import first_plan, next_plan
-from umbel.aggregation.codec.update_codec import Part, codec_for
+from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.errors import (
     LyingLength,
     MalformedUpdate,
@@ -27,7 +27,7 @@ from umbel.aggregation.errors import (
 )
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import master_of
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, as_float32
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 
 LAYOUT = Layout.of_state({"a": torch.zeros(300), "b": torch.zeros(40, 4)})
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)

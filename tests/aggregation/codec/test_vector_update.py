@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import CASES, gaussian, heavy
-from umbel.aggregation.codec.update_codec import Part, codec_for
+from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part
 
 N_VALUES = 5 + 24 * 40 + 300
 LAYOUT = Layout(

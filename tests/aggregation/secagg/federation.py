@@ -19,7 +19,7 @@ from umbel.aggregation.secagg.messages import (
     encode_indices,
 )
 from umbel.aggregation.secagg.session import Session
-from umbel.aggregation.secagg.unmasking import Opened, Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Opened, Unmasker
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId, RunId
 
@@ -143,7 +143,7 @@ class Federation:
                 self.agreed[index] = self.clients[index].agree(encode_indices(self.inputs))
 
     def unmasker(self) -> Unmasker:
-        return Unmasker(self.session, Sum(self.shared, self.inputs), self.dealt)
+        return Unmasker(self.session, self.shared, self.inputs, self.dealt)
 
     def reveal(self, without: Collection[int] = ()) -> Opened:
         party = self.party

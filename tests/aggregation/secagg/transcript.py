@@ -40,7 +40,7 @@ from umbel.aggregation.secagg.messages import (
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.aggregation.secagg.unmasking import Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Unmasker
 from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for
 
@@ -231,7 +231,7 @@ class Play:
         return found
 
     def _sums(self, dealt: Mapping[int, ShareKeys], updates: Mapping[int, bytes], answers: Mapping[int, bytes]) -> Json:
-        unmasker = Unmasker(self.session, Sum(self.shared, self.inputs), dealt)
+        unmasker = Unmasker(self.session, self.shared, self.inputs, dealt)
         for index, answer in answers.items():
             unmasker.take(Unmasking.decode(answer, index, N))
         reader = MaskedReader(COMPOSITION)

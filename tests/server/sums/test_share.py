@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.federations.server_device import small_state, update_of
-from umbel.aggregation.codec.update_codec import Part, codec_for
+from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.codec import CodecPlan, Grid
+from umbel.aggregation.plans.codec import CodecPlan, Grid, Part
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.store.stored import Chunk

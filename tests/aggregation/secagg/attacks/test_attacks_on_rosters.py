@@ -26,7 +26,7 @@ from tests.aggregation.secagg.attacks.adversary import (
 )
 from tests.aggregation.secagg.federation import OPENING, Federation, clients_of, context_of
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.errors import Disagreement, ForgedMessage, MalformedMessage, SecAggError, TooFew
@@ -162,7 +162,7 @@ def test_no_plan_has_a_minimum_below_three_or_above_the_cohort(minimum: int) -> 
 def test_a_clients_own_floor_is_above_the_coordinators_word() -> None:
     context = context_of(6, minimum=4)
     with pytest.raises(TooFew, match="no sum of fewer than 5"):
-        SecureClient(context, VICTIM, None, bytes, Floor(minimum=5))  # type: ignore[arg-type]
+        SecureClient(context, VICTIM, None, bytes, 5)  # type: ignore[arg-type]
 
 
 def shrunk(minimum: int) -> Tensor:

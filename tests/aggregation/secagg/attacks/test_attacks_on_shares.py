@@ -29,7 +29,7 @@ from umbel.aggregation.secagg.errors import (
     TooFew,
 )
 from umbel.aggregation.secagg.messages import Dealt, ShareKeys, Unmasking, encode_agreements
-from umbel.aggregation.secagg.unmasking import Lacking, Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Lacking, Unmasker
 
 VICTIM = 0
 DEALER = 2
@@ -146,7 +146,7 @@ def test_an_inbox_that_claims_somebody_who_dealt_nothing_opens_no_sum() -> None:
             masked(client)
     federation.inputs = (0, 1, 2, 3, 4)
     federation.agree()
-    unmasker = Unmasker(federation.session, Sum(tuple(range(6)), federation.inputs), {**federation.dealt, 5: nothing})
+    unmasker = Unmasker(federation.session, tuple(range(6)), federation.inputs, {**federation.dealt, 5: nothing})
     for index in federation.inputs:
         unmasker.take(
             Unmasking.decode(federation.clients[index].reveal(encode_agreements(federation.agreed)), index, 6)
