@@ -15,10 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, ranks_of
 from umbel.aggregation.reports import EvaluationDone, Probe, Work
@@ -34,19 +32,17 @@ from umbel.aggregation.run.tuning import TuningFacts
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.grid import sum_sha256
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
-from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, Uplink, probe_of
+from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of
 from umbel.sim.federation.window import (
     Cohort,
     DeviceTime,
     Played,
-    SecurePlayed,
     SecureWindow,
     Window,
     seed_of,
@@ -156,28 +152,26 @@ class Federation:
             declines |= without_enough_work(plan, cohort)
         else:
             window = Window(opened, cohort)
-        played = self._played(window, uplink, reports, declines)
-        upshot = None
+        played, found = self._played(window, uplink, reports, declines), None
         if isinstance(played.ended, Closing):
             try:
-                upshot = self._upshot(played.ended, uplink, reports, played)
+                found = uplink.result(played, played.ended, reports.works)
             except TotalsRefused as error:
-                assert isinstance(played, SecurePlayed), "only a masked sum is refused"
                 played = played.spoiled(str(error))
         known = self._known(played, played.book(uplink.sizes, declines))
         if isinstance(played.ended, Abandoned):
             return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
-        assert upshot is not None, "a closed round has a sum, or has tried its clients"
-        end = finished(self.standing, played.ended, upshot, known)
-        if isinstance(upshot, CanaryClosed):
-            return self._end(end, device_time=played.device_time)
-        if isinstance(uplink, PlainUplink):
-            self.memory.left = uplink.left
-        self.memory.note(upshot.state)
+        assert found is not None, "a closed round has a sum, or has tried its clients"
+        if isinstance(found, CanaryClosed):
+            return self._end(finished(self.standing, played.ended, found, known), device_time=played.device_time)
+        made = self._next_model(played.ended, found)
+        end = finished(self.standing, played.ended, made, known)
+        uplink.keep()
+        self.memory.note(made.state)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
-        return self._end(end, upshot.state, mean_bytes, played.device_time)
+        return self._end(end, made.state, mean_bytes, played.device_time)
 
-    def _uplink(self, opened: Training) -> PlainUplink | MaskedUplink | CanaryUplink:
+    def _uplink(self, opened: Training) -> Uplink:
         plan, layout, ranks = opened.plan, self.model.layout, ranks_of(opened.cohort)
         if plan.secure is not None:
             return MaskedUplink(plan, layout, ranks, keeps=self.world.masks)
@@ -187,7 +181,7 @@ class Federation:
 
     def _played(
         self, window: Window | SecureWindow, uplink: Uplink, reports: Reports, declines: dict[ClientId, str]
-    ) -> Played | SecurePlayed:
+    ) -> Played:
         """Play the window, train the accepted clients, and play it again without clients whose update is refused, until
         all accepted clients have sent their work. Adds the refused ones to `declines`.
 
@@ -207,19 +201,6 @@ class Federation:
         if isinstance(window, SecureWindow) and isinstance(uplink, MaskedUplink) and self.world.masks:
             return window.play(declines, uplink.made)
         return played
-
-    def _upshot(self, closing: Closing, uplink: Uplink, reports: Reports, played: Played) -> SummedModel | CanaryClosed:
-        """The result of a closed round. Raises `TotalsRefused`."""
-        match uplink:
-            case CanaryUplink():
-                ranks = ranks_of(closing.cohort)
-                return uplink.trial({name: reports.works[ranks[name]] for name in closing.accepted})
-            case MaskedUplink():
-                assert isinstance(played, SecurePlayed)
-                return self._model_of(closing, uplink, played.sums)
-            case _:
-                assert isinstance(uplink, PlainUplink)
-                return self._next_model(closing, uplink)
 
     def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
         """The clients of the cohort, their fates, and their reports."""
@@ -320,24 +301,14 @@ class Federation:
         kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
         return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
-    def _next_model(self, closing: Closing, uplink: PlainUplink) -> SummedModel:
-        if uplink.total.total_weight != closing.aggregate.total_weight:
-            raise AssertionError("the sum is not that of the accepted reports")
-        state = self._after(closing, uplink.codec.mean(uplink.total, uplink.parts))
-        return SummedModel(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
-
-    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> SummedModel:
-        """The next model from a secure round. Raises `TotalsRefused`."""
-        found = uplink.totals(sorted(closing.accepted), sums)
-        return SummedModel(self._after(closing, found.mean), found.sum_sha256, None, found)
-
-    def _after(self, closing: Closing, mean: HasMean) -> ModelState:
+    def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
         rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
         try:
-            return self.model.after(mean, rate, change_step)
+            state = self.model.after(found.mean, rate, change_step)
         except ValueError as error:
             raise SimulationError(f"round {closing.plan.number} makes no model: {error}") from error
+        return SummedModel(state, found.sum_sha256, found.update_rms, found.totals)
 
     def _known(self, played: Played, book: Book) -> Known:
         clients = client_records(played.ended, book)

@@ -10,6 +10,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Probe, WorkDone
+from umbel.aggregation.round.states import Closing
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
@@ -34,11 +37,22 @@ from umbel.aggregation.secagg.numbers.contribution import (
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
-from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
+from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, sum_sha256, to_integers
 from umbel.sim.federation.standing import Memory
+from umbel.sim.federation.window import Played
 from umbel.sim.secure.exchange import seeded_bytes
 
 _BLOCK_VALUES = 1 << 18  # values that fit the cache with their integers
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSum:
+    """What a round's sum says."""
+
+    mean: HasMean
+    sum_sha256: str
+    update_rms: float | None = None
+    totals: Totals | None = None  # of a masked sum
 
 
 class Uplink:
@@ -63,6 +77,13 @@ class Uplink:
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         """Take one update; its length."""
         raise NotImplementedError
+
+    def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> RoundSum | CanaryClosed:
+        """The result of a closed round. `works`: by rank. Raises `TotalsRefused`."""
+        raise NotImplementedError
+
+    def keep(self) -> None:
+        """The round has made a model: keep what clients keep of it."""
 
 
 class PlainUplink(Uplink):
@@ -132,6 +153,15 @@ class PlainUplink(Uplink):
         self.left[client] = fed.left
         return update
 
+    def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> RoundSum:
+        if self.total.total_weight != closing.aggregate.total_weight:
+            raise AssertionError("the sum is not that of the accepted reports")
+        mean = self.codec.mean(self.total, self.parts)
+        return RoundSum(mean, sum_sha256(self.total), self.codec.update_rms(self.total))
+
+    def keep(self) -> None:
+        self._memory.left = self.left
+
 
 class MaskedUplink(Uplink):
     """Sums masked updates. With `keeps`, it keeps each client's input in `made` for masking instead of summing it."""
@@ -163,6 +193,10 @@ class MaskedUplink(Uplink):
         n_levels = self.composition.n_levels
         levels, words = unmasked or (self._total.sums[:n_levels], self._total.sums[n_levels:])
         return totals(self.composition, levels, words, [self._ranks[client] for client in clients])
+
+    def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> RoundSum:
+        found = self.totals(sorted(closing.accepted), played.sums)
+        return RoundSum(found.mean, found.sum_sha256, totals=found)
 
 
 def contribution_secret(client_seed: int, attempt: int) -> bytes:
@@ -198,10 +232,13 @@ class CanaryUplink(Uplink):
         self.largest[client] = self.codec.largest_change(update[:head], [update[head:]], rank)
         return len(update)
 
-    def trial(self, works: Mapping[ClientId, WorkDone]) -> CanaryClosed:
+    def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> CanaryClosed:
         """The updates of the accepted clients, for the verdicts. `works`: with their probes."""
         return CanaryClosed(
-            {client: CanaryUpdate(work, self.sizes[client], self.largest[client]) for client, work in works.items()}
+            {
+                client: CanaryUpdate(works[self._ranks[client]], self.sizes[client], self.largest[client])
+                for client in closing.accepted
+            }
         )
 
 

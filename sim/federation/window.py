@@ -29,16 +29,14 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.run.ledger import Book, MemberFacts
-from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.types import ClientId
 from umbel.sim.fleet.fates import DeviceStage, Fates
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime, Voice
-from umbel.sim.secure.exchange import ExchangeParties, MaskedSum, exchange
-from umbel.sim.secure.voices import BlankVoice, RealVoice
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime
+from umbel.sim.secure.exchange import ExchangeParties, exchange
+from umbel.sim.secure.voices import BlankMasking, RealMasking
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,13 @@ class Played:
     ended: Closing | Abandoned
     at: float
     cohort: Cohort
+    sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False, kw_only=True)  # of levels and words, unmasked
+
+    def spoiled(self, reason: str) -> "Played":
+        """The same attempt, abandoned because no model can be made of the sum."""
+        ended, _ = advance(self.ended, Spoiled(self.at, reason))
+        assert isinstance(ended, Abandoned)
+        return replace(self, ended=ended)
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
         """What the coordinator knows of its clients. `sizes`: of the written updates."""
@@ -152,13 +157,6 @@ class SecurePlayed(Played):
 
     up: Mapping[ClientId, int]  # bytes of each client's messages, without model, update and report
     down: Mapping[ClientId, int]
-    sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # of levels and words, if unmasked
-
-    def spoiled(self, reason: str) -> "SecurePlayed":
-        """The same attempt, abandoned because no model can be made of the sum."""
-        ended, _ = advance(self.ended, Spoiled(self.at, reason))
-        assert isinstance(ended, Abandoned)
-        return replace(self, ended=ended)
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
         """As `Played.book`, with the bytes of messages."""
@@ -210,16 +208,10 @@ class SecureWindow:
         """From the opening to the end. `declines`: as in `Window.play`. `masked`: the inputs of all accepted
         clients, which they then mask with their own keys; None: nobody masks.
         """
-        stage, total = VirtualTime(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
-        update = bytes(MaskedReader(self.composition).update_bytes.start)
-
-        def voice(name: ClientId, client: SecureClient) -> Voice:
-            if masked is None:
-                return BlankVoice(client, update)
-            return RealVoice(client, masked.get(name, update))
-
+        stage = VirtualTime(self.opened.opened_at)
+        masking = BlankMasking(self.composition) if masked is None else RealMasking(self.composition, masked)
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = ExchangeParties(luck, voice, seed_of(self.opened.plan), total, declines)
+        cast = ExchangeParties(luck, masking, seed_of(self.opened.plan), declines)
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -227,7 +219,7 @@ class SecureWindow:
             replace(self.cohort, fates=self._as_it_went(done.devices)),
             {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
-            total.unmasked(done.party) if total is not None and isinstance(done.state, Closing) else None,
+            sums=masking.unmasked(done.party) if isinstance(done.state, Closing) else None,
         )
 
     def _luck(self, rank: int) -> DeviceFate:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.reports import MaskedInput
@@ -31,16 +30,13 @@ from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
-from umbel.aggregation.secagg.masked_input import MaskedReader, unmasked
 from umbel.aggregation.secagg.messages import AdvertiseKeys, ShareKeys
-from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.grid import IntegerSum
-from umbel.sim.secure.devices import DeviceFate, SecureDevice, SecureMessage, VirtualTime, Voice
-from umbel.sim.secure.voices import CountingCoordinator
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, SecureMessage, VirtualTime
+from umbel.sim.secure.voices import Masking
 
 _SHA256 = "ab" * 32  # of model and configuration, which never differ here
 _WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())
@@ -66,29 +62,11 @@ def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -
     )
 
 
-class MaskedSum:
-    """The sum of the masked updates of one attempt."""
-
-    def __init__(self, composition: Composition) -> None:
-        self._composition, self._reader = composition, MaskedReader(composition)
-        self._total: IntegerSum = self._reader.new_sum()
-
-    def take(self, party: SecureCoordinator, index: int, update: bytes, signature: bytes) -> None:
-        """Add a client's update, if the client has signed it."""
-        party.check_input(index, hashlib.sha256(update).digest(), signature)
-        self._reader.fold(self._total, update)
-
-    def unmasked(self, party: SecureCoordinator) -> tuple[Tensor, Tensor]:
-        """The sums of the levels and of the words, without masks."""
-        return unmasked(self._total, self._composition, party.open())
-
-
 class SimulatedCoordinator:
     """Drives one attempt from its opening until its sum can be unmasked, or it is abandoned.
 
-    `party`: its side of the protocol. `total`: takes the masked updates; None if clients send blank messages. `tell`
-    sends a client what it needs in a phase, `release` stops it. Raises `SecAggError` for a wrong message, since the
-    simulated clients are honest.
+    `party`: its side of the protocol. `masking`: takes the masked updates. `tell` sends a client what it needs in a
+    phase, `release` stops it. Raises `SecAggError` for a wrong message, since the simulated clients are honest.
     """
 
     def __init__(
@@ -96,13 +74,13 @@ class SimulatedCoordinator:
         stage: VirtualTime,
         opened: Training,
         party: SecureCoordinator,
-        total: MaskedSum | None,
+        masking: Masking,
         tell: Callable[[ClientId, Phase, bytes], None],
         release: Callable[[ClientId], None],
     ) -> None:
         self.state: Training | Closing | Abandoned = opened
         self.is_unmasked = False
-        self._stage, self._party, self._total = stage, party, total
+        self._stage, self._party, self._masking = stage, party, masking
         self._tell, self._release = tell, release
         self._adverts = dict[int, AdvertiseKeys]()
         self._dealt = dict[int, ShareKeys]()
@@ -149,9 +127,9 @@ class SimulatedCoordinator:
             self._step(Declined(self._stage.now, message.client, message.declined))
             return
         event = Reported(self._stage.now, message.client, _WORK)
-        if self._total is not None and takes(self.state, event):
+        if takes(self.state, event):
             index = self._party.context.index_of(message.client)
-            self._total.take(self._party, index, message.body, message.signature)
+            self._masking.take(self._party, index, message.body, message.signature)
         self._step(event)
 
     def _hear_shares(self, message: SecureMessage) -> None:
@@ -228,9 +206,8 @@ class ExchangeParties:
     """The parties of an attempt."""
 
     luck: Mapping[ClientId, DeviceFate]
-    voice: Callable[[ClientId, SecureClient], Voice]  # a client's messages, with the keys of that `SecureClient`
+    masking: Masking  # of this attempt alone
     seed: str  # of all keys
-    total: MaskedSum | None = None  # takes the masked updates; None for blank messages
     declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # clients without update, and why
 
 
@@ -249,19 +226,19 @@ def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: Exchang
     keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
     context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
     devices, opening = dict[ClientId, SecureDevice](), bytes.fromhex(opened.exchange.opening if opened.exchange else "")
-    party = (CountingCoordinator if cast.total is None else SecureCoordinator)(context, opening)
+    party = cast.masking.coordinator(context, opening)
     coordinator = SimulatedCoordinator(
         stage,
         opened,
         party,
-        cast.total,
+        cast.masking,
         lambda name, phase, body: devices[name].tell(phase, body),
         lambda name: devices[name].release(),
     )
     for index, (name, identity) in enumerate(identities.items()):
         random = seeded_bytes(f"{cast.seed}/{name}")
         client = SecureClient(context, index, identity, random, read_roster=read_roster)
-        voice, why = cast.voice(name, client), cast.declines.get(name, "")
+        voice, why = cast.masking.voice(client), cast.declines.get(name, "")
         devices[name] = SecureDevice(stage, name, cast.luck[name], voice, coordinator.hear, why)
     stage.play(lambda: coordinator.is_over)
     assert coordinator.is_over, "every phase has its deadline"

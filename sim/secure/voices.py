@@ -3,11 +3,17 @@
 Masks cancel, so only the bytes on the wire depend on them. A client with blank messages still sends its real public
 keys, because the graph depends on them, and leaves the round where a `SecureClient` would. The coordinator of such
 clients counts their messages and does not check them.
+
+An attempt has one `Masking`: `RealMasking` or `BlankMasking` makes the voices, the coordinator and the sum.
 """
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import TypeAlias
+
+from torch import Tensor
 
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
@@ -15,7 +21,7 @@ from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.crypto.derive import SHARE_COMMITMENT_BYTES, SIGNATURE_BYTES
 from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
 from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES
-from umbel.aggregation.secagg.masked_input import masked_input
+from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
     Dealt,
@@ -28,8 +34,12 @@ from umbel.aggregation.secagg.messages import (
     encode_indices,
     share_keys_bytes,
 )
+from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution
 from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.grid import IntegerSum
+from umbel.sim.secure.devices import Voice
 
 _SIGNATURE, _SHARE = bytes(SIGNATURE_BYTES), bytes(SHARE_BYTES)
 
@@ -134,3 +144,50 @@ class CountingCoordinator(SecureCoordinator):
     @property
     def is_enough(self) -> bool:
         return all(self._n_revealed[dealer] >= self.session.threshold for dealer in self.shared or ())
+
+
+class RealMasking:
+    """Clients mask their inputs, and the coordinator checks, sums and unmasks them.
+
+    `inputs`: of the clients whose update is accepted. The others send zeros of the same length.
+    """
+
+    coordinator = SecureCoordinator
+
+    def __init__(self, composition: Composition, inputs: Mapping[ClientId, Contribution]) -> None:
+        self._composition, self._inputs, self._reader = composition, inputs, MaskedReader(composition)
+        self._total: IntegerSum = self._reader.new_sum()
+        self._zeros = bytes(self._reader.update_bytes.start)
+
+    def voice(self, client: SecureClient) -> Voice:
+        return RealVoice(client, self._inputs.get(client.context.names[client.index], self._zeros))
+
+    def take(self, party: SecureCoordinator, index: int, update: bytes, signature: bytes) -> None:
+        """Add a client's update, if the client has signed it."""
+        party.check_input(index, hashlib.sha256(update).digest(), signature)
+        self._reader.fold(self._total, update)
+
+    def unmasked(self, party: SecureCoordinator) -> tuple[Tensor, Tensor] | None:
+        """The sums of the levels and of the words, without masks."""
+        return unmasked(self._total, self._composition, party.open())
+
+
+class BlankMasking:
+    """Clients send zeros, and nothing is summed."""
+
+    coordinator = CountingCoordinator
+
+    def __init__(self, composition: Composition) -> None:
+        self._update = bytes(MaskedReader(composition).update_bytes.start)
+
+    def voice(self, client: SecureClient) -> Voice:
+        return BlankVoice(client, self._update)
+
+    def take(self, party: SecureCoordinator, index: int, update: bytes, signature: bytes) -> None:
+        """Nothing is summed."""
+
+    def unmasked(self, party: SecureCoordinator) -> tuple[Tensor, Tensor] | None:
+        return None
+
+
+Masking: TypeAlias = RealMasking | BlankMasking

@@ -24,15 +24,14 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange, Phase
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
 from umbel.sim.bench.secagg.cohort import client_name, made_contribution
 from umbel.sim.secure.devices import DeviceFate, VirtualTime
-from umbel.sim.secure.exchange import ExchangeParties, MaskedSum, exchange, seeded_bytes
-from umbel.sim.secure.voices import RealVoice
+from umbel.sim.secure.exchange import ExchangeParties, exchange, seeded_bytes
+from umbel.sim.secure.voices import RealMasking
 
 PHASES = tuple(Phase)
 _WORK_S, _LATENCY_S, _BYTES_PER_S = 60.0, 0.05, 1e6  # medians
@@ -78,22 +77,21 @@ def device_fates(n: int, seed: int, *, dropping: float) -> list[DeviceFate]:
 
 def play(plan: RoundPlan, composition: Composition, luck: Sequence[DeviceFate], seed: int = 0) -> PlayedRound:
     """One attempt, from the invitation to the sum or until it is given up. `luck`: of each client, by rank."""
-    stage, total = VirtualTime(), MaskedSum(composition)
+    stage = VirtualTime()
     by_name = {client_name(rank): one for rank, one in enumerate(luck)}
     candidates = tuple(Candidate(name, 1) for name in by_name)
     opening = Gathered(stage.now, candidates, seeded_bytes(f"{seed}/coordinator")(RANDOM_BYTES))
     opened, _ = advance(Recruiting(plan, since=stage.now), opening)
     assert isinstance(opened, Training), "all are asked"
 
-    def voice(name: ClientId, client: SecureClient) -> RealVoice:
-        return RealVoice(client, made_contribution(composition, client.index))
-
-    done = exchange(stage, opened, composition.layout, ExchangeParties(by_name, voice, str(seed), total))
+    inputs = {name: made_contribution(composition, index) for index, name in enumerate(sorted(by_name))}
+    masking = RealMasking(composition, inputs)
+    done = exchange(stage, opened, composition.layout, ExchangeParties(by_name, masking, str(seed)))
     ended: RoundState = done.state
     if isinstance(ended, Closing):
         ended, _ = advance(ended, Applied(stage.now, _SHA256))
     assert isinstance(ended, Committed | Abandoned)
-    levels, words = total.unmasked(done.party) if isinstance(ended, Committed) else (None, None)
+    levels, words = (masking.unmasked(done.party) if isinstance(ended, Committed) else None) or (None, None)
     refusals = {name: device.refusal for name, device in done.devices.items() if device.refusal}
     return PlayedRound(
         ended,
