@@ -36,30 +36,33 @@ def test_every_kernel_gives_the_bits_of_torch_in_the_interpreter() -> None:
 _INTEGERS = dict.fromkeys(("n_values", "n_blocks", "first", "n_positions", "key_low", "key_high", "weight"), "i32")
 _QUANTIZER = dict.fromkeys(("dither_low", "dither_high", "phi", "low", "high", "offset"), "i32")
 _SIGNATURE = {**_INTEGERS, **_QUANTIZER, "inverse_step": "fp32", "values": "*fp32", "rotated": "*fp32"}
-_COMPILED = {
-    "rotate": {"out": "*fp32"},
-    "unrotate": {"out": "*fp32"},
-    "write_signs": {"out": "*fp32"},
-    "write_dither": {"out": "*i32"},
-    "quantize": {"out": "*i16"},
-    "pack": {"out": "*i32"},
-    "rotate_and_pack": {"out": "*i32"},
-    "fold": {"sums": "*i64", "words": "*i32", "squares": "*i64", "greatest": "*i32"},
-}
+_FOLD = {"words": "*i32", "squares": "*i64", "greatest": "*i32"}
+_COMPILED = (
+    ("rotate", {"out": "*fp32"}),
+    ("unrotate", {"out": "*fp32"}),
+    ("unrotate", {"out": "*fp64", "rotated": "*fp64"}),
+    ("write_signs", {"out": "*fp32"}),
+    ("write_dither", {"out": "*i32"}),
+    ("quantize", {"out": "*i16"}),
+    ("pack", {"out": "*i32"}),
+    ("rotate_and_pack", {"out": "*i32"}),
+    ("fold", {"sums": "*i32"} | _FOLD),
+    ("fold", {"sums": "*i64"} | _FOLD),
+)
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _COMPILED)
+@pytest.mark.parametrize(("name", "own_types"), _COMPILED)
 def test_a_gpu_s_code_fuses_no_product_that_rounds_and_flushes_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, own_types: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Compiled for compute capability 9.0, which needs no GPU; what the interpreter lets pass is found here too."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     triton, compiler = import_module("triton"), import_module("triton.compiler")
     target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     kernel = getattr(import_module("umbel.aggregation.kernels.triton_kernels"), name)
-    types, constants = _SIGNATURE | _COMPILED[name], {"SIDE": 64, "BITS": 7}
+    types, constants = _SIGNATURE | own_types, {"SIDE": 64, "BITS": 7}
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items() if key in kernel.arg_names}
     made = triton.compile(compiler.ASTSource(kernel, signature, constexprs=values), target=target).asm["ptx"]
