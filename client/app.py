@@ -43,10 +43,7 @@ class Checkpoint:
         return False
 
     def save(self, state: Mapping[str, object]) -> None:
-        """Replace what was saved. `state`: dicts, lists, tuples, tensors, numbers and texts in any nesting.
-
-        Never raises: a full disk is only logged.
-        """
+        """Replace what was saved, or log why not. `state`: dicts, lists, tuples, tensors, numbers and texts, nested."""
 
     def load(self) -> dict[str, Any] | None:
         """What an earlier process saved for this assignment, tensors on the CPU; None if there is nothing."""

@@ -111,10 +111,7 @@ class WorkRefused(ClientError):
 
 
 class BudgetSpent(WorkRefused):
-    """A private round that would exceed a privacy budget of this site.
-
-    It counts as a failure, because it may reveal something about rounds with other coordinators.
-    """
+    """A private round that would exceed this site's budget. The refusal may reveal something of rounds with others."""
 
 
 class AttemptRefused(WorkRefused):

@@ -43,10 +43,7 @@ _OFFICER = _Advice(
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """A client's key at `path`, made on first use with mode 0600.
-
-    Raises `StateError` for a file that others can read, or that belongs to another user.
-    """
+    """A client's key at `path`, made on first use. Raises `StateError` for a file that others own or can read."""
     if not path.exists():
         made = Ed25519PrivateKey.generate()
         write_atomically(path, _pem_of(made))

@@ -1,6 +1,6 @@
 """`umbel members`: make, sign, check and trust the member list of a consortium. No verb contacts a server."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import hexdigits
@@ -70,7 +70,12 @@ class ShownList:
     changes: tuple[str, ...] = ()  # since the list before, a sentence each
 
 
-@members_app.command("new")
+def _verb(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to the group as the verb `name`. Its errors become one sentence and exit status 1."""
+    return lambda action: members_app.command(name)(one_sentence_errors()(action))
+
+
+@_verb("new")
 def new_list(
     name: Annotated[str, typer.Option("--name", help="The consortium, such as pilot.")],
     quorum: Annotated[int, typer.Option("--quorum", min=1, help="How many officers must sign each list.")],
@@ -78,55 +83,49 @@ def new_list(
     as_json: AsJson = False,
 ) -> None:
     """Begin a member list: the first epoch, empty and unsigned."""
-    with one_sentence_errors():
-        _print_summary(new_file(out, MemberList(name, 1, {}, {}, quorum)), out, as_json)
+    _print_summary(new_file(out, MemberList(name, 1, {}, {}, quorum)), out, as_json)
 
 
-@members_app.command("officer-key")
+@_verb("officer-key")
 def officer_key(
     out: Annotated[Path, typer.Option("--out", help="Where to write the private key; never overwrites.")],
     passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for one, and encrypt the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an officer's key, and print the public one. Keep the file on a machine of the officer's own."""
-    with one_sentence_errors():
-        words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
-        raw = make_officer_key(out, words).public_key().public_bytes_raw()
+    words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
+    raw = make_officer_key(out, words).public_key().public_bytes_raw()
     made = {"file": str(out), "public_key": public_key_text(raw), "fingerprint": fingerprint(raw)}
     print_result(made, f"public key   {made['public_key']}\nfingerprint  {made['fingerprint']}", as_json)
 
 
-@members_app.command("add")
+@_verb("add")
 def add_member(file: File, name: Name, key: Key, out: Out = None, as_json: AsJson = False) -> None:
     """Add a client with its public key (`umbel fingerprint` prints it)."""
-    with one_sentence_errors():
-        _edit(file, out, with_entry("members", name, key), None, as_json)
+    _edit(file, out, with_entry("members", name, key), None, as_json)
 
 
-@members_app.command("add-officer")
+@_verb("add-officer")
 def add_officer(
     file: File, name: Name, key: Key, quorum: Quorum = None, out: Out = None, as_json: AsJson = False
 ) -> None:
     """Add an officer with the public key that `umbel members officer-key` printed."""
-    with one_sentence_errors():
-        _edit(file, out, with_entry("officers", name, key), quorum, as_json)
+    _edit(file, out, with_entry("officers", name, key), quorum, as_json)
 
 
-@members_app.command("remove")
+@_verb("remove")
 def remove_member(file: File, name: Name, out: Out = None, as_json: AsJson = False) -> None:
     """Remove a client. Sites that take the next epoch, once it is signed, no longer trust its key."""
-    with one_sentence_errors():
-        _edit(file, out, without_entry("members", name), None, as_json)
+    _edit(file, out, without_entry("members", name), None, as_json)
 
 
-@members_app.command("remove-officer")
+@_verb("remove-officer")
 def remove_officer(file: File, name: Name, quorum: Quorum = None, out: Out = None, as_json: AsJson = False) -> None:
     """Remove an officer."""
-    with one_sentence_errors():
-        _edit(file, out, without_entry("officers", name), quorum, as_json)
+    _edit(file, out, without_entry("officers", name), quorum, as_json)
 
 
-@members_app.command("sign")
+@_verb("sign")
 def sign_list(
     file: File,
     key: Annotated[Path, typer.Option("--key", metavar="OFFICERKEY", help="The officer's private key file.")],
@@ -134,17 +133,15 @@ def sign_list(
     as_json: AsJson = False,
 ) -> None:
     """Sign a list with an officer's key. Look at it first: `umbel members show FILE --previous OLD`."""
-    with one_sentence_errors():
-        _print_summary(sign_file(file, key, _ask_passphrase, _previous(previous)), file, as_json)
+    _print_summary(sign_file(file, key, _ask_passphrase, _previous(previous)), file, as_json)
 
 
-@members_app.command("show")
+@_verb("show")
 def show_list(file: File, previous: Previous = None, as_json: AsJson = False) -> None:
     """Show a list: names and fingerprints, epoch and hash, signatures, and changes since the list before."""
-    with one_sentence_errors():
-        signed, old = read_members_file(file), _previous(previous)
-        changes = () if old is None else _changes(old, signed.list)
-        shown = _shown(signed, changes)
+    signed, old = read_members_file(file), _previous(previous)
+    changes = () if old is None else _changes(old, signed.list)
+    shown = _shown(signed, changes)
     if as_json:
         print_json(shown)
         return
@@ -159,12 +156,11 @@ def show_list(file: File, previous: Previous = None, as_json: AsJson = False) ->
         typer.echo(f"careful: {concern}", err=True)
 
 
-@members_app.command("verify")
+@_verb("verify")
 def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) -> None:
     """Check the signatures: by the list's own officers, and with --previous by those of the epoch before."""
-    with one_sentence_errors():
-        signed, old = read_members_file(file), _previous(previous)
-        signers = check_first(signed) if old is None else check_successor(old, signed)
+    signed, old = read_members_file(file), _previous(previous)
+    signers = check_first(signed) if old is None else check_successor(old, signed)
     members, follows = signed.list, None if old is None else old.epoch
     groups = grouped(members.sha256)
     if as_json:
@@ -178,7 +174,7 @@ def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) 
         typer.echo("pass --previous to check whether it follows the list that you trust", err=True)
 
 
-@members_app.command("trust")
+@_verb("trust")
 def trust_list(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Lists, the older epoch first.")],
     state: Annotated[Path, typer.Option("--state", help="The client's state directory.")] = STATE_DEFAULT,
@@ -190,11 +186,10 @@ def trust_list(
     as_json: AsJson = False,
 ) -> None:
     """Make this client trust a list: the first one after its hash was compared, then each next epoch."""
-    with one_sentence_errors():
-        trusted = _whole_hash(sha256) if sha256 else ""
-        with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
-            store = MembersStore(state.expanduser())
-            taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
+    trusted = _whole_hash(sha256) if sha256 else ""
+    with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
+        store = MembersStore(state.expanduser())
+        taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
     if as_json:
         print_json([_shown(signed) for signed in taken])
         return

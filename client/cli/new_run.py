@@ -61,10 +61,7 @@ def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
 
 
 def careful_of_absence(run_file: RunFile) -> str:
-    """A warning if a sum may lack a few of the clients that a round asks; else empty.
-
-    Without noise, sites that name a member list refuse such sums by default (`SitePolicy.cohort_change`).
-    """
+    """A warning of sums that sites with a member list refuse by default (`SitePolicy.cohort_change`); else empty."""
     plan = run_file.round_plan(1, 1)
     if not run_file.members_sha256 or run_file.privacy is not None or plan.minimum == plan.n_wanted:
         return ""
@@ -77,10 +74,7 @@ def careful_of_absence(run_file: RunFile) -> str:
 
 
 def careful_of_overrides(run_file: RunFile) -> str:
-    """A warning if the training changes from round to round; else empty.
-
-    Without noise, sites that name a member list refuse such rounds by default (`SitePolicy.terms_change`).
-    """
+    """A warning of rounds that sites with a member list refuse by default (`SitePolicy.terms_change`); else empty."""
     changes = [one.first_round for one in run_file.override if set(one.of(TrainingPlan)) - {"evaluate"}]
     if not changes or not run_file.members_sha256 or run_file.privacy is not None:
         return ""

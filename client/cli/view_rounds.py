@@ -232,10 +232,7 @@ def _short(reason: str, known: str) -> str:
 
 
 def _whole(reason: str, known: str) -> str:
-    """The reason, which a peer may have written, without the words that are `known` already.
-
-    `printable` cuts it at the length that the coordinator accepts (`messages.REASON_CHARS_MAX`).
-    """
+    """The reason, which a peer may have written, without the words that are `known` already."""
     return printable(reason.replace(known, "").rstrip(": ") if known and reason != known else reason)
 
 

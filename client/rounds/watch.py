@@ -29,10 +29,7 @@ def renewal_s(window_s: float) -> float:
 
 
 class Watch:
-    """A background thread that long-polls an assignment, from half a second after the start until the exit.
-
-    The thread is not joined, because its last poll may be held open; it ends by itself.
-    """
+    """A background thread that long-polls an assignment. It is not joined, because its last poll may be held open."""
 
     start_after_s = START_AFTER_S
     pause_s = PAUSE_S

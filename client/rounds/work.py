@@ -57,10 +57,7 @@ def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> Loca
 
 
 def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
-    """Load the global weights from the model file `start`, measure them if asked, and train.
-
-    Raises `TrainingFailed` if the site's code fails.
-    """
+    """Load the model `start`, measure it if asked, and train. Raises `TrainingFailed` if the site's code fails."""
     set_weights(app, load_model(start, layout))
     try:
         return _call(app, plan)

@@ -21,10 +21,7 @@ log = logging.getLogger("umbel.client")
 
 
 class Means:
-    """Running means of named batch means, each batch weighted by its number of samples.
-
-    They are summed on the device: one transfer at the end instead of one each step.
-    """
+    """Running means of named batch means, weighted by samples; summed on the device, and read once at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}

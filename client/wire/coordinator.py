@@ -138,10 +138,7 @@ class CoordinatorClient:
         return answer.status != 202
 
     def fetch_message(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
-        """What this client needs for a phase of a secure round of `n_cohort` clients; None if it is not ready yet.
-
-        Held open for up to `wait_s` seconds.
-        """
+        """What a client of `n_cohort` needs for a phase; None if the coordinator does not have it within `wait_s`."""
         path, n_bytes = f"/v1/assignments/{assignment}/secure/{phase.value}", _HEAD_BYTES + n_cohort * _ENTRY_BYTES
         answer = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s, bytes_max=n_bytes)
         return None if answer.status == 204 else answer.body

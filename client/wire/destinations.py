@@ -63,10 +63,7 @@ class Forbidden(StrEnum):
 
 
 def kind_of(host: str) -> Forbidden | None:
-    """The kind of a host, by its address, or if it is `localhost`.
-
-    None for a public address, or a name that must be looked up.
-    """
+    """The kind of a host, by its address or as `localhost`; None for a public address, or a name to look up."""
     if host == "localhost" or host.endswith(".localhost"):
         return Forbidden.HERE
     try:
@@ -148,10 +145,7 @@ def guarded(http: httpx.Client, refusal: Callable[[str], str | None]) -> httpx.C
 
 
 class _Guard(httpcore.NetworkBackend):
-    """Wraps a backend: names are looked up here, and their addresses checked.
-
-    The look-up and all tries together have the time limit of one connection.
-    """
+    """Wraps a backend: looks names up and checks their addresses, all within the time limit of one connection."""
 
     def __init__(self, backend: httpcore.NetworkBackend, refusal: Callable[[str], str | None]) -> None:
         self._backend = backend

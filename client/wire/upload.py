@@ -36,10 +36,7 @@ class Upload:
         self._corrections = 0
 
     def send(self, patience: Patience, resume: bool) -> None:
-        """Send until the coordinator has the whole update. `resume`: it may have a part, so ask first.
-
-        Each chunk that arrives resets the back-off.
-        """
+        """Send until the coordinator has the whole update. `resume`: it may have a part, so ask first."""
         self._must_ask = resume
         while self._known is None or not self._known.complete:
             before = self._known.offset if self._known else -1
