@@ -298,10 +298,9 @@ class ClientLoop:
     def _send_pending(self) -> None:
         """Send a pending update if its round still wants it and the policy, which may have changed, allows it."""
         pending = self._store.pending()
-        if pending is not None and not self._may_send(pending):
-            return
-        while pending is not None and not self._is_settled(pending):
-            self._pause(_OUT_OF_TIME_PAUSE_S)
+        if pending is not None and self._may_send(pending):
+            while not self._is_settled(pending):
+                self._pause(_OUT_OF_TIME_PAUSE_S)
 
     def _may_send(self, pending: PendingReport) -> bool:
         """Whether the policy allows it. A pending update is of a plain round: no masked one outlives its process."""

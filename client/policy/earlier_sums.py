@@ -9,7 +9,6 @@ import logging
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.types import RunId
@@ -24,7 +23,6 @@ from umbel.client.policy.two_sums import (
 from umbel.client.state.secure_store import RememberedSum, RevealedSum, SecureStore
 from umbel.client.wire.offers import SecureInvitation
 
-T = TypeVar("T")
 _KEY_BYTES = 16
 _WARNED_MAX = 10_000
 _KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
@@ -56,8 +54,7 @@ class EarlierSums:
         self._policy = policy
         self._kept = kept
         self._own: RememberedSum | None = None  # the entry of the attempt under way, if this process made it
-        self._warned_of = set[int]()  # hashes of pairs of client sets, because a cohort may have many long names
-        self._warned_of_terms = set[str]()
+        self._warned_of = set[int]()  # hashes of terms, and of pairs of client sets, which may have many long names
 
     @property
     def is_empty(self) -> bool:
@@ -154,9 +151,9 @@ class EarlierSums:
                 continue
             before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check_terms_change(self._policy, before, now, n_invited, f"round {one.round}")
-            if found is not None and terms not in self._warned_of_terms:
+            if found is not None and hash(terms) not in self._warned_of:
                 log.warning("round %d: %s.%s", invitation.assignment.round, found, _KEEP_TERMS)
-                _note(self._warned_of_terms, [terms])
+                self._note([hash(terms)])
 
     def _check_change(self, invitation: SecureInvitation, now: frozenset[str], earlier: Iterable[_Earlier]) -> None:
         """Refuse clients that are too close to a sum whose shares were revealed, or warn. Of other sums only warn.
@@ -180,19 +177,18 @@ class EarlierSums:
                 "" if policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
-        _note(self._warned_of, [_pair(one.clients, now) for one in near])
+        self._note([_pair(one.clients, now) for one in near])
+
+    def _note(self, warned_of: Collection[int]) -> None:
+        """Note warnings. A repeated warning is better than a full memory."""
+        if len(self._warned_of) > _WARNED_MAX:
+            self._warned_of.clear()
+        self._warned_of.update(warned_of)
 
     def _bound_by(self, invitation: SecureInvitation) -> list[tuple[RunId, RevealedSum]]:
         """The sums over the same model, of any run and however old, that this client revealed shares of."""
         model, every = invitation.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
-
-
-def _note(warned_of: set[T], more: Collection[T]) -> None:
-    """Note warnings. A repeated warning is better than a full memory."""
-    if len(warned_of) > _WARNED_MAX:
-        warned_of.clear()
-    warned_of.update(more)
 
 
 def _pair(before: frozenset[str], now: frozenset[str]) -> int:
