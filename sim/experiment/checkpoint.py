@@ -46,7 +46,7 @@ _VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class RowsWritten:
-    """What stands in `rounds.jsonl`: so many bytes, with this SHA-256."""
+    """The length of `rounds.jsonl` and the SHA-256 of its bytes."""
 
     n_bytes: int
     sha256: str

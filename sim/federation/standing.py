@@ -167,7 +167,7 @@ def require_possible(file: RunFile, layout: Layout, population: Population) -> N
             if wanted > population.n_clients:
                 raise SimulationError(
                     f"rounds.{name} is {wanted:,}, and there are {counted(population.n_clients, 'client')}: no round "
-                    f"would have so many reports; set it to {population.n_clients} at most, or simulate more clients"
+                    f"could get that many reports; set it to {population.n_clients} at most, or simulate more clients"
                 )
 
 

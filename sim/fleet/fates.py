@@ -247,7 +247,7 @@ def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats
 def disturbed(
     ask: CohortAsk, lines: LineRates, step_s: Floats, course: RoundTimes, losses: Losses
 ) -> tuple[RoundTimes, Indices]:
-    """How it goes with these losses. `course`: without them.
+    """How the round goes with these losses. `course`: how it goes without them.
 
     A device that comes back resumes: with the bytes that it had, after the last step that it had finished. A device
     that does not report has 0 steps, and inf for its report.
@@ -306,7 +306,7 @@ def _training_ends_s(ask: CohortAsk, lines: LineRates) -> Floats:
 
 
 def _steps_that_fit(seconds: Floats, step_s: Floats, steps: Indices) -> Indices:
-    """How many of these steps fit into so many seconds; at least one."""
+    """How many of these steps fit into `seconds`; at least one."""
     return np.clip(np.floor(seconds / step_s), 1, steps).astype(np.int64)
 
 

@@ -98,8 +98,8 @@ def _require_all_mentioned(trace: Trace) -> None:
     n_mentioned = len(set[int]().union(*(attempt.mentioned for attempt in trace.attempts)))
     if n_mentioned < trace.clients:
         raise ValueError(
-            f"clients is {trace.clients}, and {n_mentioned} of them are mentioned; a trace numbers those that it "
-            "mentions, so there are as many"
+            f"clients is {trace.clients}, and the attempts mention {n_mentioned} clients; set clients to that number, "
+            "because a trace numbers only clients that it mentions"
         )
 
 

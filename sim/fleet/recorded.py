@@ -82,7 +82,7 @@ def _beyond(logs: Floats, means: Floats, deviation: float, rng: np.random.Genera
 
 
 _AT_ONCE_S = 1.0  # a client silent after this time never began
-_PRIOR = 2.0  # so many of a client's own counts weigh as much as the fleet's
+_PRIOR = 2.0  # this many counts of a client weigh as much as the average of the fleet
 _LEAST_S = 1e-3
 _FREE = 1e15  # bytes per second, where lines are a part of the work
 

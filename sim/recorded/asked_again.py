@@ -183,7 +183,7 @@ class FigureError:
 
     @property
     def relative(self) -> float | None:
-        """How much the simulated figure exceeds the recorded one, as a share of it; None if next to nothing was."""
+        """How much the simulated figure exceeds the recorded one, as a share of it; None if almost nothing was."""
         relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
         return relative if math.isfinite(relative) else None
 

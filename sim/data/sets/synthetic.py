@@ -47,7 +47,7 @@ _PER_WORD = 4
 _MODEL_VALUES = N_INPUTS * N_CLASSES + N_CLASSES
 _MODEL_WORDS = -(-_MODEL_VALUES // _PER_WORD)
 _SAMPLE_WORDS = N_INPUTS // _PER_WORD
-_BLOCK_WORDS = 1 << 14  # as many as stay in the cache with what is made of them
+_BLOCK_WORDS = 1 << 14  # fit the cache together with the numbers made of them
 
 
 @dataclass(frozen=True, slots=True)

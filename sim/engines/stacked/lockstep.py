@@ -123,7 +123,7 @@ class Lockstep:
 
 
 def batches_in_pass(sizes: Indices, batch_size: int) -> Indices:
-    """How many batches the SDK makes of so many samples: a last batch of one joins the one before."""
+    """How many batches the SDK makes of these numbers of samples: a last batch of one joins the one before."""
     whole = -(-sizes // batch_size)
     return whole - ((sizes > batch_size) & (sizes % batch_size == 1)) if batch_size > 1 else whole
 
