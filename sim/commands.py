@@ -20,12 +20,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a minute or two.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) of the results here.")]
 PeerOption = Annotated[
-    Path | None, typer.Option("--peer-python", help="A Python with the peers installed: they run too.")
+    Path | None,
+    typer.Option("--peer-python", help="A Python in which the peers are installed; they are then measured too."),
 ]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where rounds.jsonl and curves.png go.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="The folder for rounds.jsonl and curves.png.")] = Path("demo-out"),
     seed: Annotated[
         int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the split, the model and all random draws.")
     ] = 0,
@@ -75,14 +76,20 @@ def simulate(
         typer.Argument(help="The experiment: a TOML file (docs/reference/experiment-file.md).", show_default=False),
     ],
     out: Annotated[
-        Path, typer.Option(help="Where rounds.jsonl, summary.json and curves.png go; an existing run there is resumed.")
+        Path,
+        typer.Option(
+            help="The folder for rounds.jsonl, summary.json and curves.png; an existing run there is resumed."
+        ),
     ] = Path("simulate-out"),
     data: Annotated[
-        Path | None, typer.Option(envvar="UMBEL_DATA", help="The folder of data sets that are read from files.")
+        Path | None,
+        typer.Option(envvar="UMBEL_DATA", help="The folder with the files of data sets; missing files are fetched."),
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file: rounds.count=5."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a value of the file, such as rounds.count=5; may be repeated."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -129,7 +136,7 @@ def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Excep
         Console().print(report.to_table())
     if report.broken:
         missed = "; ".join(row.sentence for row in report.broken)
-        typer.echo(f"umbel: this run missed a promise: {missed}", err=True)
+        typer.echo(f"umbel: this run missed a promised figure: {missed}", err=True)
         sys.exit(1)
 
 
@@ -182,7 +189,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def bench_coordinator(
     quick: QuickOption = False,
     peer_python: PeerOption = None,
-    devices: Annotated[int, typer.Option(min=1000, help="Simulated devices of the load rows.")] = 10_000,
+    devices: Annotated[
+        int, typer.Option(min=1000, help="Number of simulated devices in the rows about load.")
+    ] = 10_000,
     soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
@@ -230,7 +239,7 @@ def bench_codec(
     from umbel.sim.bench.codec.bench import measure
 
     if curves is not None and data is None:
-        raise typer.BadParameter("--curves draws what --data is trained on; give both")
+        raise typer.BadParameter("--curves draws the training on --data; pass both")
     _bench(lambda: measure(quick=quick, plot=plot, data=data, curves=curves), json)
 
 

@@ -37,7 +37,11 @@ Keys = Annotated[
 ]
 Heads = Annotated[
     list[str] | None,
-    typer.Option("--head", metavar="SHA256", help="A head noted earlier that must be in the chain; may be repeated."),
+    typer.Option(
+        "--head",
+        metavar="SHA256",
+        help="A head (a bundle's hash) that you noted earlier, and that must be in the chain; may be repeated.",
+    ),
 ]
 
 
@@ -64,7 +68,7 @@ class Audited:
 def audit_run(
     operator: Operator,
     run: RunName,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one a line.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one per line.")] = None,
     key: Keys = None,
     head: Heads = None,
     as_json: AsJson = False,

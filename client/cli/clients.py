@@ -37,19 +37,26 @@ def remove_client(
 
 def create_tokens(
     operator: Operator,
-    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="How many clients to let in.")] = 1,
-    ttl_hours: Annotated[float, typer.Option("--ttl-hours", min=0.01, help="How long they stay valid.")] = 168.0,
+    count: Annotated[
+        int, typer.Option("--count", min=1, max=1000, help="How many tokens to make; each enrols one client.")
+    ] = 1,
+    ttl_hours: Annotated[
+        float, typer.Option("--ttl-hours", min=0.01, help="How many hours the tokens stay valid.")
+    ] = 168.0,
     name: Annotated[
-        str | None, typer.Option("--name", help="Enrols this client and no other; nobody else can take the name.")
+        str | None,
+        typer.Option("--name", help="The one client name that the token enrols; no other client can take it."),
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="A fact about the clients, such as tier=ward; repeatable."),
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="A fact about the clients, such as tier=ward; may be repeated."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one-time enrolment tokens, one a line; give each to one client. A run's coverage counts by name only clients
-    whose token had a --name, and by tier only those whose token had a --label tier=..."""
+    """Make one-time enrolment tokens, and print one per line. Give each to one client. If a run's [coverage] names a
+    site, the site's token needs --name; if it names a tier, clients of the tier need tokens with --label tier=..."""
     tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(label or ()))
     print_result({"tokens": tokens}, "\n".join(map(printable, tokens)), as_json)
 

@@ -39,8 +39,12 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="Where to write the next epoch if FILE is signed; FILE stays unchanged."),
 ]
-Quorum = Annotated[int | None, typer.Option("--quorum", min=1, help="How many officers must sign from then on.")]
-Previous = Annotated[Path | None, typer.Option("--previous", metavar="FILE", help="The list of the epoch before.")]
+Quorum = Annotated[
+    int | None, typer.Option("--quorum", min=1, help="How many officers must sign lists from this epoch on.")
+]
+Previous = Annotated[
+    Path | None, typer.Option("--previous", metavar="FILE", help="The list of the epoch before this one.")
+]
 
 members_app = typer.Typer(no_args_is_help=True)
 
@@ -88,8 +92,12 @@ def new_list(
 
 @_verb("officer-key")
 def officer_key(
-    out: Annotated[Path, typer.Option("--out", help="Where to write the private key; never overwrites.")],
-    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for one, and encrypt the file.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where to write the private key; an existing file is not overwritten.")
+    ],
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Ask for a passphrase, and encrypt the file with it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an officer's key, and print the public one. Keep the file on a machine of the officer's own."""
@@ -176,11 +184,11 @@ def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) 
 
 @_verb("trust")
 def trust_list(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Lists, the older epoch first.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One or more lists, the oldest epoch first.")],
     state: Annotated[Path, typer.Option("--state", help="The client's state directory.")] = STATE_DEFAULT,
     sha256: Annotated[
         str,
-        typer.Option("--sha256", metavar="HASH", help="The hash that an officer confirmed, with or without blanks."),
+        typer.Option("--sha256", metavar="HASH", help="The hash that an officer confirmed, with or without spaces."),
     ] = "",
     yes: Yes = False,
     as_json: AsJson = False,

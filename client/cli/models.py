@@ -74,14 +74,16 @@ def export_model(
     operator: Operator,
     run: RunName,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
-    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="The version to write; by default the newest.")
+    ] = None,
     full_precision: Annotated[
         bool,
         typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model version to a file, checked against its digest; whole, or not at all."""
+    """Write a model version to a file, after checking its SHA-256. The file is written whole or not at all."""
     newest = operator.run(run).model.version
     found = _kept(operator.versions(run, first=newest if version is None else version, count=1), run, version, newest)
     sha256 = found.master_sha256 if full_precision else found.sha256

@@ -21,7 +21,11 @@ def create_run(
     model: Annotated[Path, typer.Option("--model", help="The first model, in safetensors.")],
     members: Annotated[
         Path | None,
-        typer.Option("--members", metavar="FILE", help="The member list of the run file: only members take part."),
+        typer.Option(
+            "--members",
+            metavar="FILE",
+            help="The member list that the run file names; the coordinator then draws members only.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

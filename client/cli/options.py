@@ -25,7 +25,7 @@ Server = Annotated[
         show_default=False,
         envvar=SERVER_VARIABLE,
         metavar=SERVER_METAVAR,
-        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas; required.",
+        help="The coordinator's address, such as https://fl.example.org[:port], or its replicas' addresses. Required.",
     ),
 ]
 KeyFile = Annotated[
@@ -33,14 +33,14 @@ KeyFile = Annotated[
     typer.Option(
         "--admin-key-file",
         envvar="UMBEL_ADMIN_KEY_FILE",
-        help="File that holds the admin key. By default the key is in the variable UMBEL_ADMIN_KEY.",
+        help="File with the admin key. Without it, the key itself must be in UMBEL_ADMIN_KEY.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, as in a script.")]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
-State = Annotated[Path, typer.Option("--state", help="Directory for key and unsent work; one for each client.")]
+State = Annotated[Path, typer.Option("--state", help="The client's own directory, for its key and its unsent work.")]
 STATE_DEFAULT = Path("~/.umbel")
 
 

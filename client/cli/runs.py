@@ -25,7 +25,7 @@ WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
 RESTART_PATIENCE_S = 300.0
 ENDED_KEPT = 100
-Reason = Annotated[str, typer.Option("--reason", help="Why; clients see it.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason; clients see it.")]
 
 
 def list_runs(operator: Operator, as_json: AsJson = False) -> None:
@@ -47,8 +47,8 @@ def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
 
 
 def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
-    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. In a file or a pipe: a
-    line an event, each with its date. --json: a line for each round's end."""
+    """Follow a run until it ends. The exit status is 1 if the run was stopped or has failed, for example by its canary.
+    If the output is a file or a pipe, each event is a line with its date. With --json each ended round is a line."""
     terminal = screen()
     if as_json:
         status = _follow(operator, run, lambda progress: map(json_text, progress.ended))

@@ -24,21 +24,30 @@ def join(
     app: App,
     run: Annotated[str, typer.Option("--run", help="The run to take part in.")],
     token: Annotated[
-        str | None, typer.Option("--token", envvar="UMBEL_TOKEN", help="One-time token; only for the first start.")
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="UMBEL_TOKEN",
+            help="The one-time token from the operator; needed at the first start only.",
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The client's name. Default: made from the host's.")
+        str | None, typer.Option("--name", help="The client's name. By default it is made from the host's name.")
     ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label", metavar="NAME=VALUE", help="A fact about this site, for its operator; may be repeated."
+            "--label",
+            metavar="NAME=VALUE",
+            help="A fact about this site that the coordinator's operator sees; may be repeated.",
         ),
     ] = None,
     state: State = STATE_DEFAULT,
     policy: Annotated[
         Path | None,
-        typer.Option("--policy", metavar="FILE", help="What this site allows, in TOML, whatever the coordinator asks."),
+        typer.Option(
+            "--policy", metavar="FILE", help="The site's policy, in TOML: limits that no coordinator can change."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +78,7 @@ def show_fingerprint(
             "--server",
             envvar=SERVER_VARIABLE,
             metavar=SERVER_METAVAR,
-            help="Make the key for this coordinator, unless it exists.",
+            help="The coordinator for which to make the key, if there is none yet.",
         ),
     ] = None,
     as_json: AsJson = False,

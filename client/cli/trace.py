@@ -46,8 +46,8 @@ def export_trace(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write how rounds went, without names, so that `umbel simulate` can have clients like these
-    (docs/reference/traces.md). A run under way is included as far as it has ended."""
+    """Write how the rounds of runs went, without names, so that `umbel simulate` can simulate such clients
+    (docs/reference/traces.md). A run may still be running; the trace then has the rounds that have ended."""
     if len(set(runs)) < len(runs):
         raise ValueError("a run is named twice; its rounds would count twice")
     if not out.parent.is_dir():

@@ -22,9 +22,9 @@ from umbel.client.errors import printable
 
 EXCEPTIONS_SHOWN = 6
 LEGEND = (
-    "training: means over the clients' local training in the round. held-out: on held-out data, of the model that"
-    " entered the round, measured by its clients before they trained; or, in an evaluation, of the newest, by clients"
-    " that did not train it."
+    "training: means over the clients' local training in the round. held-out: means on held-out data. In a training"
+    " round its clients measure the model that they were given, before they train; in an evaluation, clients that did"
+    " not train the newest model measure it."
 )
 _NAME_CHARS = 40
 _REASON_CHARS = 120  # a reason for declining is never cut

@@ -57,12 +57,12 @@ def ensure_enrolled(
 def _not_enrolled(store: Store) -> str:
     elsewhere = [known for known in store.enrolled_elsewhere() if known.server]
     if not elsewhere:
-        return "this client is not enrolled yet; pass the one-time token its operator gave you (--token)"
+        return "this client is not enrolled yet; pass the one-time token from the coordinator's operator (--token)"
     known = " and ".join(f"{enrolled.client!r} with {enrolled.server}" for enrolled in elsewhere)
     return (
         f"this state directory is enrolled as {known}, not with {store.server_url}; "
-        f"if that is the same coordinator, keep that address in the list, --server {elsewhere[0].server},"
-        f"{store.server_url}, whether it answers or not; else pass a one-time token of this one (--token)"
+        f"if both addresses belong to one coordinator, name both, --server {elsewhere[0].server},{store.server_url}; "
+        "otherwise pass a one-time token of the new coordinator (--token)"
     )
 
 

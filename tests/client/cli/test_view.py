@@ -213,7 +213,7 @@ def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> Non
     assert header.split("  ")[-1].strip() == "held-out loss"
     assert row.index("0.2500") == header.index("training loss")
     assert row.index("0.5000") == header.index("held-out loss")
-    assert "the model that entered the round" in legend
+    assert "the model that they were given" in legend
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "[red]x[/nonsense]"])
