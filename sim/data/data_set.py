@@ -135,7 +135,7 @@ class DataSet:
         return TrainAndTest(self.samples if is_all else self.samples.take(self.rows), self.test)
 
     def limited(self, train_limit: int | None, test_limit: int | None, seed: int) -> "DataSet":
-        """The same data with at most this many samples, drawn from `seed`. Leaves out holders without training samples."""
+        """The same with at most this many samples, drawn from `seed`. Leaves out holders without training samples."""
         limited = self
         if test_limit is not None and test_limit < len(self.test):
             kept = _drawn(np.arange(len(self.test)), test_limit, derive_seed(seed, "test limit"))
