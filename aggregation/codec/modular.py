@@ -64,9 +64,9 @@ class Modular:
 
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 
-    def new_sum(self, device: torch.device | str = "cpu") -> Tensor:
+    def new_sum(self) -> Tensor:
         """Zeros: int32, `rotated.n_levels`."""
-        return torch.zeros(self.rotated.n_levels, dtype=torch.int32, device=device)
+        return torch.zeros(self.rotated.n_levels, dtype=torch.int32)
 
     def add(self, sums: Tensor, packed: Tensor) -> None:
         """Add a packed vector, masked or not, to `sums`. Raises `ValueError` for one of another length."""

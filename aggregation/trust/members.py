@@ -65,7 +65,7 @@ class NotTheSuccessor(MembersRefused):
 
 
 class NotAMember(MembersRefused):
-    """A client that is not on the list."""
+    """A key that belongs to no officer of the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,6 @@ class MemberList:
     def words(self) -> str:
         """The list's name, epoch and short hash, for sentences."""
         return f"{self.name!r}, epoch {self.epoch} ({short_groups(self.sha256)})"
-
-    def keys_of(self, clients: Iterable[str]) -> dict[str, bytes]:
-        """The public keys (32 raw bytes) of these clients. Raises `NotAMember` for one that is not on the list."""
-        keys = dict[str, bytes]()
-        for client in clients:
-            if (key := self.members.get(client)) is None:
-                raise NotAMember(f"{client[:63]!r} is not in epoch {self.epoch} of the member list {self.name!r}")
-            keys[client] = public_key_bytes(key)
-        return keys
 
     def concerns(self) -> tuple[str, ...]:
         """Warnings for a careful officer, in sentences. The list is valid nevertheless."""

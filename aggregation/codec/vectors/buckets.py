@@ -61,7 +61,6 @@ class Sign:
     Payload, chunk by chunk: the scales of the upper sides, those of the lower sides, then the signs.
     """
 
-    is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
 
@@ -123,10 +122,6 @@ class Ternary:
     def __post_init__(self) -> None:
         if self.clip_sigmas is not None and not 1 <= self.clip_sigmas <= BUCKET_VALUES:
             raise ValueError(f"clip_sigmas must lie between 1 and {BUCKET_VALUES}, not {self.clip_sigmas}")
-
-    @property
-    def is_unbiased(self) -> bool:
-        return self.clip_sigmas is None
 
     def payload_bytes(self, layout: Layout) -> range:
         n_values = layout.n_values
@@ -202,7 +197,6 @@ class Qsgd:
     """
 
     levels: int = 64  # s, 1 to 32,767
-    is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
 

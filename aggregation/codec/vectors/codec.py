@@ -59,11 +59,6 @@ class VectorCodec(Protocol):
     """A codec of vectors. It has no state; error feedback keeps its own (`feedback.py`)."""
 
     @property
-    def is_unbiased(self) -> bool:
-        """Whether the decoded vector's expectation over the keys is the encoded vector."""
-        ...
-
-    @property
     def is_linear(self) -> bool:
         """Whether, within a cohort, the sum of payloads decodes to the sum of the decoded vectors."""
         ...

@@ -53,7 +53,6 @@ class Eden:
     """`bits` a coordinate, 1 to 8."""
 
     bits: int = 4
-    is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
 

@@ -27,10 +27,6 @@ class Planes:
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
 
-    @property
-    def is_unbiased(self) -> bool:
-        return self.precision is Precision.FLOAT32
-
     def payload_bytes(self, layout: Layout) -> range:
         return range(1, framed_bytes_max(layout.n_values * self.precision.n_bytes) + 1)
 

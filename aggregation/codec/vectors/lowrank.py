@@ -60,10 +60,6 @@ class LowRank:
             raise ValueError(f"the rank must lie between 1 and {RANK_MAX}, not {self.rank}")
 
     @property
-    def is_unbiased(self) -> bool:
-        return self.mode is Sketching.SKETCHED
-
-    @property
     def is_contraction(self) -> bool:
         return self.mode is Sketching.STRUCTURED
 

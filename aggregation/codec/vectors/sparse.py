@@ -141,10 +141,6 @@ class RandomMask:
             raise ValueError(f"a mask has one coordinate in every 1 to {EVERY_MAX}, not {self.every}")
 
     @property
-    def is_unbiased(self) -> bool:
-        return self.mode is Sketching.SKETCHED and self.precision is Precision.FLOAT32
-
-    @property
     def is_contraction(self) -> bool:
         return self.mode is Sketching.STRUCTURED
 
@@ -222,7 +218,6 @@ class TopK:
 
     share: float = 0.01  # k / d, 1e-9 to 1; at least one coordinate is sent
     precision: Precision = Precision.BFLOAT16
-    is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
 

@@ -24,7 +24,6 @@ from tests.aggregation.codec.cases import (
 from umbel.aggregation.codec.vectors.buckets import Sign
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
-from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import MalformedUpdate, UpdateRefused
 from umbel.aggregation.kernels.packing import GROUP, packed_bytes
@@ -176,7 +175,9 @@ def test_the_same_plan_makes_the_same_bytes(codec: VectorCodec) -> None:
     assert payload_of(codec, heavy(5000), context_of(5000)) == payload_of(codec, heavy(5000), context_of(5000))
 
 
-BY_CHANCE = [name for name, codec in CASES.items() if codec.is_unbiased and not isinstance(codec, Planes)]
+BY_CHANCE = [
+    "eden, 1 bit", "eden, 5 bits", "ternary", "qsgd", "qsgd, two planes", "mask", "lowrank, sketched",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in BY_CHANCE if not isinstance(CASES[name], Eden)])

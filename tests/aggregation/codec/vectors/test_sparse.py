@@ -146,11 +146,9 @@ def test_a_tenth_of_the_coordinates_takes_a_tenth_of_the_bytes(precision: Precis
     assert len(payload) * 8 / 100_000 == bits
 
 
-def test_only_exact_values_are_linear_and_only_a_sketch_of_them_unbiased() -> None:
+def test_only_exact_values_are_linear() -> None:
     assert RandomMask().is_linear
-    assert RandomMask().is_unbiased
     assert not RandomMask(precision=Precision.BFLOAT16).is_linear
-    assert not RandomMask(mode=Sketching.STRUCTURED).is_unbiased
 
 
 @pytest.mark.parametrize("every", [0, (1 << 20) + 1])
