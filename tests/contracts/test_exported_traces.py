@@ -11,7 +11,7 @@ import pytest
 
 from tests.aggregation.run.test_trace import DONE, LOST, RECORD
 from tests.client.cli.answers import operator_that_hears
-from tests.client.cli.test_lifecycle_verbs import RUN
+from tests.client.cli.test_runs import RUN
 from tests.contracts.test_audit import in_house, values_of
 from tests.federations.audit_house import operating
 from tests.federations.server_device import Device, House, run_file, small_state, update_for
