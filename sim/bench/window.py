@@ -1,8 +1,8 @@
 """`umbel bench window`: the self-tuned window against the static 130 % rule, on three simulated fleets.
 
 All rounds are simulated in virtual time, without training, on the same devices with the same random draws, target 100
-and minimum 80. The longest window is what a careful operator would set: 1.5 times what 95 % of the devices needed in a
-pilot over a whole day.
+and minimum 80. The longest window is the choice of a careful operator: 1.5 times the time that 95 % of the devices
+needed in a pilot over a whole day.
 
 - *static*: asks 130 % of the target, always with that window.
 - *self-tuned*: the same run file with `self_tuning = true`; it starts without knowledge.
@@ -200,7 +200,7 @@ class WindowContest:
 
 
 def measure(*, quick: bool, plot: Path | None) -> Report:
-    """Run it all; with `plot`, draw_windows it there. Raises `OSError` if that cannot be written."""
+    """Run the benchmark, and draw it to `plot`. Raises `OSError` if the picture cannot be written."""
     n_rounds, seeds = (96, (1,)) if quick else (240, (1, 2, 3))
     contests = [hold_contest(fleet, n_rounds, seeds) for fleet in FLEETS]
     if plot is not None:

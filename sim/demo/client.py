@@ -169,7 +169,7 @@ def _say(event: SiteEvent) -> None:
 def _read_line() -> str:
     line = sys.stdin.readline()
     if not line:
-        sys.exit("the demo is gone")
+        sys.exit("the demo has ended")
     return line
 
 

@@ -20,7 +20,7 @@ _COUNTS = (Fate.ACCEPTED, Fate.PARTIAL)
 
 
 class ReportLost(Exception):
-    """A report that the coordinator had accepted before it was killed does not count."""
+    """A report that the coordinator accepted before the kill does not count."""
 
 
 class VictimClient:

@@ -85,7 +85,7 @@ def _accuracy(axes: Axes, rounds: list[DemoRound], baselines: Baselines) -> None
     if y:
         _label(axes, right, min(y[-1], baselines.pooled) - 0.03, f"together: {y[-1]:.1%}", _TOGETHER, "top")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _dress_rounds(axes, "Accuracy on digits that no clinic has seen", "round")
+    _dress_rounds(axes, "Accuracy on digits that no clinic has seen")
 
 
 def _label(
@@ -117,7 +117,7 @@ def _participation(axes: Axes, rounds: list[DemoRound], killed_in: int | None) -
     for bar, height in zip(bars, heights, strict=True):
         if bar.record.round == killed_in and bar.record.committed:
             _point(axes, "coordinator killed", (bar.x, height), (bar.x + 0.5, top * 1.02))
-    _dress_rounds(axes, "Who took part in each round", "round")
+    _dress_rounds(axes, "Who took part in each round")
 
 
 def _hatch(failed: list[tuple[_Bar, float]], axes: Axes) -> None:
@@ -195,7 +195,7 @@ def _bytes(axes: Axes, rounds: list[DemoRound]) -> None:
     _over_rounds(axes, rounds)
     axes.set_ylim(0, max([*down, *up, 1e-9]) * 1.32)
     axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=1, borderpad=0)
-    _dress_rounds(axes, "MB on the wire in each round", "round")
+    _dress_rounds(axes, "MB on the wire in each round")
 
 
 def _megabytes(rounds: list[DemoRound], name: str) -> Floats:
@@ -206,6 +206,6 @@ def _megabytes(rounds: list[DemoRound], name: str) -> Floats:
     return sums
 
 
-def _dress_rounds(axes: Axes, title: str, x_label: str) -> None:
-    dress(axes, title, x_label)
+def _dress_rounds(axes: Axes, title: str) -> None:
+    dress(axes, title, "round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

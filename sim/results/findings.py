@@ -14,32 +14,28 @@ from umbel.sim.recorded.against_trace import AgainstTrace
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of the sweep, over all seeds. `accuracy`, `loss`: of the last model; `late_accuracy`, `late_loss`:
-    means over the second half of the measured models, for unsteady runs. `rounds_to_target`, `hours_to_target`,
-    `bytes_up_to_target`: over the seeds that reach it. `wasted_share`: of the devices' working time. `groups`: the last
-    model's accuracy for each natural holder. `split`: how different clients are with the first seed.
-    """
+    """One point of the sweep, over all seeds."""
 
     label: str
     values: Mapping[str, object]
     seeds: tuple[int, ...]
-    accuracy: Estimate | None
+    accuracy: Estimate | None  # of the last model, as is `loss`
     best_accuracy: Estimate | None
     loss: Estimate | None
-    late_accuracy: Estimate | None
+    late_accuracy: Estimate | None  # the mean over the second half of the measured models, for unsteady runs
     late_loss: Estimate | None
     rounds: Estimate | None
     bytes_up: Estimate | None
     bytes_down: Estimate | None
     virtual_hours: Estimate | None
-    wasted_share: Estimate | None
+    wasted_share: Estimate | None  # of the devices' working time
     wall_s: Estimate | None
     reached_target: int
-    rounds_to_target: Estimate | None
+    rounds_to_target: Estimate | None  # over the seeds that reach it, as are the next two
     hours_to_target: Estimate | None
     bytes_up_to_target: Estimate | None
-    groups: Mapping[str, Estimate]
-    split: Heterogeneity | None
+    groups: Mapping[str, Estimate]  # the last model's accuracy for each natural holder
+    split: Heterogeneity | None  # how different clients are with the first seed
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -41,7 +41,7 @@ _LIMIT_S = 120.0
 
 
 def measure(*, quick: bool, peer_python: Path | None, n_devices: int = 10_000, soak_s: float = 0.0) -> Report:
-    """Run all. Raises `ChildDied`, `TimeoutError`, `BenchFailed` or `BenchFailed`."""
+    """Run the benchmark. Raises `ChildDied`, `TimeoutError` or `BenchFailed`."""
     n_rounds = 15 if quick else 40
     ours = coordinator_round_s(n_rounds)
     limit = limit_round_s(n_rounds)

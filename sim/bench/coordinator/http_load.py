@@ -141,7 +141,7 @@ class Load:
                 timeout_s = max(0.0, min(stall_s, self._paused[0][0] - time.perf_counter()))
             events = self._selector.select(timeout_s)
             if not events and timeout_s == stall_s and (n_owed := len(self._links) - len(self._idle)):
-                raise BenchFailed(f"no answer for {stall_s:.0f} s, {n_owed} are owed")
+                raise BenchFailed(f"no answer for {stall_s:.0f} s; {n_owed} answers are missing")
             for key, _ in events:
                 self._attend(key.data, tally)
         tally.ended_at = time.perf_counter()
@@ -193,7 +193,7 @@ class Load:
             return
         piece = link.socket.recv(_READ_BYTES)
         if not piece or link.script is None:
-            raise BenchFailed(f"the server hung up after {link.received[:200]!r}")
+            raise BenchFailed(f"the server closed the connection after {link.received[:200]!r}")
         link.received = link.received + piece if link.received else piece
         if (parsed := _parse(link.received)) is None:
             return

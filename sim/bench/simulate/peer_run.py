@@ -149,7 +149,7 @@ def versions_of(python: Path) -> dict[str, str]:
         done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, timeout=_PROBE_S, check=True)
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise BenchFailed(f"{python} cannot be asked what it has: {error}") from error
+        raise BenchFailed(f"cannot ask {python} for its packages: {error}") from error
     return found
 
 
@@ -176,7 +176,7 @@ def _read_report(folder: Path, began: float, n_rounds: int, title: str) -> PeerT
         with np.load(folder / peer_work.REPORT_FILE) as arrays:
             times, weights = arrays["times"].tolist(), torch.from_numpy(arrays["weights"])
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BenchFailed(f"what {title} reports cannot be read: {error}") from error
+        raise BenchFailed(f"cannot read the report of {title}: {error}") from error
     if len(times) != n_rounds + 1:
         raise BenchFailed(f"{title} reports {len(times) - 1} rounds instead of {n_rounds}")
     rounds = [later - earlier for earlier, later in pairwise(times)]

@@ -54,7 +54,7 @@ class Peers:
     notes: list[str] = field(default_factory=list[str])
 
     def best(self, job: Job) -> list[Best]:
-        """The best setup of each peer. Raises `BenchFailed`, also for a peer that comes to other weights."""
+        """The best setup of each peer. Raises `BenchFailed`, also for a peer that trains other weights."""
         found, said = list[Best](), list[str]()
         for peer, setups in self._setups(job.n_asked).items():
             taken = [Best(peer, setup.title, self._measured(setup, job)) for setup in setups]
@@ -79,8 +79,8 @@ class Peers:
         allowed = _AGREE_OF_B if job.workload.name == "B" else _AGREE
         if not (apart := job.apart(times.weights)) < allowed:
             raise BenchFailed(
-                f"{setup.title} comes to other weights than the plain loop in {job.workload.name}: "
-                f"{apart:.2%} of the distance apart, of which {allowed:.1%} may be rounding"
+                f"{setup.title} trained other weights than the plain loop in {job.workload.name}: they differ by "
+                f"{apart:.2%} of the distance that the weights moved, and rounding explains at most {allowed:.1%}"
             )
         return times
 

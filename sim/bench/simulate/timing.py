@@ -201,7 +201,7 @@ def require_same_training(workload: Workload, population: ShardedPopulation, eng
 
 
 def _require_close(apart: float | Tensor) -> None:
-    assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the distance apart"
+    assert float(apart) < _AGREE, f"both models differ by {float(apart):.1%} of the distance that the weights moved"
 
 
 def two_processes(workload: Workload, population: ShardedPopulation, ours: SimulatedRounds) -> PlainLoop:

@@ -164,7 +164,9 @@ def test_a_peer_s_first_round_counts_from_its_command(peer_python: MakePeer) -> 
 @pytest.mark.slow
 def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: Job) -> None:
     peers = Peers(peer_python(FORGETS_WEIGHTS), VERSIONS)
-    with pytest.raises(BenchFailed, match=r"Flower 1\.41\.0 .* comes to other weights than the plain loop in A: \d"):
+    with pytest.raises(
+        BenchFailed, match=r"Flower 1\.41\.0 .* trained other weights than the plain loop in A: they differ by \d"
+    ):
         peers.best(job)
 
 
@@ -181,7 +183,7 @@ def test_a_peer_that_hangs_is_stopped_with_all_that_it_has_started(
     ("deed", "said"),
     [
         ("print('no such thing'); sys.exit(3)", r"ended with status 3 and no result; [\s\S]*no such thing"),
-        ("(folder / 'report.npz').write_text('what?')", "what Flower .* reports cannot be read"),
+        ("(folder / 'report.npz').write_text('what?')", "cannot read the report of Flower"),
     ],
 )
 def test_a_peer_that_fails_is_told_with_what_it_wrote(peer_python: MakePeer, job: Job, deed: str, said: str) -> None:
@@ -213,11 +215,11 @@ def test_an_interpreter_without_peers_is_refused(peer_python: MakePeer, versions
 
 
 def test_what_is_no_interpreter_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(BenchFailed, match="cannot be asked what it has"):
+    with pytest.raises(BenchFailed, match="cannot ask /bin/echo for its packages"):
         versions_of(Path("/bin/echo"))
     refused = CliRunner().invoke(bench_app, ["simulate", "--peer-python", str(tmp_path / "python")])
     assert refused.exit_code == 1
-    assert "cannot be asked what it has" in refused.output
+    assert "for its packages" in refused.output
 
 
 def test_pfl_is_run_alone_and_in_as_many_processes_as_share_the_users_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
