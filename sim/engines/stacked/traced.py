@@ -7,13 +7,15 @@ A multiple of this prime in a recorded shape stands for the number of clients an
 nothing are removed.
 
 A trial decides whether a module can be stacked: a few steps must give what the module itself gives, one client after
-another. Batch normalization, dropout and the like fail, and are refused with that reason.
+another. Batch normalization, dropout and the like fail, and are refused with that reason. The trial is on the CPU,
+whatever trains: a GPU's convolutions are too inexact to tell a mixing module from rounding.
 """
 
 import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -49,13 +51,15 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     `inputs`, `targets`: an example of W samples. Raises `EngineError`, with the reason, if the module cannot be
     stacked.
     """
-    of_stack = vmap(grad_and_value(client_loss(model, loss)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns when it loops over a call that it cannot stack
-            _look(of_stack, model, inputs, targets)
-            recorded = _record(of_stack, model, inputs, targets)
-            _try_out(recorded, model, loss, inputs, targets)
+            recorded = _record(model, loss, inputs, targets)
+            if inputs.device.type == "cpu":
+                _try_out(recorded, model, loss, inputs, targets)
+            else:
+                here, *example = deepcopy(model).to("cpu"), inputs.to("cpu"), targets.to("cpu")
+                _try_out(_record(here, loss, *example), here, loss, *example)
     except EngineError:
         raise
     except Exception as error:
@@ -81,9 +85,11 @@ def _look(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, target
     of_stack(dict(zip(names, weights, strict=True)), given, wanted, shares)
 
 
-def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
+def _record(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Gradients:
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
+    of_stack = vmap(grad_and_value(client_loss(model, loss)))
+    _look(of_stack, model, inputs, targets)
     names = [name for name, _ in model.named_parameters()]
 
     def flat(*tensors: Tensor) -> list[Tensor]:

@@ -23,6 +23,7 @@ from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 
+pytestmark = pytest.mark.slow  # most of it is the compiler
 DEVICE = os.environ.get("UMBEL_TRITON_DEVICE", "cpu")
 # Every side of a block (4 to 64), tiles that are full and not.
 SIZES = st.sampled_from([0, 1, 127, 129, 600, 2047, 2048, 4095, 4097, 9000, 36_000])
