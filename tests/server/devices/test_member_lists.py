@@ -77,7 +77,7 @@ def test_a_stranger_is_told_at_its_check_in_and_the_members_rounds_close(tmp_pat
             assert (await put_run(it, bound_run(listed, count=2), text_of(listed))).status_code == 201
             for number in (1, 2):
                 reason = await told(stranger)
-                assert "epoch 1 of the member list 'pilot', and 'd4' is none: have an officer add" in reason
+                assert "epoch 1 of the member list 'pilot', and 'd4' is not one of them: have an officer add" in reason
                 assert "or take part in another run" in reason
                 parties = [SecureDevice(one, LAYOUT) for one in members]
                 await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in parties))
@@ -98,7 +98,7 @@ def test_a_members_name_with_another_key_is_a_stranger_too(tmp_path: Path) -> No
             listed = list_of(*devices)
             listed = replace(listed, members={**listed.members, "d0": public_key("another")})
             assert (await put_run(it, bound_run(listed), text_of(listed))).status_code == 201
-            assert "'d0' has another key than the one that it is enrolled with" in await told(devices[0])
+            assert "'d0' is enrolled with another key than the list has" in await told(devices[0])
             for one in devices[1:]:
                 assert (await one.check_in(LAYOUT, wait_s=0.0, sample_count=0)).status_code == 200
             waiting = await (await it.driver()).waiting.candidates()

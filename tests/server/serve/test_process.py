@@ -142,7 +142,7 @@ def test_an_address_of_a_database_that_cannot_be_read_is_told_in_a_sentence(
 ) -> None:
     monkeypatch.setenv("UMBEL_DATABASE_URL", f"postgresql+asyncpg://nobody:secret@{place}")
     told = refused_start(tmp_path / "data")
-    assert "umbel serve: database_url cannot be used: " in told
+    assert "umbel serve: database_url is wrong: " in told
     assert why in told
     assert "secret" not in told
     assert not (tmp_path / "data").exists()
