@@ -123,7 +123,7 @@ def test_what_is_stored_is_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_DATABASE_URL", "postgresql+asyncpg://nobody:secret@127.0.0.1:1/none")
     told = refused_start(tmp_path / "data")
-    assert "umbel serve: no database at 127.0.0.1:1/none: Connection refused; check database_url" in told
+    assert "the database at 127.0.0.1:1/none does not answer: Connection refused; check database_url" in told
     assert "secret" not in told
     assert not (tmp_path / "data").exists()
 
@@ -160,7 +160,9 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "has no address 192.0.2.1"), ("no.invalid", "no address no")])
+@pytest.mark.parametrize(
+    ("host", "why"), [("192.0.2.1", "has no address 192.0.2.1"), ("no.invalid", "find the address no")]
+)
 def test_an_address_that_is_not_ours_is_told_in_a_sentence(host: str, why: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "data"), "--port", "0", "--host", host]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
