@@ -28,7 +28,7 @@ from umbel.server.runs.memory import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.versions import BeingRemoved, creator_of
-from umbel.server.sums.model_files import hold
+from umbel.server.sums.model_removal import hold
 
 _log = logging.getLogger(__name__)
 FLUSH_S = 1.0

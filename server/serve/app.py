@@ -44,7 +44,7 @@ from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 
 class CoordinatorAPI(FastAPI):

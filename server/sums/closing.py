@@ -28,7 +28,8 @@ from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.replicas import closing_job
 from umbel.server.store.stored import LiveRun
 from umbel.server.store.versions import BeingRemoved
-from umbel.server.sums.model_files import ModelFiles, ParentFiles, SummedRound, hold, next_model
+from umbel.server.sums.model_files import ModelFiles, ParentFiles, SummedRound, next_model
+from umbel.server.sums.model_removal import hold
 from umbel.server.sums.secure import SecureRounds
 from umbel.server.sums.share import DamagedSum, Folding, ReplicaShare, SumDropped
 from umbel.server.sums.updates import RoundCodec, largest_change

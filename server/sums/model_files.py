@@ -1,4 +1,4 @@
-"""Model files: checked when they are uploaded, made from a round's sum, and removed when no run refers to them.
+"""Model files: checked when they are uploaded, and made from a round's sum.
 
 Clients download the published file. The master copy is a second file if the model has half-precision tensors, which it
 holds as float32, or if clients download changes, because then the published model follows it in steps. Otherwise one
@@ -7,12 +7,11 @@ file is both. A commit works from file to file in pieces: beside the sum it need
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import mmap
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,6 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
 from umbel.server.blobs.files import file_sha256
-from umbel.server.services import Services
-from umbel.server.store.versions import BeingRemoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,28 +223,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 _log = logging.getLogger(__name__)
-_SWEEP_JOB = "sweep.models"
-KEPT_S = 3600.0  # after a version's deletion, so that downloads of it can finish
-
-
-async def hold(services: Services, owner: str, sha256s: Collection[str]) -> None:
-    """Keep files that were just stored until `owner` refers to them in the database.
-
-    Raises `BeingRemoved` if one of them was just removed, or is being removed, because a deleted version had the same
-    content. The caller must then store them again.
-    """
-    await services.versions.claim(owner, sha256s)
-    for sha256 in sha256s:
-        if await asyncio.to_thread(services.blobs.size, model_key(sha256)) is None:
-            raise BeingRemoved(f"the model file {sha256[:12]}… was removed at this moment")
-
-
-async def sweep_models(services: Services, kept_s: float = KEPT_S) -> None:
-    """Remove the files of versions that were deleted `kept_s` ago. One replica at a time does it."""
-    if not await services.replicas.take(_SWEEP_JOB):
-        return
-    now = services.clock.now()
-    if removed := await services.versions.begin_removal(now - kept_s):
-        await asyncio.to_thread(services.blobs.delete, [model_key(sha256) for sha256 in removed])
-        await services.versions.end_removal(removed, now)
-        _log.info("removed %d model files of deleted versions", len(removed))

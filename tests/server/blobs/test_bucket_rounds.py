@@ -22,7 +22,7 @@ from umbel.server.blobs.blobs import BlobStore, model_key
 from umbel.server.blobs.choose import open_blobs
 from umbel.server.serve.app import sweep_blobs
 from umbel.server.settings import Settings
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.federations.lifecycle_house import lifecycle_run, obeyed, order, trai
 from tests.federations.server_device import House, house, problem, small_state
 from umbel.aggregation.model.layout import Layout
 from umbel.server.store.versions import BeingRemoved
-from umbel.server.sums.model_files import hold, sweep_models
+from umbel.server.sums.model_removal import hold, sweep_models
 
 pytestmark = pytest.mark.usefixtures("any_database")
 LAYOUT = Layout.of_state(small_state())

@@ -28,7 +28,7 @@ from umbel.aggregation.types import CHANGES_MAX
 from umbel.client.cli.audit import replay_run
 from umbel.client.operator.operator import Operator
 from umbel.server.serve.app import sweep_blobs
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 STATE = {**small_state(), "weight": torch.randn(2000, generator=torch.Generator().manual_seed(9))}

@@ -10,7 +10,7 @@ from tests.federations.server_device import Device, House, Json, house, houses_o
 from tests.servers.postgres import Cluster
 from tests.servers.waits import until_told
 from umbel.aggregation.model.layout import Layout
-from umbel.server.sums.model_files import sweep_models
+from umbel.server.sums.model_removal import sweep_models
 
 LAYOUT = Layout.of_state(small_state())
 
