@@ -10,18 +10,21 @@ residues are int32, which wraps, so they are right modulo every 2^m.
 
 import logging
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from umbel.aggregation.kernels.arguments import UNIT, Blocks, Quantizer
-from umbel.aggregation.kernels.cuda import TritonKernels
 from umbel.aggregation.kernels.native import Folded, Kernels, chosen, is_torch_forced
 from umbel.aggregation.kernels.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
 from umbel.aggregation.kernels.quantize import quantize
 from umbel.aggregation.kernels.rotation import butterflies
 from umbel.aggregation.types import RESIDUE_BITS_MAX
+
+if TYPE_CHECKING:
+    from umbel.aggregation.kernels.cuda import TritonKernels  # Triton is there only with torch for CUDA
 
 log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
@@ -212,7 +215,7 @@ def compiled_for(*tensors: Tensor) -> Kernels | None:
     return None
 
 
-def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
+def _native(*tensors: Tensor) -> "Kernels | TritonKernels | None":
     """The kernels that can take these tensors, if any."""
     device = tensors[0].device
     if device.type != "cuda":
@@ -221,13 +224,13 @@ def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
     return _triton() if is_whole else None
 
 
-def _packing(bits: int, *tensors: Tensor) -> Kernels | TritonKernels | None:
+def _packing(bits: int, *tensors: Tensor) -> "Kernels | TritonKernels | None":
     """The kernels that can take these tensors and pack levels of this width, if any."""
     return _native(*tensors) if bits <= FOLD_BITS_MAX else compiled_for(*tensors)
 
 
 @cache
-def _triton() -> TritonKernels | None:
+def _triton() -> "TritonKernels | None":
     """The kernels for CUDA, if Triton is installed and a first kernel works. Otherwise one log line says why not."""
     if is_torch_forced():
         return None

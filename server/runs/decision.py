@@ -280,7 +280,7 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
     """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update."""
     assert isinstance(state, Training), "only an open round takes reports"
     _check_task(state.plan.task, report.work)
-    is_secure = state.plan.is_secure
+    is_secure = bool(state.secure)
     if isinstance(report.work, MaskedInput) is not is_secure:
         raise ReportRefused(
             "this is a secure round, and the report is not masked: report a masked update, without counts or metrics"

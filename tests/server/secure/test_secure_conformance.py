@@ -193,7 +193,7 @@ def play(
             return Recorded(record, parties, changes, secrets, ended)
 
     with pytest.MonkeyPatch.context() as patch, recorded(patch, tmp_path, database_url) as record:
-        patch.setattr("umbel.server.store.clocks.OUTAGE_S", float("inf"))
+        patch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
         return asyncio.run(scenario(record))
 
 

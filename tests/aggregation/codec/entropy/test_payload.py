@@ -30,7 +30,7 @@ def test_what_is_taken_is_what_came(pieces: list[bytes], asked: list[int]) -> No
 @given(PIECES)
 def test_the_end_is_where_nothing_follows(pieces: list[bytes]) -> None:
     if any(pieces):
-        with pytest.raises(LyingLength, match="follow"):
+        with pytest.raises(LyingLength, match="after the end"):
             Payload(pieces).end()
         with pytest.raises(LyingLength, match="too long"):
             Payload(pieces).take_rest(sum(map(len, pieces)) - 1)
