@@ -18,10 +18,12 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
 from sqlalchemy import Connection, Executable, event, text
 from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DatabaseError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -193,12 +195,20 @@ class Database:
     async def migrate(self) -> None:
         """Bring the schema up to date, without a time limit. Raises `UnfitDatabase`."""
         engine = self._engine if self.is_sqlite else create_async_engine(self._url, poolclass=NullPool)
-        with self._outage:
-            async with engine.connect() as connection:
-                if not self.is_sqlite:
-                    await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-                await connection.run_sync(upgrade)
-                await connection.commit()
+        try:
+            with self._outage:
+                async with engine.connect() as connection:
+                    if not self.is_sqlite:
+                        await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+                    await connection.run_sync(upgrade)
+                    await connection.commit()
+        except DatabaseError as error:
+            if getattr(error.orig, "sqlite_errorname", "") != "SQLITE_NOTADB":
+                raise
+            raise UnfitDatabase(
+                f"{make_url(self._url).database} is damaged, or not a SQLite database; move it away, and restore the "
+                "backup"
+            ) from error
 
     async def close(self) -> None:
         if self._bulk is not None:
@@ -256,7 +266,15 @@ def upgrade(connection: Connection, to: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
+    try:
+        command.upgrade(config, to)
+    except CommandError as error:
+        if not isinstance(error.__cause__, ResolutionError):
+            raise
+        raise UnfitDatabase(
+            f"this version of umbel does not know the database's schema {error.__cause__.argument}: a newer version "
+            "has opened it; install that version, or restore the backup from before"
+        ) from error
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

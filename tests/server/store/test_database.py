@@ -58,6 +58,32 @@ def test_a_database_with_one_key_under_two_names_is_not_migrated_and_the_sentenc
     engine.dispose()
 
 
+def test_a_database_that_a_newer_version_has_opened_is_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'umbel.db'}")
+    with engine.connect() as connection:
+        upgrade(connection)
+        connection.execute(text("UPDATE alembic_version SET version_num = '999'"))
+        with pytest.raises(UnfitDatabase, match="schema 999: a newer version"):
+            upgrade(connection)
+    engine.dispose()
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "umbel.db"
+    path.write_bytes(b"no database" * 500)
+
+    async def scenario() -> None:
+        database = Database(f"sqlite+aiosqlite:///{path}")
+        try:
+            with pytest.raises(UnfitDatabase, match="not a SQLite database"):
+                await database.migrate()
+        finally:
+            await database.close()
+
+    asyncio.run(scenario())
+    assert path.read_bytes() == b"no database" * 500
+
+
 @pytest.mark.usefixtures("any_database")
 def test_a_database_of_the_first_tables_is_brought_up_to_date_and_keeps_its_rows(tmp_path: Path) -> None:
     async def scenario() -> None:
