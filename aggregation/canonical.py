@@ -69,7 +69,10 @@ def _require_encodable(found: Json) -> None:
     try:
         canonical(found)
     except UnicodeEncodeError as error:
-        raise ValueError("a text holds half a surrogate pair") from error
+        raise ValueError(
+            r"a text has an escape from \ud800 to \udfff without the other half of its pair, so it is no character; "
+            "write both halves, or remove it"
+        ) from error
 
 
 def _write(value: object, emit: Emit) -> None:

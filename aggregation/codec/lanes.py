@@ -164,4 +164,7 @@ class Lanes(AllReduced):
 
 def _require(summed: Tensor, length: int, dtype: torch.dtype) -> None:
     if summed.shape != (length,) or summed.dtype != dtype:
-        raise ValueError(f"a sum is {length} {dtype}, not {list(summed.shape)} of {summed.dtype}")
+        raise ValueError(
+            f"the sum must have shape [{length}] and type {dtype}, but has shape {list(summed.shape)} and type "
+            f"{summed.dtype}"
+        )

@@ -41,7 +41,8 @@ class RoundsSection:
             raise ValueError(f"window_min_s must lie between 0 and window_s = {self.window_s}, not {self.window_min_s}")
         if self.self_tuning and self.weighting is not Weighting.SAMPLES:
             raise ValueError(
-                'self_tuning counts clients, proportional weighting counts draws; use weighting = "samples"'
+                'self_tuning = true and weighting = "proportional" cannot go together, because self-tuning counts '
+                'clients and proportional weighting counts draws: use weighting = "samples", or self_tuning = false'
             )
         if self.attempts_max is not None:
             require_within(self.attempts_max, "attempts_max", 1, ROUNDS_MAX)

@@ -92,7 +92,10 @@ class TracedAttempt:
         require_within(len(self.clients), "the number of clients", 1, TARGET_MAX * int(OVER_SELECTION_MAX))
         numbers = {one.client for one in self.clients}
         if len(numbers) < len(self.clients):
-            raise ValueError("a client is in an attempt once")
+            raise ValueError(
+                f"the attempt lists a client twice ({len(self.clients)} entries, clients: {len(numbers)}); keep one "
+                "entry for each client"
+            )
         require_within(self.waiting, "waiting", len(self.clients), EXACT_MAX)
         if self.absent is not None:
             require_within(self.absent, "absent", len(self.absent_clients), EXACT_MAX)

@@ -133,7 +133,10 @@ class Unmasker:
     def _pair(self, dealer: int, seed: bytes) -> KeyPair:
         pair = KeyPair(seed)
         if not hmac.compare_digest(pair.public, self._session.adverts[dealer].mask_key):
-            raise BadKey("this is not the seed of the advertised key")
+            name = name_of(self._session.context, dealer)
+            raise BadKey(
+                f"the seed that the shares of {name}'s secret make is not that of the mask key {name} advertised"
+            )
         return pair
 
 

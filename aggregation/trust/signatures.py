@@ -116,7 +116,7 @@ def parse_digest(value: str) -> bytes:
     match = _DIGEST.fullmatch(value)
     if match is None:
         raise MalformedSignature("the digest must have the form sha-256=:<base64 of 32 bytes>:")
-    return _decode(match[1])
+    return _decode(match[1], "the digest")
 
 
 def sign(
@@ -155,7 +155,7 @@ def parse(headers: SignedHeaders) -> Claims:
         body_sha256=parse_digest(headers.content_digest),
         _params=params,
         _content_digest=headers.content_digest,
-        _signature=_decode(signature[1]),
+        _signature=_decode(signature[1], "the signature"),
     )
 
 
@@ -186,8 +186,8 @@ def _components(target: Target, digest: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _decode(text: str) -> bytes:
+def _decode(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise MalformedSignature("not base64") from error
+        raise MalformedSignature(f"{what} is not valid base64") from error

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from umbel.aggregation.types import require_slug
 from umbel.client.cli.options import AsJson, Yes, labels_of, operator_verb
 from umbel.client.cli.output import moment, print_json, print_result, print_table
 from umbel.client.errors import printable
@@ -57,6 +58,8 @@ def create_tokens(
 ) -> None:
     """Make one-time enrolment tokens, and print one per line. Give each to one client. If a run's [coverage] names a
     site, the site's token needs --name; if it names a tier, clients of the tier need tokens with --label tier=..."""
+    if name is not None:
+        require_slug(name, "--name")
     tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(label or ()))
     print_result({"tokens": tokens}, "\n".join(map(printable, tokens)), as_json)
 

@@ -175,8 +175,9 @@ def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) 
         facts = {"name": members.name, "epoch": members.epoch, "sha256": members.sha256, "fingerprint": groups}
         print_json({**facts, "signed_by": signers, "follows": follows})
         return
-    whose = "its own officers" if follows is None else f"the officers of epoch {follows}, which it follows"
-    typer.echo(f"{members.name}, epoch {members.epoch}: whole, signed by {', '.join(signers)} of {whose}")
+    whose = "this list" if follows is None else f"epoch {follows}, which it follows"
+    found = f"enough officers have signed it: {', '.join(signers)} (officers of {whose})"
+    typer.echo(f"{members.name}, epoch {members.epoch}: {found}")
     typer.echo(groups)
     if members.epoch > 1 and follows is None:
         typer.echo("pass --previous to check whether it follows the list that you trust", err=True)

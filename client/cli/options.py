@@ -87,7 +87,8 @@ def _label(text: str) -> tuple[str, str]:
 def _admin_key(path: Path | None) -> str:
     if path is not None and not path.is_file():
         raise ValueError(
-            f"there is no admin key file {path}: the coordinator made one, admin.key in its data directory"
+            f"there is no file {path}: the admin key is in the file admin.key in the coordinator's data directory; "
+            "name that file with --admin-key-file or UMBEL_ADMIN_KEY_FILE"
         )
     key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
     if not key.isascii() or not key.isprintable() or not key:

@@ -119,7 +119,7 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
     if not assignment.task.makes_model:
         raise ValueError(f"a round of {assignment.task.value} has no sum to mask")
     if not (math.isfinite(offer.window_s) and 0 < offer.window_s <= WINDOW_S_MAX):
-        raise ValueError("its window is out of range")
+        raise ValueError(f"its window is {offer.window_s} s, but must be above 0 and at most {WINDOW_S_MAX:.0f} s")
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
             "it weights clients by how often they were drawn, which only the coordinator knows: it could give one "

@@ -92,7 +92,7 @@ def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
 def _number(request: Request, name: str) -> int:
     text = request.headers.get(name, "")
     if not _NUMBER.fullmatch(text):
-        raise Refused("malformed-request", f"{name} must be a number of bytes")
+        raise Refused("malformed-request", f"{name} must be a number of bytes of 1 to 15 digits, not {text[:40]!r}")
     return int(text)
 
 

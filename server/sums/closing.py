@@ -184,7 +184,7 @@ class Closer:
 
 
 async def read_canary(services: Services, live: LiveRun, round_codec: RoundCodec) -> CanaryClosed:
-    """Measure the accepted updates of a canary that has closed; `aggregation/run/verdicts.py` judges them.
+    """Measure the accepted updates of a canary that has closed; `aggregation/run/canary.py` judges them.
 
     Every replica gets the same result. Raises `OSError` or an `UpdateRefused` for an update that was lost or damaged.
     """

@@ -105,6 +105,9 @@ def chunk_lengths(n_values: int) -> list[int]:
 def require_encodable(values: Tensor, context: CodecContext) -> None:
     """Raise `ValueError` unless `values` are a finite weight change of this layout."""
     if values.dtype != torch.float32 or values.shape != (context.n_values,):
-        raise ValueError(f"a weight change is {context.n_values} float32, not {list(values.shape)} of {values.dtype}")
+        raise ValueError(
+            f"the weight change must have shape [{context.n_values}] and type {torch.float32}, but has shape "
+            f"{list(values.shape)} and type {values.dtype}"
+        )
     if not bool(values.isfinite().all()):
         raise ValueError("the weight change has a NaN or an infinity; train with a lower learning rate")

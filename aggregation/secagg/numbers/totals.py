@@ -137,7 +137,10 @@ def _check_ranks(composition: Composition, ranks: Sequence[int]) -> None:
     """Raise `TotalsRefused` for an impossible set of clients."""
     most, least = composition.secure.clients_max, composition.secure.minimum
     if not least <= len(set(ranks)) == len(ranks) <= most or not all(0 <= rank < most for rank in ranks):
-        raise TotalsRefused(f"a sum of this round has {least} to {most} of its clients, each of them once")
+        raise TotalsRefused(
+            f"the sum has {len(ranks)} ranks, {len(set(ranks))} of them different, but this round allows {least} "
+            f"to {most} different ranks from 0 to {most - 1}; the sum is discarded"
+        )
 
 
 def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> None:

@@ -152,7 +152,7 @@ def test_an_attempt_that_cannot_be_is_refused(change: dict[str, Any], why: str) 
     (attempt,) = trace_of([RECORD]).attempts
     with pytest.raises(ValueError, match=why):
         replace(attempt, **change)
-    with pytest.raises(ValueError, match="once"):
+    with pytest.raises(ValueError, match="lists a client twice"):
         replace(attempt, clients=(attempt.clients[0],) * 2)
 
 

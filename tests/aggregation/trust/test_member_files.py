@@ -75,7 +75,7 @@ MALFORMED = {
     "a key that is none": (changed(lambda found: found["list"]["members"].update(north=1)), "must be a text"),
     "half a surrogate pair": (
         changed(lambda found: found["list"]["members"].update({"\ud800": public_key("east")})),
-        "a text holds half a surrogate pair",
+        "without the other half of its pair",
     ),
     "a signature of another length": (
         changed(lambda found: found["signatures"].update({public_key("anna"): "AAAA"})),

@@ -18,6 +18,7 @@ import umbel.client
 from tests.client.doubles.double import TOKEN, Double
 from tests.client.doubles.double_server import served
 from umbel.aggregation.model.artifact import decode_model
+from umbel.client.cli.clients import token_app
 from umbel.client.cli.models import model_app
 from umbel.client.cli.runs import run_app
 from umbel.client.cli.site import join
@@ -122,7 +123,7 @@ def run(*arguments: str, key: str = "secret") -> Result:
         ),
         (
             lambda: run("list", "--server", "http://127.0.0.1:9", "--admin-key-file", "absent.key"),
-            "there is no admin key file absent.key",
+            "there is no file absent.key: the admin key is in the file admin.key",
         ),
         (lambda: run("show", "No Slug", "--server", "http://127.0.0.1:9"), "name must be"),
         (lambda: run("create", "absent.toml", "--model", "x", "--server", "http://127.0.0.1:9"), "absent.toml"),
@@ -141,6 +142,13 @@ def test_what_is_wrong_is_one_sentence(site: Path, result: "object", sentence: s
     assert sentence in outcome.stderr
     assert outcome.stderr.count("\n") == 1
     assert "secret" not in outcome.output
+
+
+def test_a_token_for_a_name_that_is_none_names_the_flag() -> None:
+    flags = ["create", "--name", "A b", "--server", "http://127.0.0.1:9"]
+    outcome = CliRunner(env={"UMBEL_ADMIN_KEY": "secret"}).invoke(token_app, flags)
+    assert outcome.exit_code == 1
+    assert "--name must be 1 to 63 of a-z" in outcome.stderr
 
 
 @pytest.mark.parametrize(
