@@ -192,7 +192,7 @@ class ClientLoop:
             if error.kind == "wrong-layout":
                 raise self._with_difference(message, error) from error
             if error.kind == "unknown-run" and self._has_checked_in:  # the coordinator is being restored
-                raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
+                raise CoordinatorBusy(f"the coordinator no longer knows the run: {error.detail}") from error
             if error.kind == "sample-count-needed" and not self._sent_sample_count:
                 self._sent_sample_count = self._sample_count_to_send()
                 return self._coordinator.check_in(replace(message, sample_count=self._sent_sample_count))

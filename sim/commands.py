@@ -239,7 +239,9 @@ def bench_codec(
     from umbel.sim.bench.codec.bench import measure
 
     if curves is not None and data is None:
-        raise typer.BadParameter("--curves draws the training on --data; pass both")
+        raise typer.BadParameter(
+            "--curves draws the training, which needs --data; pass --data too, or leave out --curves"
+        )
     _bench(lambda: measure(quick=quick, plot=plot, data=data, curves=curves), json)
 
 

@@ -192,7 +192,9 @@ class IntegerCodec:
         said = read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
         head = LevelsHead.decode(header[HEADER_BYTES : self.header_bytes])
         if head.inverse_step != self._plan.inverse_step:
-            raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {head.inverse_step!r}")
+            raise WrongCodec(
+                f"the plan asks for inverse_step {self._plan.inverse_step!r}; the update states {head.inverse_step!r}"
+            )
         if head.rank != rank:
             raise WrongCodec(f"this client's rank is {rank}, but the update states {head.rank}")
         if not 0 <= head.norm < math.inf:

@@ -185,7 +185,7 @@ def _spec_of_row(row: object) -> TensorSpec:
                 return TensorSpec(name, shape, dtype, offset, tied_to)
         case _:
             pass
-    raise LayoutError("not a layout: a row is not [name, shape, dtype, offset, tied_to]")
+    raise LayoutError("not a layout: each row must be [name, shape, dtype, offset, tied_to]")
 
 
 def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) -> None:

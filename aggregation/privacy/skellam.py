@@ -72,7 +72,9 @@ class Skellam:
         bytes for each of the table's cells, of which there are at most 2^18.
         """
         if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
-            raise ValueError(f"noise is added to a vector of int32 or int64, not {list(values.shape)} {values.dtype}")
+            raise ValueError(
+                f"noise needs one dimension of int32 or int64, not the shape {list(values.shape)} of {values.dtype}"
+            )
         for start, part in self._parts(key, first, values.numel()):
             place = values[start - first : start - first + len(part)]
             place.add_(torch.from_numpy(part).to(values.device))

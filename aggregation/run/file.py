@@ -228,8 +228,8 @@ class RunFile:
             n_most = self.evaluation.clients
         if n_most < self.stop.minimum:
             raise ValueError(
-                f"{self.stop.metric} counts where {self.stop.minimum} clients measure it, and only {n_most} are asked: "
-                f"ask more, or set minimum = {n_most} in [stop] if none of them would lie"
+                f"{self.stop.metric} counts only if at least {self.stop.minimum} clients measure it, but at most "
+                f"{n_most} are asked: ask more, or set minimum = {n_most} in [stop] if you trust each of them"
             )
 
     def rounds_of_change(self) -> list[int]:
@@ -267,7 +267,9 @@ def require_named(file: RunFile, members: MemberList) -> None:
             "section [secure_aggregation], or give no list"
         )
     if not named:
-        raise AnotherList(f"the run file names no member list: for {given} write {line} into its [secure_aggregation]")
+        raise AnotherList(
+            f"the run file names no member list; to use {given}, write {line} into its section [secure_aggregation]"
+        )
     raise AnotherList(
         f"the run file names another member list ({short_groups(named)}) than {given}: give the one that it names, or "
         f"write {line} into its [secure_aggregation]"

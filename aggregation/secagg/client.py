@@ -248,7 +248,7 @@ class SecureClient:
         `ForgedMessage`, `OutOfTurn`.
         """
         if not self._inputs:
-            raise OutOfTurn("this client has not agreed to a sum yet")
+            raise OutOfTurn("this client has not yet signed which clients are in the sum")
         return self._once("agreements", agreements, self._reveal)
 
     def _reveal(self, data: bytes) -> bytes:
@@ -307,11 +307,11 @@ class SecureClient:
 
     def _require_session(self) -> Session:
         if self._session is None:
-            raise OutOfTurn("this client has seen no roster yet")
+            raise OutOfTurn("this client has not yet received the list of participants (the roster)")
         return self._session
 
     def _require_inbox(self) -> Session:
         self._require_active()
         if not self._shared:
-            raise OutOfTurn("this client has no inbox yet")
+            raise OutOfTurn("this client has not yet received the other clients' shares (its inbox)")
         return self._require_session()

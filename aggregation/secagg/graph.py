@@ -35,7 +35,7 @@ class Graph:
             raise ValueError(f"a graph needs two clients or more, not {self.n}")
         if self.k != self.n - 1 and (self.k % 2 or not 2 <= self.k < self.n - 1):
             raise ValueError(
-                f"of {self.n} clients each has {self.n - 1} neighbours or an even number below, not {self.k}"
+                f"each of {self.n} clients needs {self.n - 1} neighbours or a smaller even number, not {self.k}"
             )
         if len(self.ring) != self.n or set(self.ring) != set(range(self.n)):
             raise ValueError(f"the ring must name each index below {self.n} once")

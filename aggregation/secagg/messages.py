@@ -206,7 +206,7 @@ class Unmasking:
     @classmethod
     def decode(cls, data: bytes, index: int, n_cohort: int) -> "Unmasking":
         if len(data) < 2 * _U32.size:
-            raise MalformedMessage("an Unmasking message begins with two numbers")
+            raise MalformedMessage(f"an Unmasking message has at least {2 * _U32.size} bytes, not {len(data)}")
         found, n = struct.unpack_from("<II", data)
         if found != index:
             raise MalformedMessage("the Unmasking message is another client's")

@@ -173,7 +173,9 @@ def signature_base(components: Iterable[tuple[str, str]], params: str) -> bytes:
 def _params_of(key_id: str, created: int, nonce: str) -> str:
     params = f'{_COMPONENTS};created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519"'
     if not _PARAMS.fullmatch(params):
-        raise ValueError("key_id, nonce or created cannot stand in a signature")
+        raise ValueError(
+            "key_id, nonce or created contains a character that a signature header does not allow, or is too long"
+        )
     return params
 
 

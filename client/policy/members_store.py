@@ -63,9 +63,9 @@ def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = F
     pin = store.pinned(shown.list.name)
     if pin is not None and shown.list.epoch < pin.list.epoch:
         raise NotTheSuccessor(
-            f"{policy.members} is epoch {shown.list.epoch} of {shown.list.name!r}, and this site trusts epoch "
-            f"{pin.list.epoch} ({short_groups(pin.list.sha256)}) and does not go back: name the file of that epoch in "
-            'the policy, members = "FILE"'
+            f"{policy.members} is epoch {shown.list.epoch} of the member list {shown.list.name!r}, but "
+            f"this site trusts epoch {pin.list.epoch} ({short_groups(pin.list.sha256)}) and does not go back to an "
+            'older one: name the file of the newer epoch in the policy, members = "FILE"'
         )
     policy.check_members(shown.list)
     return store.take(shown, policy.members_sha256, is_confirmed).list
@@ -99,7 +99,9 @@ class MembersStore:
                 f"{path} is damaged; compare the list anew with an officer, then remove it and start again"
             ) from error
         if signed.list.name != name:
-            raise StateError(f"{path} holds the list {signed.list.name!r}; remove it and start again")
+            raise StateError(
+                f"{path} holds the list {signed.list.name!r}, not {name!r}; remove this file and start again"
+            )
         return signed
 
     def every(self) -> list[MemberList]:

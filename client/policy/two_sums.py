@@ -70,9 +70,9 @@ def check_terms_change(
     if policy.refuses_terms_change:
         raise AttemptRefused(
             'this site\'s policy (terms_change, by default "refuse" with a member list) does not allow this '
-            f"round: {found}. Keep them for the whole run (no [[override]] of [training]), or add noise "
-            "([privacy]) with epsilon and without terms_change in the policies, or set terms_change = "
-            '"warn" in the policies of sites that accept the risk'
+            f"round: {found}. The run file can keep these terms for the whole run (no [[override]] of [training]). Or "
+            "it can add noise ([privacy]); then the policies need epsilon and no terms_change. Or sites that accept "
+            'the risk can set terms_change = "warn" in their policies'
         )
     return found
 

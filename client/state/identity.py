@@ -57,8 +57,8 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
     found = [_own_key(path) for path in sorted(state_dir.glob(f"*/{KEY_FILE}"))]
     if not found:
         raise StateError(
-            f"there is no client's key in {state_dir} yet: it is made at the first start, or now if you pass the "
-            "coordinator's address (--server, or the variable UMBEL_SERVER)"
+            f"there is no client key in {state_dir} yet. The client makes one at its first start. To make it now, pass "
+            "the coordinator's address (--server, or the variable UMBEL_SERVER)"
         )
     return found
 

@@ -159,7 +159,9 @@ def _upload_path(assignment: AssignmentId) -> str:
 def _upload_state(answer: HttpAnswer, total: int) -> UploadState:
     offset, complete = answer.headers.get("upload-offset", ""), answer.headers.get("upload-complete")
     if not (offset.isascii() and offset.isdigit() and len(offset) < 20) or int(offset) > total:
-        raise CoordinatorMisbehaved(f"the coordinator names no upload offset between 0 and {total}")
+        raise CoordinatorMisbehaved(f"the coordinator's answer has no Upload-Offset between 0 and {total}")
     if complete not in ("?0", "?1") or (complete == "?1" and int(offset) != total):
-        raise CoordinatorMisbehaved("the coordinator does not say whether the upload is complete")
+        raise CoordinatorMisbehaved(
+            "the coordinator's answer does not say whether the upload is complete (Upload-Complete)"
+        )
     return UploadState(int(offset), complete == "?1")

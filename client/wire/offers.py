@@ -122,8 +122,8 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError(f"its window is {offer.window_s} s, but must be above 0 and at most {WINDOW_S_MAX:.0f} s")
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
-            "it weights clients by how often they were drawn, which only the coordinator knows: it could give one "
-            "client all the weight, and read its update from the sum"
+            "it weights clients by how often they were drawn, and only the coordinator knows the draw. The coordinator "
+            "could give one client all the weight and read its update from the sum"
         )
     grid = assignment.grid
     if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
@@ -160,7 +160,9 @@ def _check_noise(composition: Composition) -> None:
     if noise.n_values != composition.n_levels:
         raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
     if noise.least > composition.secure.minimum:
-        raise ValueError("its noise relies on more clients than the sum must have")
+        raise ValueError(
+            f"its noise is enough only with {noise.least} clients, but the sum may have {composition.secure.minimum}"
+        )
     if (clip := composition.codec.clip_norm) is None:
         raise ValueError("its updates have no clip_norm, so its noise covers none of them")
     # By the plan alone: a bound between the lengths of updates would turn the longer ones into zeros.

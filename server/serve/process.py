@@ -108,7 +108,8 @@ async def _require_database(settings: Settings) -> None:
         database = Database(settings.database)
     except ModuleNotFoundError as error:
         raise CannotStart(
-            f"PostgreSQL needs {error.name}; in a clone of umbel: pip install -c constraints.txt '.[server,postgres]'"
+            f"PostgreSQL needs the package {error.name}; install it in a clone of umbel: "
+            "pip install -c constraints.txt '.[server,postgres]'"
         ) from error
     except (SQLAlchemyError, ValueError) as error:
         raise CannotStart(_bad_url(error)) from error

@@ -75,11 +75,11 @@ class SecureRounds:
                     party.check_agreement(index, body)
                     return base64.b64encode(body).decode()
                 case _:
-                    raise Refused("malformed-request", f"clients send no message in {phase.value}")
+                    raise Refused("malformed-request", f"clients send no message in the phase {phase.value}")
         except OutOfTurn as error:
             raise Refused("assignment-closed", str(error)) from error
         except (SecAggError, ValueError) as error:
-            raise Refused("malformed-request", f"the message of {phase.value} is refused: {error}") from error
+            raise Refused("malformed-request", f"the message of the phase {phase.value} is refused: {error}") from error
 
     async def check_input(self, live: LiveRun, client: ClientId, work: MaskedInput) -> None:
         """Raise `Refused` unless the client has signed the masked update that it reports.

@@ -129,7 +129,7 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
     if not path.exists():
         return None
     if not path.is_file():
-        raise CheckpointError(f"{path} is no file; remove its folder to start again")
+        raise CheckpointError(f"{path} is not a file; remove {folder} to start again")
     try:
         with safe_open(path, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping

@@ -123,7 +123,7 @@ def read_presence(path: Path, cycle_s: float | None = None) -> Recorded:
     """
     parse = {".csv": _from_csv, ".jsonl": _from_json}.get(path.suffix.lower())
     if parse is None:
-        raise NotPresence(f"{path} must be called .csv or .jsonl, by what it holds")
+        raise NotPresence(f"{path}: the name of a presence file must end in .csv or .jsonl")
     numbers: dict[str, int] = {}
     rows: list[tuple[int, float, float, int]] = []
     with path.open("rb") as file:

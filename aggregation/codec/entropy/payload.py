@@ -48,7 +48,9 @@ def bytes_of(data: Tensor) -> Iterator[bytes]:
 def require_finite(values: Tensor) -> Tensor:
     """Raise `NonFiniteUpdate` for a NaN or an infinity."""
     if not bool(values.isfinite().all()):
-        raise NonFiniteUpdate("the update contains a NaN or an infinity, or a scale that would make one")
+        raise NonFiniteUpdate(
+            "the update contains a NaN or an infinity, or a scale so large that a value becomes infinite"
+        )
     return values
 
 
@@ -79,7 +81,9 @@ def exactly(pieces: Iterable[Buffer], n_bytes: int) -> Iterator[Buffer]:
             break
         yield piece
     if n_left:
-        raise LyingLength(f"the payload has {'more' if n_left < 0 else 'fewer'} than the {n_bytes} bytes of its header")
+        raise LyingLength(
+            f"the payload has {'more' if n_left < 0 else 'fewer'} bytes than the {n_bytes} that its header states"
+        )
 
 
 class Payload:
@@ -113,7 +117,7 @@ class Payload:
         taken = bytearray()
         while self._pending or self._next():
             if len(taken) + len(self._pending) > n_bytes_max:
-                raise LyingLength(f"the payload is too long: it has more than {n_bytes_max} bytes where it should end")
+                raise LyingLength(f"the payload is too long: its last part has more than {n_bytes_max} bytes")
             taken += self._pending
             self._pending = memoryview(b"")
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)

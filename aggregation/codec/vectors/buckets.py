@@ -223,7 +223,7 @@ class Qsgd:
             norms = payload.take_scales(n_buckets(n))
             levels = zig_zag_read(payload.take(n * self.n_planes), self.n_planes)
             if bool((levels.abs() > self.levels).any()):
-                raise UpdateOutOfRange(f"a level lies beyond {self.levels}")
+                raise UpdateOutOfRange(f"a level of the update is not between -{self.levels} and {self.levels}")
             yield require_finite(levels.to(torch.float32).div_(self.levels).mul_(by_value(norms, n)))
         payload.end()
 

@@ -124,7 +124,9 @@ def upper_points(bits: int) -> _Floats:
         points = points - step
         if float(np.abs(step).max()) < _CONVERGED:
             return points
-    raise ArithmeticError(f"the Lloyd-Max points of {bits} bits do not converge")
+    raise ArithmeticError(
+        f"the levels of the EDEN codec for {bits} bits could not be computed: Newton's method does not converge"
+    )
 
 
 def _first_guess(n_points: int) -> _Floats:

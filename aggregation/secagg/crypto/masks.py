@@ -101,7 +101,7 @@ def _begin(first: int, lanes: NDArray[Any]) -> int:
     """The byte of the keystreams that belongs to lane `first`."""
     begin = first * lanes.itemsize
     if begin < 0 or begin + lanes.nbytes > _COUNTER_MAX * _BLOCK:
-        raise ValueError(f"a keystream has no {lanes.size} lanes from {first} on")
+        raise ValueError(f"a keystream is too short for {lanes.size} lanes from number {first}")
     return begin
 
 

@@ -53,7 +53,9 @@ def open_sealed(shared: bytes, session: bytes, dealer: int, holder: int, sealed:
     try:
         text = key.decrypt(_NONCE, sealed, associated)
     except InvalidTag as error:
-        raise BadShare(f"these shares were not sealed by client {dealer} for client {holder}, here") from error
+        raise BadShare(
+            f"these shares were not sealed by client {dealer} for client {holder} in this attempt"
+        ) from error
     shares = text[:SHARE_BYTES], text[SHARE_BYTES:]
     for share in shares:
         share_value(share)

@@ -42,7 +42,9 @@ def split_number(
     """Share a number below `prime`: the polynomial's value at each of `points`. Raises `BadSharing`."""
     _require_points(points, prime)
     if not 2 <= threshold <= len(points):  # with 1, each share would be the secret
-        raise BadSharing(f"{len(points)} holders cannot share a secret with a threshold of {threshold}")
+        raise BadSharing(
+            f"the threshold of a shared secret must lie between 2 and its {len(points)} holders, not be {threshold}"
+        )
     if not 0 <= secret < prime:
         raise BadSharing("a secret must lie below the prime")
     highest_first = [*uniform_below(prime, threshold - 1, random), secret]

@@ -132,5 +132,5 @@ def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[np
 
 def _paired(inputs: Tensor, classes: npt.NDArray[np.int64], what: str) -> SampleSet:
     if inputs.ndim < 1 or len(inputs) != len(classes):
-        raise DataError(f"there must be as many targets as {what}: one class for each")
+        raise DataError(f"the data set needs one target (class) for each of the {what}")
     return SampleSet(inputs, torch.from_numpy(classes))

@@ -144,7 +144,8 @@ class RayEngine:
         there = self._ray.cluster_resources().get(resource, 0)
         if there < 1 or (n_workers is not None and n_workers < 1):
             raise EngineError(
-                f"Ray has {there:g} {resource}s for {n_workers or 'as many'} workers; it needs one at least"
+                f"there must be at least one {resource} and at least one worker; Ray has {there:g} {resource}s, and "
+                f"the number of workers is {'not set' if n_workers is None else n_workers}"
             )
         n_actors = n_workers or int(there)
         share = {f"num_{resource.lower()}s": min(1.0, there / n_actors)}

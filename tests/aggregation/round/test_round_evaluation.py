@@ -106,10 +106,13 @@ TWO = RoundsSection(9, target=2)
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "clients must lie between 1"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must lie between"),
         (lambda: RunFile("x", ROUNDS, stop=STOP), "evaluation.loss is never measured: set evaluate = true"),
-        (lambda: RunFile("x", TWO, stop=StopRule("training.loss", patience=3)), "only 2 are asked: ask more, or set"),
+        (
+            lambda: RunFile("x", TWO, stop=StopRule("training.loss", patience=3)),
+            "at most 2 are asked: ask more, or set",
+        ),
         (
             lambda: RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 2)),
-            "evaluation.loss counts where 3 clients measure it, and only 2 are asked",
+            "evaluation.loss counts only if at least 3 clients measure it, but at most 2 are asked",
         ),
         (lambda: RetentionSection(0), 'versions, if not "all", must lie between 1 and'),
     ],

@@ -54,7 +54,7 @@ def test_a_key_is_made_for_the_coordinator_of_the_environment_too(tmp_path: Path
     there = CliRunner(env={"UMBEL_SERVER": SERVER}).invoke(verb, ["--state", str(tmp_path), "--json"])
     assert json.loads(there.stdout) == [own_key(str(tmp_path))]
     nowhere = CliRunner(env={"UMBEL_SERVER": None}).invoke(verb, ["--state", str(tmp_path / "other")])
-    require_refused(nowhere, "there is no client's key")
+    require_refused(nowhere, "there is no client key")
     assert "UMBEL_SERVER" in nowhere.stderr
 
 
@@ -330,13 +330,13 @@ def test_a_clients_fingerprint_is_that_of_its_key(desk: Path) -> None:
 
 
 def test_without_a_key_or_with_a_damaged_enrolment_it_says_so(desk: Path) -> None:
-    require_refused(fingerprint("--state", "nobody"), "there is no client's key in nobody yet")
+    require_refused(fingerprint("--state", "nobody"), "there is no client key in nobody yet")
     assert not Path("nobody").exists(), "asking makes nothing"
     (directory,) = Path("north").glob("fl-example-org-*")
     (directory / "enrolment.json").write_text("{")
     require_refused(fingerprint("--state", "north"), "enrolment.json is damaged")
     shutil.rmtree(directory)
-    require_refused(fingerprint("--state", "north"), "there is no client's key")
+    require_refused(fingerprint("--state", "north"), "there is no client key")
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -242,8 +242,8 @@ def test_a_policy_that_names_an_older_list_than_is_trusted_is_told_which_file_to
     at(MembersStore(tmp_path / "state"), FIRST, SECOND)
     with pytest.raises(NotTheSuccessor) as refused:
         members_in_force(SitePolicy(members=path, members_sha256=FIRST.list.sha256), tmp_path / "state")
-    assert f"{path} is epoch 1 of 'pilot', and this site trusts epoch 2" in str(refused.value)
-    assert 'name the file of that epoch in the policy, members = "FILE"' in str(refused.value)
+    assert f"{path} is epoch 1 of the member list 'pilot', but this site trusts epoch 2" in str(refused.value)
+    assert 'name the file of the newer epoch in the policy, members = "FILE"' in str(refused.value)
     require_unchanged(tmp_path / "state", SECOND)
 
 

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a list where the file names none": (
         lambda: _order(secure_run(), text_of(MEMBERS)),
         "malformed-request",
-        f'names no member list: for {MEMBERS.words} write members_sha256 = "{MEMBERS.sha256}"',
+        f'names no member list; to use {MEMBERS.words}, write members_sha256 = "{MEMBERS.sha256}"',
     ),
     "what is no list": (
         lambda: _order(bound_run(MEMBERS), "{}"),

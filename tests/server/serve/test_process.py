@@ -175,7 +175,10 @@ def test_a_driver_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "asyncpg.py").write_text("raise ModuleNotFoundError(\"No module named 'asyncpg'\", name='asyncpg')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("UMBEL_DATABASE_URL", "postgresql+asyncpg://nobody@127.0.0.1:1/none")
-    assert "umbel serve: PostgreSQL needs asyncpg; in a clone of umbel: pip install" in refused_start(tmp_path / "data")
+    assert (
+        "umbel serve: PostgreSQL needs the package asyncpg; install it in a clone of umbel: pip install"
+        in refused_start(tmp_path / "data")
+    )
 
 
 def test_an_unknown_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:

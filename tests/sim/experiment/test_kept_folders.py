@@ -93,7 +93,7 @@ def test_rows_that_are_damaged_are_refused(kept: Path, damage: str) -> None:
 def test_a_checkpoint_that_is_no_file_is_refused(kept: Path) -> None:
     (kept / RUN / CHECKPOINT_FILE).unlink()
     (kept / RUN / CHECKPOINT_FILE).mkdir()
-    with pytest.raises(CheckpointError, match=r"is no file; remove its folder"):
+    with pytest.raises(CheckpointError, match=r"is not a file; remove "):
         simulate(table(rounds={"count": 2}), kept)
 
 

@@ -108,7 +108,7 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ({"targets": TARGETS[:-1]}, "as many targets as inputs"),
+        ({"targets": TARGETS[:-1]}, r"one target \(class\) for each of the inputs"),
         ({"targets": np.array([2**63, *TARGETS[1:]], np.uint64)}, "up to 9223372036854775808; number the classes"),
         ({"inputs": INPUTS[:, :0]}, "each of inputs holds no number"),
         ({"targets": [-1, *TARGETS[1:]]}, "whole numbers from 0 on"),
@@ -117,9 +117,9 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
         ({"targets": []}, "at least one"),
         ({"inputs": np.array(["text"] * 20)}, "must be numbers"),
         ({"inputs": np.array([np.zeros(1), np.zeros(2)] * 10, dtype=object)}, "must be numbers"),
-        ({"inputs": 3.0}, "as many targets as inputs"),
+        ({"inputs": 3.0}, r"one target \(class\) for each of the inputs"),
         ({"test": (INPUTS[:, :2], TARGETS)}, "shape of inputs"),
-        ({"test": (INPUTS, TARGETS[1:])}, "as many targets as test inputs"),
+        ({"test": (INPUTS, TARGETS[1:])}, r"one target \(class\) for each of the test inputs"),
         ({"groups": ["a"]}, "20 samples and 1 groups"),
         ({"n_classes": 3}, "n_classes must be at least 4"),
         ({"test_share": 1.0}, "smaller test_share"),
