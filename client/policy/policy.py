@@ -305,7 +305,7 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         )
     if not epsilon <= budget:  # also refuses a NaN
         raise BudgetSpent(
-            f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, but its budget "
+            f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
             public_reason="this site's privacy budget does not allow this round; its own log has the numbers",
         )
