@@ -40,6 +40,13 @@ _NOT_SIGNED = (
     "the signature does not verify with the key of a client named {!r}: if no such client is enrolled here, enrol it "
     "with a token; otherwise check that no proxy changes the method, path or query"
 )
+NAMED_MAX = 5
+KEPT_MAX = 100
+SHOWN_MAX = 20
+_SAME_AGAIN_S = 60.0  # the same reason of one client is written once a minute
+_OTHER_AGAIN_S = 5.0  # and a changed reason once in five seconds
+_KEPT_S = 7 * 86400.0
+_AWAY, _WAITER = table_of(tables.TurnedAwayRow), table_of(tables.WaiterRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +213,6 @@ class Registry:
 
 def _tier(labels: str) -> str:
     return str(json.loads(labels).get(TIER_LABEL, ""))
-
-
-NAMED_MAX = 5
-KEPT_MAX = 100
-SHOWN_MAX = 20
-_SAME_AGAIN_S = 60.0  # the same reason of one client is written once a minute
-_OTHER_AGAIN_S = 5.0  # and a changed reason once in five seconds
-_KEPT_S = 7 * 86400.0
-_AWAY, _WAITER = table_of(tables.TurnedAwayRow), table_of(tables.WaiterRow)
 
 
 class AttendanceCheck:

@@ -27,6 +27,9 @@ from umbel.server.store.waiters import WaiterStore, Waiting
 
 HELD_PER_CLIENT_MAX = 4
 HEARD_S = 600.0
+FLEET_HELD_MAX = 1000  # idle connections cost almost nothing
+LOOK_S = 10.0
+_RECORDS = 9  # of the newest attempts that had a cohort
 
 
 class Bells:
@@ -193,11 +196,6 @@ class HeldRequests:
                 held.remove(line)
             if not held and self._held.get(client) is held:
                 del self._held[client]
-
-
-FLEET_HELD_MAX = 1000  # idle connections cost almost nothing
-LOOK_S = 10.0
-_RECORDS = 9  # of the newest attempts that had a cohort
 
 
 class Pacing:

@@ -27,6 +27,16 @@ RUN_BYTES_MAX = 2 * (RUN_FILE_BYTES_MAX + FILE_BYTES_MAX)  # with its member lis
 REPORT_BYTES_MAX = 16 << 10  # the audit bundle keeps it as it was signed
 SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
 _LENGTH = re.compile(r"\d{1,15}")
+CONNECTIONS_MAX = 10_000
+_BACKLOG_MAX = 2048
+_OTHER_FILES = 64
+_FILES_EACH = 3  # a connection may have a file open, and some are accepted before they can be closed
+FILES_WANTED = 4 * CONNECTIONS_MAX
+_HOW = "ulimit -Hn, or LimitNOFILE= of a systemd unit"
+_CONNECTIONS_MIN = 16
+_WARN_EVERY_S = 60.0
+SCOPE_KEY = "umbel.connection"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +118,6 @@ def _counted(receive: Receive, declared: int) -> Receive:
         return message
 
     return counted
-
-
-CONNECTIONS_MAX = 10_000
-_BACKLOG_MAX = 2048
-_OTHER_FILES = 64
-_FILES_EACH = 3  # a connection may have a file open, and some are accepted before they can be closed
-FILES_WANTED = 4 * CONNECTIONS_MAX
-_HOW = "ulimit -Hn, or LimitNOFILE= of a systemd unit"
-_CONNECTIONS_MIN = 16
-_WARN_EVERY_S = 60.0
-
-SCOPE_KEY = "umbel.connection"
-_log = logging.getLogger(__name__)
 
 
 class Priority(IntEnum):

@@ -30,6 +30,8 @@ from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun
 
 _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
+PROGRESS_BELL = "progress."  # never a client's name, which has no dot
+LOOK_S = 0.5  # least time between two readings of a round that changes all the time
 
 
 class RunMemory:
@@ -144,10 +146,6 @@ def _opened_at(state: RoundState) -> float:
             return closed_at
         case _:
             assert_never(state)
-
-
-PROGRESS_BELL = "progress."  # never a client's name, which has no dot
-LOOK_S = 0.5  # least time between two readings of a round that changes all the time
 
 
 def view_of(live: LiveRun) -> RunView:

@@ -44,6 +44,8 @@ from umbel.server.store.waiters import Waiting
 
 RETRY_AFTER_S = 1.0
 _GRACE_S = 2.0  # how much later than it was asked to a client may come back and still count as waiting
+Waits: TypeAlias = tuple[float, HeldRequest]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +293,6 @@ async def _refuse_uncounted() -> NoReturn:
         "sample-count-needed",
         "this run draws or weights clients by sample counts, and the check-in has none; send sample_count",
     )
-
-
-Waits: TypeAlias = tuple[float, HeldRequest]
-Found = TypeVar("Found")
 
 
 class SecureReception:

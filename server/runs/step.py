@@ -13,10 +13,7 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.audit.bundle import KeptUpdates, Sealed
 from umbel.aggregation.messages import ReportAnswer
-from umbel.aggregation.round.states import (
-    Abandoned,
-    Committed,
-)
+from umbel.aggregation.round.states import Abandoned, Committed
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.types import RunId
@@ -31,6 +28,7 @@ from umbel.server.store.stored import Ended, LiveRun
 Answers: TypeAlias = Sequence[ReportAnswer | Exception | None]
 StepFunction: TypeAlias = Callable[[Sequence[RunInput]], Awaitable[Answers]]
 """Takes the first of these inputs, at least one; returns an answer to each that it took, once they are durable."""
+_RECORD = TypeAdapter(RoundRecord)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +95,6 @@ class Mailbox:
                 for one, answer in zip(batch, answers, strict=False):
                     one.answer(answer)
                 self._pending = [*batch[len(answers) :], *self._pending]
-
-
-_RECORD = TypeAdapter(RoundRecord)
 
 
 @dataclass(frozen=True, slots=True)

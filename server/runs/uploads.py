@@ -32,6 +32,8 @@ from umbel.server.sums.updates import check_update, length_in_words
 EACH_MAX = 2
 PATIENCE_S = 30.0
 """How long a chunk keeps its place while others wait. Clients choose chunks that take two seconds to send."""
+_HELD_BYTES_MAX = 64 << 10
+_CHECKS_MAX, _CHECKS_KEPT = 5, 10_000
 
 
 class Arrival:
@@ -119,10 +121,6 @@ class Intake:
 
 def _too_many(detail: str, headers: dict[str, str] | None = None) -> Refused:
     return Refused("too-many-chunks", detail, {"Retry-After": "1", **(headers or {})})
-
-
-_HELD_BYTES_MAX = 64 << 10
-_CHECKS_MAX, _CHECKS_KEPT = 5, 10_000
 
 
 @dataclass(frozen=True, slots=True)

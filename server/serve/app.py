@@ -46,6 +46,10 @@ from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
 from umbel.server.sums.model_removal import sweep_models
 
+_log = logging.getLogger(__name__)
+_NONCES_S = 60.0
+_REST_S = 3600.0
+
 
 class CoordinatorAPI(FastAPI):
     """FastAPI with direct routes, which are looked up by method and path before the framework is asked.
@@ -203,11 +207,6 @@ def _services(
 async def _health() -> Health:
     """Whether the coordinator is up."""
     return Health()
-
-
-_log = logging.getLogger(__name__)
-_NONCES_S = 60.0
-_REST_S = 3600.0
 
 
 async def keep_house(services: Services) -> None:

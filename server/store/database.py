@@ -31,6 +31,24 @@ from sqlalchemy.sql.elements import CompilerElement
 
 from umbel.server.store.outage import DatabaseOutage
 
+_log = logging.getLogger(__name__)
+_SLOW_S = 1.0
+_SQLITE_CONNECTIONS = 4  # transactions are short and SQLite writes one at a time; each connection costs a thread
+_POSTGRESQL_CONNECTIONS = 10
+_COMMAND_S = 30.0  # then the transaction fails
+_POSTGRESQL_SETTINGS = {
+    "application_name": "umbel",
+    "statement_timeout": "30s",
+    # A replica that stops in a transaction, or whose host vanishes, holds its locks no longer than this.
+    "idle_in_transaction_session_timeout": "3s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
+_MIGRATION_LOCK = 0x756D62656C  # "umbel": when replicas start together, one migrates while the others wait
+_SNAPSHOT = "REPEATABLE READ"  # transactions that only read never fail under it
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
 
 @dataclass(frozen=True, slots=True)
 class Write:
@@ -130,25 +148,6 @@ def opened(path: str) -> sqlite3.Connection:
     for pragma in PRAGMAS:
         connection.execute(pragma)
     return connection
-
-
-_log = logging.getLogger(__name__)
-_SLOW_S = 1.0
-_SQLITE_CONNECTIONS = 4  # transactions are short and SQLite writes one at a time; each connection costs a thread
-_POSTGRESQL_CONNECTIONS = 10
-_COMMAND_S = 30.0  # then the transaction fails
-_POSTGRESQL_SETTINGS = {
-    "application_name": "umbel",
-    "statement_timeout": "30s",
-    # A replica that stops in a transaction, or whose host vanishes, holds its locks no longer than this.
-    "idle_in_transaction_session_timeout": "3s",
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-}
-_MIGRATION_LOCK = 0x756D62656C  # "umbel": when replicas start together, one migrates while the others wait
-_SNAPSHOT = "REPEATABLE READ"  # transactions that only read never fail under it
-_MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class UnfitDatabase(Exception):

@@ -35,6 +35,11 @@ DEAD_AFTER_LOOKS = 4
 _FORGET_AFTER_LOOKS = 400
 _REPLICA, _LEASE = table_of(tables.ReplicaRow), table_of(tables.LeaseRow)
 _RELAYED = table_of(tables.RelayedRevealRow)
+APART_MAX_S = 10.0
+APART_WARN_S = 1.0
+SIGN_S = 1.0
+OUTAGE_S = 3.0  # a shorter gap is a busy disk, or a failover to another replica
+_SIGN, _ID = table_of(tables.SignOfLifeRow), 1
 
 
 def closing_job(round_id: int) -> str:
@@ -223,10 +228,6 @@ class RelayStore:
         return {ClientId(row.client): row.sealed for row in rows}
 
 
-APART_MAX_S = 10.0
-APART_WARN_S = 1.0
-
-
 class ClockApart(Exception):
     """This machine's clock differs too much from the database's. The text says what to do."""
 
@@ -271,11 +272,6 @@ class ClockWatch:
 def _words(apart_s: float) -> str:
     side = "behind" if apart_s > 0 else "ahead of"
     return f"this machine's clock is {abs(apart_s):.1f} s {side} the database's"
-
-
-SIGN_S = 1.0
-OUTAGE_S = 3.0  # a shorter gap is a busy disk, or a failover to another replica
-_SIGN, _ID = table_of(tables.SignOfLifeRow), 1
 
 
 class Uptime:

@@ -8,7 +8,6 @@ file is both. A commit works from file to file in pieces: beside the sum it need
 from __future__ import annotations
 
 import json
-import logging
 import mmap
 import os
 from collections.abc import Mapping
@@ -220,6 +219,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     pages = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).reshape(shape)
-
-
-_log = logging.getLogger(__name__)

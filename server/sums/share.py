@@ -30,6 +30,10 @@ from umbel.server.store.stored import Chunk, LiveRun, PartialSum
 from umbel.server.store.uploads import UpdateGone
 from umbel.server.sums.updates import RoundCodec, fill, integers
 
+_log = logging.getLogger(__name__)
+KEPT_MAX = 16  # masked updates kept before a hand-in; they are several times the bytes of the sum that is written then
+HAND_IN_S = 5.0  # least time between two hand-ins of a masked sum, which is as large as eight updates
+
 
 @dataclass(frozen=True, slots=True)
 class HandedIn:
@@ -161,11 +165,6 @@ def _read(blobs: BlobStore, key: str, hashed: Callable[[memoryview], None]) -> I
         while n_bytes := fill(file, buffer):
             hashed(buffer[:n_bytes])
             yield torch.frombuffer(buffer[:n_bytes], dtype=torch.int64)
-
-
-_log = logging.getLogger(__name__)
-KEPT_MAX = 16  # masked updates kept before a hand-in; they are several times the bytes of the sum that is written then
-HAND_IN_S = 5.0  # least time between two hand-ins of a masked sum, which is as large as eight updates
 
 
 @dataclass(frozen=True, slots=True)
