@@ -927,7 +927,7 @@ def test_an_impossible_upload_offset_is_refused(tmp_path: Path, offset: str) -> 
 
         return lies
 
-    with pytest.raises(CoordinatorMisbehaved, match="offset"):
+    with pytest.raises(CoordinatorMisbehaved, match="Offset"):
         take_part(tmp_path, Double(AddOne().model), wrap=wrap)
 
 

@@ -92,8 +92,10 @@ def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_polic
     with pytest.raises(Exit):
         join(NOBODY, "listed_app:Ward", "ward", "token", None, None, site / "state", Path("site.toml"), as_json=False)
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("umbel: site.toml: pilot-1.json is epoch 1 of 'pilot', and this site trusts epoch 2 (")
-    assert said.endswith('name the file of that epoch in the policy, members = "FILE"')
+    assert said.startswith(
+        "umbel: site.toml: pilot-1.json is epoch 1 of the member list 'pilot', but this site trusts epoch 2 ("
+    )
+    assert said.endswith('name the file of the newer epoch in the policy, members = "FILE"')
 
 
 def test_a_policy_whose_list_is_not_there_is_named_with_the_key_and_the_file(

@@ -49,7 +49,7 @@ def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.txt", "", "must be called .csv or .jsonl"),
+        ("a.txt", "", "must end in .csv or .jsonl"),
         ("a.csv", "", "names no device"),
         ("a.csv", HEAD, "names no device"),
         ("a.csv", "device,from,until\n", "line 1: it must be 'device,from_s,until_s'"),

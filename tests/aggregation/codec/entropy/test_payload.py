@@ -53,7 +53,7 @@ def test_no_more_pieces_are_asked_for_than_are_needed() -> None:
 
 def test_a_payload_that_goes_on_is_not_read_further_than_the_piece_that_is_too_many() -> None:
     pieces, read = iter([b"abc"] * 9), list[Buffer]()
-    with pytest.raises(LyingLength, match="more than the 4 bytes"):
+    with pytest.raises(LyingLength, match="more bytes than the 4"):
         read.extend(exactly(pieces, 4))
     assert read == [b"abc"]
     assert len(list(pieces)) == 7

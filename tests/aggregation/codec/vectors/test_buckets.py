@@ -155,7 +155,7 @@ def test_a_square_root_of_a_bucket_of_levels_takes_few_bits() -> None:
 
 def test_a_level_beyond_the_last_is_refused() -> None:
     raw = bytes([0, 0, 128, 63, 2 * 5 + 2])  # a norm of 1, and level 6
-    with pytest.raises(UpdateOutOfRange, match="beyond 5"):
+    with pytest.raises(UpdateOutOfRange, match="between -5 and 5"):
         decoded(Qsgd(5), compress([raw], len(raw)), context_of(1))
 
 

@@ -216,7 +216,7 @@ def test_vectors_that_are_no_lanes_are_refused_and_left_alone() -> None:
 @pytest.mark.parametrize("first", [-1, (1 << 130) - 19])
 def test_places_that_a_keystream_has_not_are_refused(first: int) -> None:
     lanes = torch.zeros(20, dtype=torch.int32)
-    with pytest.raises(ValueError, match="no 20 lanes from"):
+    with pytest.raises(ValueError, match="too short for 20 lanes from"):
         Masks([key(0)], [1]).apply(lanes, first)
     assert not lanes.any()
 
