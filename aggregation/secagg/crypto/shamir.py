@@ -40,11 +40,7 @@ def split_number(
     secret: int, threshold: int, points: Sequence[int], random: RandomBytes, prime: int = PRIME
 ) -> list[int]:
     """Share a number below `prime`: the polynomial's value at each of `points`. Raises `BadSharing`."""
-    _require_points(points, prime)
-    if not 2 <= threshold <= len(points):  # with 1, each share would be the secret
-        raise BadSharing(
-            f"the threshold of a shared secret must lie between 2 and its {len(points)} holders, not be {threshold}"
-        )
+    _require_points(points, threshold, prime)
     if not 0 <= secret < prime:
         raise BadSharing("a secret must lie below the prime")
     highest_first = [*uniform_below(prime, threshold - 1, random), secret]
@@ -95,9 +91,7 @@ class Interpolation:
     _coefficients: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_points(self.points, self.prime)
-        if not 2 <= self.threshold <= len(self.points):
-            raise BadSharing(f"{len(self.points)} shares do not reach the threshold of {self.threshold}")
+        _require_points(self.points, self.threshold, self.prime)
         object.__setattr__(self, "_coefficients", _at_zero(self.points, self.prime))
 
     def number(self, values: Sequence[int]) -> int:
@@ -146,8 +140,12 @@ def _inverses(numbers: Sequence[int], prime: int) -> Iterator[int]:
     return reversed(inverses)
 
 
-def _require_points(points: Sequence[int], prime: int) -> None:
+def _require_points(points: Sequence[int], threshold: int, prime: int) -> None:
     if not all(0 < point < prime for point in points):
         raise BadSharing("a holder's point must lie between 1 and the prime: at zero is the secret itself")
     if len(set(points)) != len(points):
         raise BadSharing("two holders have the same point; each needs its own")
+    if not 2 <= threshold <= len(points):  # with 1, each share would be the secret
+        raise BadSharing(
+            f"a threshold of {threshold} does not fit {len(points)} holders: it must lie between 2 and their number"
+        )

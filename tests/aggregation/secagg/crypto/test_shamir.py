@@ -149,10 +149,10 @@ def test_coefficients_are_uniform_and_may_be_zero() -> None:
 @pytest.mark.parametrize(
     ("threshold", "points", "words"),
     [
-        (1, (1, 2, 3), "holders, not be 1"),
-        (0, (1, 2, 3), "holders, not be 0"),
-        (4, (1, 2, 3), "holders, not be 4"),
-        (2, (), "holders, not be 2"),
+        (1, (1, 2, 3), "threshold of 1"),
+        (0, (1, 2, 3), "threshold of 0"),
+        (4, (1, 2, 3), "threshold of 4"),
+        (2, (), "threshold of 2"),
         (2, (1, 2, 1), "same point"),
         (2, (0, 1, 2), "between 1 and the prime"),
         (2, (1, -2), "between 1 and the prime"),
