@@ -9,6 +9,7 @@
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class RoundSum:
     totals: Totals | None = None  # of a masked sum
 
 
-class Uplink:
+class Uplink(ABC):
     """Takes the updates of one attempt."""
 
     def __init__(self, ranks: Mapping[ClientId, int], update_bytes: int) -> None:
@@ -74,15 +75,15 @@ class Uplink:
             except (UpdateRefused, ContributionRefused) as error:
                 self.refused[client] = str(error)
 
+    @abstractmethod
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         """Take one update; its length."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> RoundSum | CanaryClosed:
         """The result of a closed round. `works`: by rank. Raises `TotalsRefused`."""
-        raise NotImplementedError
 
-    def keep(self) -> None:
+    def keep(self) -> None:  # noqa: B027 - most keep nothing
         """The round has made a model: keep what clients keep of it."""
 
 
