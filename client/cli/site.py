@@ -78,7 +78,7 @@ def show_fingerprint(
             "--server",
             envvar=SERVER_VARIABLE,
             metavar=SERVER_METAVAR,
-            help="The coordinator for which to make the key, if there is none yet.",
+            help="Make a key for this coordinator if the state directory has none yet.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -179,7 +179,7 @@ def test_a_client_that_was_never_enrolled_needs_a_token(tmp_path: Path) -> None:
 def test_a_directory_that_is_enrolled_at_another_address_names_it(tmp_path: Path) -> None:
     double = Double(AddOne().model)
     take_part(tmp_path, double)
-    with pytest.raises(StateError, match=f"'ward-7' with {URL}, .*--server {URL},https://elsewhere.test.*--token"):
+    with pytest.raises(StateError, match=f"'ward-7' with {URL}, .*--server {URL},https://elsewhere.test; .*--token"):
         run_client(AddOne(), "https://elsewhere.test", tmp_path, "demo", transport=double.transport())
 
 
