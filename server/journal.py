@@ -66,7 +66,10 @@ class Throttle(logging.Filter):
             return False
         self._passed += 1
         if self._left_out:
-            record.msg, record.args = f"{record.getMessage()} (and {self._left_out} left out before)", None
+            record.msg, record.args = (
+                f"{record.getMessage()} ({self._left_out} warnings were left out before this one)",
+                None,
+            )
             self._left_out = 0
         return True
 
@@ -110,7 +113,7 @@ def was_away(away_s: float) -> None:
 def tokens_made(count: int, ttl_s: float, bound: str) -> None:
     """`bound`: what they bind, in words."""
     tokens, bind = counted(count, "enrolment token"), agreeing(count, "binds", "bind")
-    _log.info("made %s, good for %.0f s, that %s %s", tokens, ttl_s, bind, _shortened(bound) or "nothing")
+    _log.info("made %s, valid for %.0f s, that %s %s", tokens, ttl_s, bind, _shortened(bound) or "nothing")
 
 
 def enrolled(client: str, labels: Mapping[str, str], bound: str) -> None:
@@ -152,7 +155,7 @@ def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
     if plan.task.sends_updates:
         how = f", updates as {plan.codec.words}"
     how += f"; {why}" if why else ""
-    _log.info("%s opened: %d asked%s", which, n_asked, how)
+    _log.info("%s opened: %s asked%s", which, counted(n_asked, "client"), how)
 
 
 def round_ended(record: RoundRecord) -> None:
@@ -160,12 +163,12 @@ def round_ended(record: RoundRecord) -> None:
     lost = [client.client for client in record.clients if client.fate is Fate.LOST]
     made = record.model_sha256[:12] if record.model_sha256 and record.task.makes_model else "none"
     _log.info(
-        "%s %s after %.1f s: %d of %d reported, %d in part; lost: %s; %s(%s)",
+        "%s %s after %.1f s: %d of %s reported, %d of them with partial work; lost: %s; %s(%s)",
         _attempt(record.run, record.task, record.round, record.attempt),
         _ending(record),
         record.wall_s,
         record.reported,
-        record.selected,
+        counted(record.selected, "client"),
         record.partial,
         _names(lost),
         f"model {made} " if record.task.makes_model else "",
@@ -187,7 +190,7 @@ def refused(scope: Scope, kind: str, detail: str) -> None:
 
 def _sender(scope: Scope) -> str:
     known = scope.get("state", {})
-    return "an operator" if known.get("is_operator") else str(known.get("client", "nobody verified"))
+    return "an operator" if known.get("is_operator") else str(known.get("client", "an unverified sender"))
 
 
 def _peer(scope: Scope) -> str:

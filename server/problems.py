@@ -45,7 +45,7 @@ KINDS: Mapping[str, Kind] = {
     "stale-signature": Kind(401, "The signature's time is too far from the coordinator's clock"),
     "replayed-nonce": Kind(401, "This signed request was already received"),
     "client-removed": Kind(403, "The operator has removed this client"),
-    "unbound-name": Kind(403, "The run relies on this name, and no token binds it"),
+    "unbound-name": Kind(403, "The run needs this client's name, but its token does not bind it"),
     "not-a-member": Kind(403, "This client, with its key, is not on the run's member list"),
     "unknown-token": Kind(401, "No such enrolment token"),
     "expired-token": Kind(401, "The enrolment token has expired"),
@@ -170,7 +170,7 @@ async def answer_to(request: Request, error: Exception) -> Response:
         case HTTPException() if error.status_code < 500:
             return _refused_by_the_router(request, error)
         case BlobsUnavailable():
-            _log.error("no storage for %s: %s", where, error)
+            _log.error("%s failed, because the store of models and updates does not answer: %s", where, error)
             detail = "the coordinator's store of models and updates does not answer; try again later"
             return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
         case DatabaseAway():  # logged once, by the database

@@ -98,7 +98,9 @@ def model_key(sha256: str) -> str:
 def model_sha256(key: str) -> str:
     """The hash that a model's key names. Raises `ValueError` for the key of anything else."""
     if not is_model_key(key):
-        raise ValueError(f"{key!r} is not a model's key: only what is named by its content can be verified")
+        raise ValueError(
+            f"{key!r} is not the key of a model: only models can be checked against the SHA-256 in their key"
+        )
     require_sha256(sha256 := key.removeprefix(_MODELS), "a model's name")
     return sha256
 

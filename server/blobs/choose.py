@@ -15,7 +15,8 @@ def open_blobs(settings: Settings) -> BlobStore:
         from umbel.server.blobs.s3 import Bucket, S3Blobs
     except ModuleNotFoundError as error:
         raise BlobsUnavailable(
-            f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[server,s3]'"
+            f"a bucket needs the package {error.name}; install it in a clone of umbel: "
+            "pip install -c constraints.txt '.[server,s3]'"
         ) from error
     cache = ModelCache(settings.data / "cache", settings.model_cache_bytes_max)
     return S3Blobs(Bucket(settings), Scratch(settings.data / "making"), cache)

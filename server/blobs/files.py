@@ -39,7 +39,9 @@ def private_directory(path: Path) -> None:
         path.chmod(0o700)
     except PermissionError:  # another user's volume; new files in it are private all the same
         _log.warning(
-            "other users can read %s, and this process does not own it; run chmod 700 on it as its owner", path
+            "other users of this machine can read %s, and this process may not change that, because another user owns "
+            "the directory; run chmod 700 on it as its owner",
+            path,
         )
 
 

@@ -165,11 +165,13 @@ class S3Blobs:
         with self.open(probe, 1, 3) as file:
             if file.read() != b"mbe":
                 raise BlobsUnavailable(
-                    f"bucket {self._bucket.name} cannot serve a part of a file; umbel needs a store that can"
+                    f"bucket {self._bucket.name} answers a request for a part of a file with other bytes; umbel needs "
+                    "a store that can send parts of files"
                 )
         if probe not in self.keys("probes"):
             raise BlobsUnavailable(
-                f"bucket {self._bucket.name} does not list a file that was just stored; umbel needs a store that does"
+                f"bucket {self._bucket.name} does not list a file that was just stored; umbel needs a store that lists "
+                "new files at once"
             )
         self.delete([probe])
 
@@ -235,7 +237,10 @@ class S3Blobs:
                     digest.update(piece)
                     target.write(piece)
             if digest.hexdigest() != sha256:
-                raise BlobsUnavailable(f"{key} in bucket {self._bucket.name} is damaged: its SHA-256 is another")
+                raise BlobsUnavailable(
+                    f"{key} in bucket {self._bucket.name} is damaged: its content has the SHA-256 "
+                    f"{digest.hexdigest()}; restore it from a backup"
+                )
             self._cache.add(path, sha256)
 
 
@@ -277,6 +282,7 @@ class _Ranges(RawIOBase):
                 raise BlobsUnavailable(f"{self._key} was replaced while it was read; read it again") from error
         if len(piece) != span[1] - span[0]:
             raise BlobsUnavailable(
-                f"bucket {self._bucket.name} sent {len(piece)} bytes of {self._key}, not bytes {span[0]} to {span[1]}"
+                f"bucket {self._bucket.name} sent {len(piece)} bytes of {self._key}, but was asked for the "
+                f"{span[1] - span[0]} bytes from byte {span[0]} on"
             )
         return piece

@@ -94,7 +94,7 @@ class Enrolments:
         }
         async with self._db.writing("add_tokens") as tx:
             if binding.client is not None and await _clients(tx, [binding.client]):
-                detail = f"the name {binding.client!r} belongs to a client, enrolled or removed; choose another name"
+                detail = f"the name {binding.client!r} is that of an enrolled or removed client; choose another name"
                 raise Refused("name-taken", detail)
             await tx.execute(insert(_TOKEN), [{"sha256": _hash(one), **token} for one in tokens])
         journal.tokens_made(len(tokens), ttl_s, binding.words)
@@ -158,7 +158,9 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
             "name-taken", f"a client named {one.name!r} is already enrolled with another key; choose another name"
         )
     if token.client is None and (one.is_counted_on or one.name in facts.promised):
-        detail = f"the name {one.name!r} is reserved; choose another, or ask the operator for a token that binds it"
+        detail = (
+            f"the name {one.name!r} is reserved; choose another name, or ask the operator for a token for {one.name!r}"
+        )
         return Refused("name-taken", detail)
     if (other := facts.name_of.get(one.enrolment.public_key_bytes)) is not None:
         return Refused("key-taken", _key_is_of(other))
@@ -168,9 +170,9 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
 def _key_is_of(other: str) -> str:
     """For a client that has signed with the key: others must not learn which clients are enrolled."""
     return (
-        f"this key is already enrolled as {other!r}, and one key is one client: continue under that name, or use "
-        "another state directory (--state), which makes a new key, or have the operator remove that client first "
-        f"(umbel client remove {other})"
+        f"this key is already enrolled as {other!r}, and each client needs a key of its own. Use the name {other!r}; "
+        "or use another state directory (--state), which makes a new key; or ask the operator to remove that client "
+        f"first (umbel client remove {other})"
     )
 
 
@@ -184,7 +186,7 @@ def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
         )
     for name, value in _binding(token).labels.items():
         if (said := enrolment.labels.get(name, value)) != value:
-            return f"this token binds the label {name}={value}, and the client says {name}={said}; leave the label out"
+            return f"this token sets the label {name}={value}, but the enrolment says {name}={said}; leave it out"
     return None
 
 

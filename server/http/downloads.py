@@ -128,7 +128,7 @@ def _read(path: Path, offset: int, n_bytes: int) -> bytes:
         file.seek(offset)
         piece = file.read(n_bytes)
     if not piece:
-        raise OSError(f"{path.name} is shorter than it was")
+        raise OSError(f"the file {path.name} became shorter while it was being sent")
     return piece
 
 

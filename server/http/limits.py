@@ -169,7 +169,9 @@ class ConnectionSlots:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         room = min((files - _OTHER_FILES) // _FILES_EACH, CONNECTIONS_MAX)
         if room < _CONNECTIONS_MIN:
-            raise OSError(f"{files} open files are too few for a coordinator; raise the hard limit ({_HOW})")
+            raise OSError(
+                f"this process may open only {files} files, too few for a coordinator; raise the hard limit ({_HOW})"
+            )
         if room < CONNECTIONS_MAX:
             _log.warning(
                 "at most %d connections at a time, not %d: this process may open only %d files; raise the hard limit "
@@ -223,4 +225,8 @@ class ConnectionSlots:
         self._n_closed += 1
         if (now := time.monotonic()) - self._warned_at > _WARN_EVERY_S:
             self._warned_at = now
-            _log.warning("all %d connections are taken; closed %d so far", self.connections_max, self._n_closed)
+            _log.warning(
+                "all %d connections are taken; closed %d so far to make room for new ones",
+                self.connections_max,
+                self._n_closed,
+            )

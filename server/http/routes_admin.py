@@ -60,12 +60,12 @@ class TokenOrder:
         if not 1 <= self.count <= TOKENS_MAX:
             raise ValueError(f"count must lie between 1 and {TOKENS_MAX}, not {self.count}")
         if not 1 <= self.ttl_s <= 366 * 86400:
-            raise ValueError(f"ttl_s must lie between a second and a year, not {self.ttl_s}")
+            raise ValueError(f"ttl_s must lie between 1 and {366 * 86400} seconds (366 days), not {self.ttl_s}")
         if self.client is not None:
             require_slug(self.client, "client")
             if self.count != 1:
                 raise ValueError(
-                    "a token that binds a name enrols one client: count must be 1; make one token for each name"
+                    f"count must be 1 for a token with a client name, not {self.count}; make one token for each name"
                 )
         require_labels(self.labels)
 
@@ -150,7 +150,7 @@ async def put_run(request: Request, response: Response, state: StateDep, name: s
     if new.file.name != name:
         raise Refused(
             "malformed-request",
-            f"the run file has the name {new.file.name!r}, and the address {name!r}; both must be the same",
+            f"the run file has the name {new.file.name!r}, but the address has the name {name!r}; use the same name",
         )
     driver, is_new = await state.coordinator.create_run(new.file, model, new.members)
     response.status_code = 201 if is_new else 200

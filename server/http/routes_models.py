@@ -20,14 +20,14 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {MEDIA_TYPE: _BINARY, CHANGE_MEDIA_TYPE: _BINARY}},
     206: {"description": "The range asked for"},
-    304: {"description": "The model you have is this one"},
+    304: {"description": "The client has this model already"},
     **problems("unknown-model", "range-not-satisfiable", "storage-unavailable"),
 }
 
 
 _LINK_S = 300.0  # allows for clocks that differ; a download under way continues
 _REDIRECT: dict[int | str, dict[str, Any]] = {
-    307: {"description": "Where the model can be read for the next minutes, without a signature of yours"}
+    307: {"description": "A link to the model in the bucket: valid for minutes, to be fetched without a signature"}
 }
 
 

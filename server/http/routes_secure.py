@@ -17,10 +17,12 @@ OCTETS = "application/octet-stream"
 _RESPONSES = problems(
     *SIGNED, "unknown-assignment", "assignment-closed", "changed-message", "not-found", "shutting-down"
 )
-_TAKEN: Mapping[int | str, dict[str, Any]] = {202: {"description": "Taken in, and still needed: send the same again."}}
+_TAKEN: Mapping[int | str, dict[str, Any]] = {
+    202: {"description": "In progress, and kept only in memory: send the same message again."}
+}
 _TOLD: Mapping[int | str, dict[str, Any]] = {
-    200: {"description": "What the client needs.", "content": {OCTETS: {}}},
-    204: {"description": "Its time has not come yet: ask again."},
+    200: {"description": "The message for the client's turn in this phase.", "content": {OCTETS: {}}},
+    204: {"description": "The phase has not begun: ask again."},
 }
 _WAIT = Annotated[float, Query(ge=0, le=WAIT_S_MAX)]
 

@@ -239,7 +239,9 @@ class Coordinator:
                 try:
                     await driver.was_away(outage)
                 except Exception:  # its next step counts the outage
-                    _log.exception("run %s: counting an outage failed; the next step tries again", driver.name)
+                    _log.exception(
+                        "run %s: could not extend the open window by an outage; the next step tries again", driver.name
+                    )
             await self.services.uptime.sign()
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:

@@ -145,11 +145,11 @@ def _best(run: Situation) -> int:
     best = judge(run.file.stop, [one.record for one in run.history]).best
     if best is None:
         raise Refused(
-            "unknown-version", f"the run has no best version yet: {run.file.stop.metric} was not measured so far"
+            "unknown-version", f"the run has no best version yet, because {run.file.stop.metric} was not measured yet"
         )
     return best.version
 
 
 def _refuse_if_over(run: Situation, what: str) -> None:
     if run.status.is_over:
-        raise Refused("run-over", f"the run is {run.status.value} for good and {what}")
+        raise Refused("run-over", f"the run is over (status: {run.status.value}) and {what}")

@@ -56,7 +56,7 @@ class Arrival:
         except TimeoutError as error:
             # The rest of the body stays unread, so the connection must close.
             raise _too_many(
-                "a newer chunk took this chunk's place; send this one again", {"Connection": "close"}
+                "a newer chunk replaced this chunk; send this chunk again", {"Connection": "close"}
             ) from error
         finally:
             self._timeout = None
@@ -322,7 +322,7 @@ def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int)
     if 0 < incoming.n_bytes < min(least, left):
         raise Refused(
             "short-chunk",
-            f"the chunk has {incoming.n_bytes} bytes; of this update, all chunks but the last need at least {least}",
+            f"the chunk has {incoming.n_bytes} bytes; each chunk of this update but the last needs at least {least}",
         )
 
 
@@ -330,7 +330,7 @@ def _mismatch(upload: StoredUpload | None) -> Refused:
     if upload is None:
         return Refused(
             "unknown-upload",
-            "this upload was dropped, for a newer one or because its round ended; begin it again with POST",
+            "this upload was dropped, because a newer one began or the round ended; begin it again with POST",
         )
     detail = f"{upload.offset} bytes of the upload have arrived; continue at this offset"
     return Refused("mismatching-upload-offset", detail, {"Upload-Offset": str(upload.offset)})

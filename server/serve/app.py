@@ -215,9 +215,9 @@ async def keep_house(services: Services) -> None:
         _repeat("expired nonces", _NONCES_S, lambda: services.registry.forget_nonces(services.clock.now())),
         _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
         _repeat("models that no run refers to", _REST_S, lambda: sweep_models(services)),
-        _repeat("clients that are long gone", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
-        _repeat("refusals of long ago", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
-        _repeat("tokens of long ago", _REST_S, lambda: services.registry.enrolments.sweep(services.clock.now())),
+        _repeat("records of clients that left long ago", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
+        _repeat("old records of refused clients", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
+        _repeat("old tokens", _REST_S, lambda: services.registry.enrolments.sweep(services.clock.now())),
     )
 
 
@@ -243,5 +243,5 @@ async def _repeat(what: str, pause_s: float, sweep: Callable[[], Awaitable[None]
         except DatabaseAway:
             pass  # logged once, by the database
         except Exception:
-            _log.exception("%s could not be swept; trying again in %.0f s", what, pause_s)
+            _log.exception("could not remove %s; trying again in %.0f s", what, pause_s)
         await asyncio.sleep(pause_s)

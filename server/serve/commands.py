@@ -38,10 +38,13 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     adopt: Annotated[
         bool,
-        typer.Option("--adopt", help="From now on, these blobs and this audit key belong to the database."),
+        typer.Option(
+            "--adopt",
+            help="Accept this blob store and this audit key as those of the database, after an intended change.",
+        ),
     ] = False,
     log_level: Annotated[
-        LogLevel, typer.Option(case_sensitive=False, help="The least level that is logged.")
+        LogLevel, typer.Option(case_sensitive=False, help="The lowest level that is logged.")
     ] = LogLevel.INFO,
 ) -> None:
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file.

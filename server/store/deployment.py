@@ -34,7 +34,7 @@ _DEPLOYMENT, _ID = table_of(tables.DeploymentRow), 1
 _RUN, _VERSION = table_of(tables.RunRow), table_of(tables.ModelVersionRow)
 _OPEN = (RunStatus.RUNNING.value, RunStatus.PAUSED.value)
 _MARKS, _CLAIMS = "deployment/marks", "deployment/claims"
-_IF_INTENDED = "if the change is intended, stop every coordinator of this database and start one with --adopt"
+_IF_INTENDED = "If the change is intended, stop every coordinator of this database and start one with --adopt"
 
 
 class UnfitDeployment(Exception):
@@ -74,8 +74,8 @@ class Deployment:
         if known.audit_key != self.audit_key:
             raise UnfitDeployment(
                 f"the audit key in {self.named.audit_key} is {self.audit_key}, but the coordinators of this database "
-                f"sign with {known.audit_key}: give all of them the same file (audit_key_file), or restore a lost one "
-                f"from the backup; {_IF_INTENDED}"
+                f"sign with {known.audit_key}. Give all of them the same key file (audit_key_file), or restore a lost "
+                f"key file from the backup. {_IF_INTENDED}"
             )
         await self._claim(known.store)
         await self._compare_admin_key(known)
@@ -128,8 +128,8 @@ class Deployment:
         if mine == known.admin_key:
             return
         _log.warning(
-            "the admin key in %s is not the one that a coordinator of this database used last; if the key is new, give "
-            "it to the other coordinators and restart them; until then they refuse operators who use it",
+            "the admin key in %s is not the key that a coordinator of this database used last. If the key is new, give "
+            "it to the other coordinators and restart them; until then they refuse operators that use the new key",
             self.named.admin_key,
         )
         async with self.database.writing("note_admin_key") as tx:
@@ -182,14 +182,14 @@ class Deployment:
             n_runs = (await tx.execute(select(func.count()).select_from(tables.RunRow))).scalar_one()
         runs = counted(n_runs, "run")
         return (
-            f"the blobs in {self.named.blobs} do not belong to this database, which has {runs}: all coordinators of a "
-            "database share one blob store, so check the setting blobs; if the store was emptied, restore the backup "
-            f"that belongs to the database; {_IF_INTENDED}"
+            f"the blobs in {self.named.blobs} do not belong to this database, which has {runs}. All coordinators of a "
+            "database share one blob store, so check the setting blobs. If the store was emptied, restore the backup "
+            f"of the blobs that belongs to the database. {_IF_INTENDED}"
         )
 
     def _taken_store(self) -> str:
         return (
             f"the blobs in {self.named.blobs} belong to another database, and the coordinators of the two would delete "
-            "each other's updates: check the settings database_url and blobs, and give each database its own directory "
-            f"or prefix; {_IF_INTENDED}"
+            "each other's updates. Check the settings database_url and blobs, and give each database its own directory "
+            f"or prefix. {_IF_INTENDED}"
         )

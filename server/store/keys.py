@@ -63,18 +63,21 @@ class AuditKey:
             write_private_once(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAuditKey(
-                f"other users of this machine can read {path} (mode {mode:o}), and could sign audit bundles with it: "
-                f"if they may have read it, remove it, and the next start makes a new key; otherwise chmod 600 {path}"
+                f"other users of this machine can read the audit key in {path} (mode {mode:o}), and could sign audit "
+                "bundles with it. If one of them may have read the key, remove the file and start once with --adopt: "
+                f"the coordinator makes a new key. Otherwise run chmod 600 {path}"
             )
         try:
             seed = base64.b64decode(path.read_bytes().strip(), validate=True)
         except binascii.Error as error:
             raise UnfitAuditKey(
-                f"{path} contains no audit key: it is not base64; restore it, or remove it to get a new key"
+                f"{path} contains no audit key: it is not base64; restore the file, or remove it and start once with "
+                "--adopt, which makes a new key"
             ) from error
         if len(seed) != 32:
             raise UnfitAuditKey(
-                f"{path} contains no audit key: it has {len(seed)} bytes, not 32; restore it, or remove it"
+                f"{path} contains no audit key: it has {len(seed)} bytes, not 32; restore the file, or remove it and "
+                "start once with --adopt, which makes a new key"
             )
         return cls(seed)
 
@@ -113,14 +116,14 @@ class AdminKey:
             journal.admin_key_made(path)
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAdminKey(
-                f"other users of this machine can read {path} (mode {mode:o}): "
-                f"if they may have read it, remove it, and the next start makes a new key; otherwise chmod 600 {path}"
+                f"other users of this machine can read the admin key in {path} (mode {mode:o}). If one of them may "
+                f"have read the key, remove the file: the next start makes a new key. Otherwise run chmod 600 {path}"
             )
         key = path.read_bytes().strip()
         if len(key) < _ADMIN_KEY_BYTES_MIN:
             raise UnfitAdminKey(
-                f"the admin key in {path} has {len(key)} characters, and needs at least {_ADMIN_KEY_BYTES_MIN}; "
-                "remove the file, and the next start makes a new key"
+                f"the admin key in {path} has {len(key)} characters, and needs at least {_ADMIN_KEY_BYTES_MIN}. "
+                "Remove the file: the next start makes a new key"
             )
         return cls(hashlib.sha256(key).digest())
 

@@ -101,7 +101,7 @@ class WaiterStore:
         except DatabaseAway:
             pass  # logged already
         except SQLAlchemyError as error:
-            _log.warning("clients that left count as waiting a little longer, because a write failed: %s", error)
+            _log.warning("could not store which clients have left, so they count as waiting a little longer: %s", error)
         finally:
             self._noting = None
 

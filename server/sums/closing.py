@@ -123,7 +123,7 @@ class Closer:
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles | None:
         total, clients = await folding.total(), folding.clients | folding.merged
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
-            raise DamagedSum("the sum does not hold exactly the accepted reports")
+            raise DamagedSum("the sum does not contain exactly the accepted updates")
         services, file = self._services, live.run.file
         if not closing.secure:
             codec = self._codec.plain(closing.plan)

@@ -201,7 +201,7 @@ class TensorFile:
         data = values.contiguous().view(torch.uint8).numpy()
         n_written = os.pwrite(self._file, data.data, self._offsets[name] + first * values.dtype.itemsize)
         if n_written != data.nbytes:
-            raise OSError(f"the disk took {n_written} of {data.nbytes} bytes of tensor {name!r}")
+            raise OSError(f"only {n_written} of {data.nbytes} bytes of tensor {name!r} were written to disk")
 
 
 def write_skeleton(

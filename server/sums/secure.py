@@ -262,4 +262,6 @@ def _exchange_in(state: RoundState) -> Exchange:
 
 def _require_closed(state: RoundState) -> None:
     if not isinstance(_open(state), Closing):
-        raise Refused("assignment-closed", "it is not decided yet which clients are in the sum; ask again later")
+        raise Refused(
+            "assignment-closed", "the coordinator has not decided yet which clients are in the sum; ask again later"
+        )

@@ -218,7 +218,10 @@ class ReplicaShare:
         me = self._services.replicas.id
         mine = {client for client, replica in live.folded_by.items() if replica == me}
         if self._folding is not None and not self._folding.clients <= mine:
-            _log.warning("run %s: other replicas have adopted reports of this replica; its sum begins anew", live.name)
+            _log.warning(
+                "run %s: other replicas took over reports of this replica; its sum is added up again without them",
+                live.name,
+            )
             await self.drop()
         new = sorted(mine - self._folding.clients if self._folding else mine)
         if live.plan.is_secure and self._folding is None:
@@ -295,7 +298,7 @@ class ReplicaShare:
             self._posted = _Posted(live.round_id, key, written.clients, services.clock.now())
         if replaced is not None:
             await asyncio.to_thread(services.blobs.delete, [replaced.key])
-        _log.info("run %s, round %d: handed in the sum of %d reports", live.name, live.plan.number, len(clients))
+        _log.info("run %s, round %d: stored the partial sum of %d reports", live.name, live.plan.number, len(clients))
 
     async def _hand_in(self) -> None:
         """Post the current sum and delete the masked updates in it, until every update is deleted.
@@ -316,7 +319,7 @@ class ReplicaShare:
                     await self.post(live)
                     await self._forget_posted(live)
         except (SumDropped, DatabaseAway, SQLAlchemyError, OSError) as error:
-            _log.info("the hand-in of a masked sum failed and is tried again later (%s)", type(error).__name__)
+            _log.info("could not store a partial sum of masked updates (%s); trying again later", type(error).__name__)
 
     async def _waited(self, live: LiveRun) -> bool:
         """Wait until the next hand-in is due; returns False if it was due already."""

@@ -204,7 +204,7 @@ def test_a_version_is_listed_and_exported_as_it_is(house: House, tmp_path: Path)
         assert refused.exit_code == 1
         assert sentence in refused.stderr
     assert not (tmp_path / "no.safetensors").exists()
-    assert "the run is finished for good and cannot be paused" in house.umbel("pause", "life").stderr
+    assert "the run is over (status: finished) and cannot be paused" in house.umbel("pause", "life").stderr
     assert ends(start("umbel.client.cli.runs.run_app", "--help")).count("rollback") >= 1
 
 

@@ -197,7 +197,10 @@ def test_a_stranger_is_told_at_once_where_the_coordinator_has_the_list(house: Ho
     for thread in [*sites.start("eve"), *sites.start()]:
         thread.join(LIMIT_S)
     assert sites.refusals["eve"].kind == "not-a-member"
-    assert "'eve' is not one of them: have an officer add its name and key" in sites.refusals["eve"].detail
+    assert (
+        "'eve' is not one of them. Take part in another run; or ask an officer to add its name and key"
+        in sites.refusals["eve"].detail
+    )
     assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
         NAMES, ("finished", 2)
     )

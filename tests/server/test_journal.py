@@ -47,8 +47,8 @@ def test_a_round_from_the_first_enrolment_to_the_end_can_be_read(
         r"run demo created: 1 round from model [0-9a-f]{12}",
         r"made 1 enrolment token",
         r"client north enrolled \(labels: site=north\)",
-        r"run demo round 1 attempt 1 opened: 1 asked, updates as float32",
-        rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 reported, .* lost: none; model {model[:12]} ",
+        r"run demo round 1 attempt 1 opened: 1 client asked, updates as float32",
+        rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 client reported, .* lost: none; model {model[:12]} ",
         r"run demo finished: the one round is committed",
         r"refused PUT /v1/assignments/demo.9.9.north/report from north at 127.0.0.1: unknown-assignment: .*",
         r"client north removed",
@@ -71,7 +71,7 @@ def test_a_stopped_run_and_its_abandoned_round_can_be_read(tmp_path: Path, caplo
             await it.http.post("/v1/admin/runs/demo/stop", content=order, headers=it.admin)
 
     asyncio.run(scenario())
-    assert re.search(r"round 1 attempt 1 abandoned .* 0 of 1 reported.* model none \(.*enough", caplog.text)
+    assert re.search(r"round 1 attempt 1 abandoned .* 0 of 1 client reported.* model none \(.*enough", caplog.text)
     assert "run demo stopped: enough" in caplog.text
     assert "run demo: an operator at 127.0.0.1 ordered: stop (enough)" in caplog.text
 
@@ -122,8 +122,8 @@ def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplo
             await it.ended(1)
 
     asyncio.run(scenario())
-    assert "run demo evaluation of round 1, attempt 1 opened: 2 asked" in caplog.text
-    assert "run demo canary of round 1, attempt 1 opened: 1 asked, updates as float32" in caplog.text
+    assert "run demo evaluation of round 1, attempt 1 opened: 2 clients asked" in caplog.text
+    assert "run demo canary of round 1, attempt 1 opened: 1 client asked, updates as float32" in caplog.text
     assert re.search(r"run demo canary of round 1, attempt 1 done after .*; lost: none; \(", caplog.text)
 
 
@@ -140,9 +140,9 @@ def test_who_is_refused_unverified_is_not_named_and_what_was_sent_is_not_told(
     asyncio.run(scenario())
     lines = [line.getMessage() for line in caplog.records if line.name.endswith(".refusals")]
     assert [line.split(": ")[:2] for line in lines] == [
-        ["refused GET /v1/admin/runs from nobody verified at 127.0.0.1", "admin-key-refused"],
-        ["refused POST /v1/enrolments from nobody verified at 127.0.0.1", "unknown-token"],
-        ["refused POST /v1/check-ins from nobody verified at 127.0.0.1", "body-too-large"],
+        ["refused GET /v1/admin/runs from an unverified sender at 127.0.0.1", "admin-key-refused"],
+        ["refused POST /v1/enrolments from an unverified sender at 127.0.0.1", "unknown-token"],
+        ["refused POST /v1/check-ins from an unverified sender at 127.0.0.1", "body-too-large"],
     ]
     assert "guessed" not in caplog.text
 
@@ -181,7 +181,7 @@ def test_refusals_are_thinned_out_and_the_others_counted() -> None:
     assert throttle.filter(record("a round", 109.0, name="umbel.server.journal"))
     later = record("refused", 110.0)
     assert throttle.filter(later)
-    assert later.getMessage() == "refused (and 2 left out before)"
+    assert later.getMessage() == "refused (2 warnings were left out before this one)"
     assert throttle.filter(record("refused", 50.0)), "a clock that was set back starts a new window"
 
 

@@ -57,7 +57,7 @@ def test_labels_are_the_tokens_and_beside_them_the_clients_own(tmp_path: Path) -
             [token] = await it.tokens(client="north", labels={"tier": "gold"})
             refusal = await Device(it.http, "north").enrol(token, {"tier": "silver"})
             assert problem(refusal) == "token-mismatch"
-            assert "tier=gold, and the client says tier=silver" in refusal.json()["detail"]
+            assert "tier=gold, but the enrolment says tier=silver" in refusal.json()["detail"]
             assert (await Device(it.http, "north").enrol(token, {"side": "n"})).status_code == 200
             await enrolled(it, "south", says={"tier": "gold"})
             found = await views(it)
@@ -142,7 +142,7 @@ def test_a_squatter_of_a_name_fills_no_coverage_and_the_operator_hears_of_it(tmp
             assert problem(await squatter.check_in(layout, wait_s=0.0)) == "unbound-name"
             [away] = (await it.progress())["turned_away"]
             assert away["client"] == "hospital-a"
-            assert "token binds no name" in away["reason"]
+            assert "binds no name" in away["reason"]
 
     asyncio.run(scenario())
 

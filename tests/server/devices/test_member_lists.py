@@ -77,8 +77,11 @@ def test_a_stranger_is_told_at_its_check_in_and_the_members_rounds_close(tmp_pat
             assert (await put_run(it, bound_run(listed, count=2), text_of(listed))).status_code == 201
             for number in (1, 2):
                 reason = await told(stranger)
-                assert "epoch 1 of the member list 'pilot', and 'd4' is not one of them: have an officer add" in reason
-                assert "or take part in another run" in reason
+                assert (
+                    "epoch 1 of the member list 'pilot', and 'd4' is not one of them. Take part in another run"
+                    in reason
+                )
+                assert "or ask an officer to add its name and key" in reason
                 parties = [SecureDevice(one, LAYOUT) for one in members]
                 await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in parties))
                 record = (await it.ended(number))[-1]

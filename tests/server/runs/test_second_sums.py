@@ -177,7 +177,9 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
                 "sites may refuse, because a sum over this model was already unmasked: "
                 "of its clients the operator has removed d4"
             )
-            assert re.search(r"attempt 2 opened: 6 asked, .*: of its clients the operator has removed d4", caplog.text)
+            assert re.search(
+                r"attempt 2 opened: 6 clients asked, .*: of its clients the operator has removed d4", caplog.text
+            )
             await obeyed(it, "pause", now=True)
             assert driver.state.phase == "recruiting"
             assert driver.state.before

@@ -93,7 +93,7 @@ def test_a_store_that_was_emptied_is_refused_and_taken_again_once_restored(made:
     (tmp_path / "blobs").rename(tmp_path / "backup")
     [refused] = settled(made())
     assert "which has 0 runs" in refused
-    assert "if the store was emptied, restore the backup" in refused
+    assert "If the store was emptied, restore the backup" in refused
     shutil.rmtree(tmp_path / "blobs")
     (tmp_path / "backup").rename(tmp_path / "blobs")
     assert settled(made()) == [""]
@@ -143,7 +143,7 @@ def test_another_admin_key_makes_a_warning_once(made: Make, tmp_path: Path, capl
         assert not told()
         assert settled(other) == settled(other) == [""]
     [record] = told()
-    assert f"the admin key in {tmp_path / 'new.key'} is not the one" in record.getMessage()
+    assert f"the admin key in {tmp_path / 'new.key'} is not the key that" in record.getMessage()
     assert (tmp_path / "new.key").read_text().strip() not in caplog.text
 
 
