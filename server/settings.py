@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -52,6 +52,20 @@ class Settings(BaseSettings):
         default=16 * GIB, ge=0, description="most bytes of the bucket's models that are copied to local disk"
     )
 
+    check_ins_per_s_max: float = Field(
+        default=300.0,
+        gt=0,
+        description="most check-ins a second of each run; devices of a large fleet are told when to come back",
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _require_number(cls, value: object, info: ValidationInfo) -> object:
+        # pydantic would read `port = true` as port 1.
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
+
     @field_validator("blobs")
     @classmethod
     def _require_bucket(cls, blobs: str | None) -> str | None:
@@ -78,12 +92,6 @@ class Settings(BaseSettings):
         if self.blobs and "://" in self.blobs:
             return None
         return Path(self.blobs) if self.blobs else self.data / "blobs"
-
-    check_ins_per_s_max: float = Field(
-        default=300.0,
-        gt=0,
-        description="most check-ins a second of each run; devices of a large fleet are told when to come back",
-    )
 
     @property
     def database(self) -> str:
