@@ -1,4 +1,4 @@
-"""The same hospital with a training loop of its own: override `Client.train` where the ready trainer does not fit."""
+"""An own training loop for the hospital of `my_hospital.py`: override `Client.train` if `TorchClient` does not fit."""
 
 import os
 
@@ -20,7 +20,7 @@ class Hospital(Client):
         batches = DataLoader(self.data, plan.batch_size, shuffle=True, generator=order)
         optimizer = torch.optim.Adam(model.parameters(), plan.learning_rate / 10)
         planned, done, loss = plan.steps_for(len(batches)), 0, torch.zeros(())
-        while done < planned and not (done and plan.should_stop()):  # what is done so far is welcome
+        while done < planned and not (done and plan.should_stop()):  # stop when told to, after one step or more
             for features, labels in batches:
                 loss = nn.functional.cross_entropy(model(features), labels)
                 optimizer.zero_grad()
