@@ -30,7 +30,7 @@ def test_a_truth_value_is_not_a_number(tmp_path: Path) -> None:
     config = tmp_path / "umbel.toml"
     for line in ("port = true", "check_ins_per_s_max = false"):
         config.write_text(f"{line}\n")
-        with pytest.raises(ValidationError, match="must be a number, not (true|false)"):
+        with pytest.raises(ValidationError, match=r"must be a number, not (true|false)"):
             load_settings(config, {})
     config.write_text("s3_allow_http = true\n")
     assert load_settings(config, {}).s3_allow_http
