@@ -259,8 +259,9 @@ def bench_simulate(
 ) -> None:
     """Simulated rounds against a plain loop: small and large models, long tails, a million clients.
 
-    With --peer-python, an interpreter that has flwr[simulation] or pfl, these train the same rounds, for ten minutes or
-    more. On a GPU, or with --device, cohorts of 1 to 1000 clients are trained stacked and one client after another.
+    With --peer-python, an interpreter that has pfl or flwr (with its extra `simulation`), these train the same rounds,
+    for ten minutes or more. On a GPU, or with --device, cohorts of 1 to 1000 clients are trained stacked and one client
+    after another.
     """
     from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
     from umbel.sim.engines.device import NoSuchDevice

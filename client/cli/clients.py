@@ -56,8 +56,8 @@ def create_tokens(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one-time enrolment tokens, and print one per line. Give each to one client. If a run's [coverage] names a
-    site, the site's token needs --name; if it names a tier, clients of the tier need tokens with --label tier=..."""
+    """Make one-time enrolment tokens, and print one per line. Give each to one client. If coverage.sites of a run file
+    names a client, its token needs --name. If coverage.tiers names a tier, its clients' tokens need --label tier=..."""
     if name is not None:
         require_slug(name, "--name")
     tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(label or ()))
