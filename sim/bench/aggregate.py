@@ -63,8 +63,8 @@ def measure(*, quick: bool) -> Report:
         BenchRow("fold of one update", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
         BenchRow("fold of one update", fold, "memory copy", copy, "GB/s"),
     )
-    took = f"{N_CLIENTS} uploads over HTTP, each checked, durable and folded, took {grown.wall_s:.1f} s."
-    return Report("aggregate", rows, (took, "GB/s count the update's float32 bytes, one thread."))
+    took = f"{N_CLIENTS} uploads over HTTP, each checked, stored and added up, took {grown.wall_s:.1f} s."
+    return Report("aggregate", rows, (took, "GB/s: float32 bytes of the update per second, on one thread."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,4 +77,4 @@ def _marked(folder: Path) -> list[psutil.Process]:
 def log_tail(folder: Path) -> str:
     """The last lines of the folder's log, to end a sentence; empty without any."""
     lines = (folder / _LOG).read_text(errors="replace").splitlines()[-_LOG_LINES:]
-    return "".join(["; the end of what it wrote:", *(f"\n    {line}" for line in lines)]) if lines else ""
+    return "".join(["; the last lines of its log:", *(f"\n    {line}" for line in lines)]) if lines else ""

@@ -207,9 +207,12 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
         draw_windows(contests, plot)
     notes = (
         f"{n_rounds} rounds, one each virtual half hour, {len(seeds)} seeds, target {TARGET}, minimum {MINIMUM}.",
-        f"Static: 130 % asked, window {_PILOT_MARGIN:g} x what {_PILOT_SHARE:.0%} of devices need over a day.",
-        "Self-tuned: the same run file, which bounds the window; what it wastes while it learns is counted.",
-        "Hindsight: the best static choice, from the fleet's true habits. Limit: the best for each hour, likewise.",
+        "Client time of use: the share of clients' working time that went into accepted reports.",
+        f"Static: 130 % of the target are asked; the window is {_PILOT_MARGIN:g} x the time in which "
+        f"{_PILOT_SHARE:.0%} of devices report, over a day.",
+        "Self-tuned: the static window is the longest allowed; time that is wasted while it learns is counted.",
+        "Hindsight: the best static choice, for which the fleet's true behaviour must be known. Limit: the best choice "
+        "for each hour, found in the same way.",
     )
     return Report("window", tuple(row for contest in contests for row in _rows(contest)), notes)
 

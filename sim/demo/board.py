@@ -106,14 +106,14 @@ class Board:
         del self.down[name]
         self.tell(f"{name} is back, with the same key and without enrolling again")
         target = self.plan.run_file.rounds.target
-        self.tell(f"with it, {target} fast ones fill the target; the slow are told to stop")
+        self.tell(f"with it, {target} fast clients fill the target; the slow ones are told to stop")
 
     def note_coordinator_kill(self, number: int, n_reports: int) -> None:
         self.coordinator_killed_in = number
-        self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {counted(n_reports, 'report')} in")
+        self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, after {counted(n_reports, 'report')}")
 
     def note_coordinator_return(self, seconds: float) -> None:
-        self.say_stage(f"the coordinator is back over the same files after {seconds:.1f} s")
+        self.say_stage(f"the coordinator is back with the same files after {seconds:.1f} s")
 
     def note_proof(self, proof: Proof) -> None:
         self.proof = proof

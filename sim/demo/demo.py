@@ -105,9 +105,9 @@ def _play(demo: DemoRun) -> None:
         _start_baselines(demo)
         key = operator.audit_key()  # known before the run, to check the later account
         _follow(demo, operator, coordinator)
-        board.say_stage("checking the coordinator's signed account of every round")
+        board.say_stage("checking the signed audit bundle of every round")
         board.note_proof(prove(operator, RUN, key, coordinator.noted_heads))
-    board.say_stage("training the same model on pooled data, and for each client alone")
+    board.say_stage("training the same model on pooled data, and on each client's data alone")
     while not _is_measured(board):
         demo.check()
         time.sleep(0.05)
@@ -123,7 +123,7 @@ def _begin(demo: DemoRun, operator: Operator) -> None:
         plan, list_text = plan.bound_to(members.list.sha256), members_bytes(members).decode()
     demo.board.say_stage("every client enrols with a key of its own")
     if pace > 1:
-        demo.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
+        demo.board.tell(f"this machine is slow or busy: reporting windows are {pace:g} times as long")
     sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
     operator.create_run(RUN, run_toml(plan.run_file), sha256, list_text)
     operator.pause_run(RUN, "the clients are enrolling")

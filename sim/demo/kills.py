@@ -102,7 +102,11 @@ class VictimCoordinator:
             return
         was.check(record)
         n = len(was.accepted)
-        those = counted(n, "report that it had accepted counts", "reports that it had accepted count")
+        those = counted(
+            n,
+            "report that was accepted before the kill is counted",
+            "reports that were accepted before the kill are counted",
+        )
         self._board.tell(f"{'all ' if n > 1 else ''}{those} in round {record.round}")
 
     def _start(self, port: int) -> CoordinatorProcess:

@@ -53,7 +53,7 @@ secure_aggregation = "required"
 members = "{LIST_FILE}"
 members_sha256 = "{grouped(signed.list.sha256)}"
 minimum_cohort = {MINIMUM}
-cohort_change = "warn"   # a clinic is killed and comes back: the sums without it, and with it, show about what it sent
+cohort_change = "warn"   # not "refuse": a killed clinic comes back, and two sums show about what it sent
 """
     if minimum_work is not None:
         policy += f"minimum_work = {minimum_work:g}\n"
@@ -62,9 +62,8 @@ cohort_change = "warn"   # a clinic is killed and comes back: the sums without i
 
 def members_line(n_keys: int, sha256: str) -> str:
     """The agreement in words, with the list's hash as people compare it."""
-    return (
-        f"{n_keys} keys on a list that {len(OFFICERS)} officers signed; every clinic has pinned it: {grouped(sha256)}"
-    )
+    signed = f"{n_keys} keys on a list that {len(OFFICERS)} officers signed"
+    return f"{signed}; every clinic has pinned the list's hash: {grouped(sha256)}"
 
 
 def _officer_key(path: Path) -> str:

@@ -51,7 +51,7 @@ def summarize(board: Board, wall_s: float) -> DemoSummary:
     last = next((ended for ended in reversed(board.rounds) if ended.score is not None), None)
     baselines, proof = board.baselines, board.proof
     if last is None or last.score is None or last.record.model_sha256 is None:
-        raise ValueError("no round was committed, so there is nothing to sum up")
+        raise ValueError("no round was committed, so there is no result to summarize")
     if baselines is None or proof is None:
         raise ValueError("the baselines or the proof are missing")
     every = [ended.record for ended in board.rounds]
@@ -120,8 +120,8 @@ def _facts(summary: DemoSummary) -> Table:
     facts.add_row("  rounds", f"{summary.rounds}" + (f", and {counted(again, 'abandoned attempt')}" if again else ""))
     facts.add_row("  clients", f"{summary.clients} in {summary.client_processes} processes, over HTTP on loopback")
     facts.add_row("  asked", counted(summary.selected, "time"))
-    facts.add_row("    counted", f"{counted(summary.reported, 'report')}, {summary.partial} of them of partial work")
-    facts.add_row("    no report", f"{summary.dropped}: told to stop or too late, {summary.lost} of them lost")
+    facts.add_row("    counted", f"{counted(summary.reported, 'report')}, {summary.partial} of them with partial work")
+    facts.add_row("    no report", f"{summary.dropped}: {summary.lost} lost, the others told to stop or too late")
     if again:
         facts.add_row(
             "    discarded",
@@ -131,7 +131,7 @@ def _facts(summary: DemoSummary) -> Table:
     if summary.coordinator_kills:
         facts.add_row("  coordinator", "killed once in mid-round; no accepted report was lost")
     if not summary.replayed:
-        secure = "every update was masked: the coordinator learnt their sum, and nothing of any one clinic"
+        secure = "every update was masked: the coordinator learnt only the sum, and no single clinic's update"
         facts.add_row("  secure", secure, style="green")
     if summary.members_sha256:
         facts.add_row("  members", members_line(summary.clients, summary.members_sha256), style="green")

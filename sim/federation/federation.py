@@ -130,8 +130,8 @@ class Federation:
             state, now = following, due
             if now > began + _NOBODY_COMES_S:
                 raise _NobodyComes(
-                    f"round {state.plan.number} does not begin: for {_NOBODY_COMES_S / 86_400:.0f} days {state.why}; "
-                    "simulate more clients, let more of them be present ([fleet]), or ask for fewer"
+                    f"round {state.plan.number} did not begin within {_NOBODY_COMES_S / 86_400:.0f} days of virtual "
+                    f"time: {state.why}; simulate more clients, let more of them be present ([fleet]), or ask for fewer"
                 )
 
     def _candidates(self, plan: RoundPlan, now: float) -> tuple[Candidate, ...]:

@@ -158,16 +158,18 @@ def require_possible(file: RunFile, layout: Layout, population: Population) -> N
     measures = file.evaluation is not None or file.training.evaluate or any(one.evaluate for one in file.override)
     if measures and population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
         raise SimulationError(
-            "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
-            "[partition], or leave [evaluation] and training.evaluate out (the model is scored in one place anyway)"
+            "this run asks clients to measure the model, but they have no held-out data: set holdout = 0.1 in "
+            "[partition], or leave out [evaluation] and training.evaluate (the simulator scores the model on the "
+            "test set anyway)"
         )
     for rounds in _rounds_sections(file):
         counts_clients = rounds.weighting is Weighting.SAMPLES  # else the target counts draws
         for name, wanted in (("target", rounds.target if counts_clients else 1), ("minimum", rounds.minimum)):
             if wanted > population.n_clients:
                 raise SimulationError(
-                    f"rounds.{name} is {wanted:,}, and there are {counted(population.n_clients, 'client')}: no round "
-                    f"could get that many reports; set it to {population.n_clients} at most, or simulate more clients"
+                    f"rounds.{name} is {wanted:,}, but there are only {counted(population.n_clients, 'client')}: no "
+                    f"round could get that many reports; set it to {population.n_clients} at most, or simulate more "
+                    "clients"
                 )
 
 

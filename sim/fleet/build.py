@@ -61,7 +61,10 @@ def _network(section: NetworkSection, seed: int, data: Path | None) -> Network:
         down = log_normal("down", seed, section.down, section.between, section.within)
         return Network(down, log_normal("up", seed, section.up, section.between, section.within), section.latency_s)
     if data is None:
-        raise ValueError(f"fleet.network.phones names {section.phones}, in the folder of data: say which with --data")
+        raise ValueError(
+            f"fleet.network.phones names the file {section.phones} in the data folder, but no data folder was given: "
+            "pass it with --data"
+        )
     with named_by("fleet.network.phones", data / section.phones):
         phones = read_phones(data / section.phones)
     return Network(*phone_traits(phones, seed), section.latency_s)

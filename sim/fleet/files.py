@@ -190,7 +190,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _seconds(text: str) -> float:
     if not _NUMBER.fullmatch(text):  # Python itself also reads 1_0, and digits of any alphabet
-        raise ValueError(f"{text[:40]!r} is no number of seconds")
+        raise ValueError(f"{text[:40]!r} is not a number of seconds")
     return float(text)
 
 
@@ -199,7 +199,9 @@ def _checked(stretch: _Stretch) -> _Stretch:
     if not 1 <= len(device) <= NAME_CHARS_MAX or not device.isprintable():
         raise ValueError(f"device must be 1 to {NAME_CHARS_MAX} printable characters")
     if not (math.isfinite(from_s) and 0 <= from_s < until_s <= SECONDS_MAX):
-        raise ValueError(f"from_s must be at least 0, and until_s greater, up to {SECONDS_MAX:g}")
+        raise ValueError(
+            f"from_s must be at least 0, and until_s must be greater than from_s, and at most {SECONDS_MAX:g}"
+        )
     return stretch
 
 
@@ -212,10 +214,10 @@ def _joined(path: Path, rows: list[tuple[int, float, float, int]], names: list[s
     for before, after in pairwise(rows):
         if before[0] == after[0] and after[1] < before[2]:
             device, line, other = names[after[0]], max(before[3], after[3]), min(before[3], after[3])
-            raise NotPresence(f"{path}, line {line}: device {device} is already present, by line {other}")
+            raise NotPresence(f"{path}, line {line}: device {device} is already present at this time, by line {other}")
     if cycle_s is not None and last_s > cycle_s:
         line = next(number for _, _, until_s, number in rows if until_s > cycle_s)
-        raise NotPresence(f"{path}, line {line}: it ends after the cycle of {cycle_s:g} s")
+        raise NotPresence(f"{path}, line {line}: until_s is after the end of the cycle of {cycle_s:g} s")
     devices, from_s, until_s, _ = (np.array(column) for column in zip(*rows, strict=True))
     return Recorded(len(names), cycle_s or last_s, devices.astype(np.int64), from_s, until_s)
 

@@ -130,8 +130,8 @@ class StragglersSection:
     def __post_init__(self) -> None:
         require_within(self.share, "share", 0.0, 1.0)
         least, most = self.work
-        require_within(most, "the second of work", 0.0, 1.0)
-        require_within(least, "the first of work", 0.0, most)
+        require_within(most, "the second number of work", 0.0, 1.0)
+        require_within(least, "the first number of work", 0.0, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class NetworkSection:
     def __post_init__(self) -> None:
         own = ("down_bytes_per_s", "up_bytes_per_s", "spread", "jitter")
         if self.phones is not None and (named := [name for name in own if getattr(self, name) is not None]):
-            raise ValueError(f"phones says how fast lines are; leave out {' and '.join(named)}")
+            raise ValueError(f"phones already says how fast connections are; leave out {' and '.join(named)}")
         rates, spreads = (LINE_RATE_MIN, LINE_RATE_MAX), (0.0, SPREAD_MAX)
         _require_within(self, down_bytes_per_s=rates, up_bytes_per_s=rates, spread=spreads, jitter=spreads)
         require_within(self.latency_s, "latency_s", 0.0, SECONDS_MAX)
@@ -244,7 +244,7 @@ class DropoutsSection:
         _require_hours(self.by_hour, FACTOR_MAX)
         _require_within(self, **dict.fromkeys(("download", "training", "upload", *_SECURE_ONLY), (0.0, FACTOR_MAX)))
         if not sum(self.plain_weights):
-            raise ValueError("of download, training and upload at least one must be above 0")
+            raise ValueError("at least one of download, training and upload must be above 0")
         _require_within(self, returns=_SHARE, away_s=(1e-3, SECONDS_MAX), away_spread=(0.0, SPREAD_MAX))
 
     @property
@@ -320,7 +320,9 @@ class FleetSection:
         if self.recorded is not None:
             named += [name for name in ("speed", "network", "dropouts") if getattr(self, name) is not None]
             if named:
-                raise ValueError(f"recorded replaces them; leave out {' and '.join(named)}")
+                raise ValueError(
+                    f"the trace in `recorded` already says how devices behave; leave out {' and '.join(named)}"
+                )
         if self.corrupt.share + self.malicious.share > 1:
             raise ValueError("the shares of corrupt and malicious devices add up to more than 1; lower one")
 
@@ -342,4 +344,4 @@ def _require_hours(values: tuple[float, ...], most: float) -> None:
 
 def _require_kinds(kinds: tuple[str, ...]) -> None:
     if not kinds or len(set(kinds)) < len(kinds):
-        raise ValueError("kinds must name at least one kind, and each once")
+        raise ValueError("kinds must name at least one kind, and no kind twice")

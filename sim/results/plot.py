@@ -313,7 +313,7 @@ def groups_plot(results: Findings) -> Figure | None:
     axes.xaxis.set_major_formatter(FuncFormatter(as_percent))
     axes.tick_params(axis="x", colors=FAINT, labelsize=8)
     axes.tick_params(axis="y", length=0)
-    axes.set_title("accuracy of the last model on what each holds back", loc="left", fontsize=10, color=INK)
+    axes.set_title("accuracy of the last model on each client's held-out data", loc="left", fontsize=10, color=INK)
     for side in axes.spines.values():
         side.set_visible(False)
     if len(points) > 1:
@@ -327,7 +327,7 @@ _POINTS_MAX = 6
 def beside_the_record(results: Findings) -> Figure:
     """The picture: a row for each trace, with at most six points of a sweep."""
     n_rows = len(results.against)
-    figure = new_figure(12.5, 0.6 + 4.0 * n_rows, f"{results.name}: beside the record")
+    figure = new_figure(12.5, 0.6 + 4.0 * n_rows, f"{results.name}: compared with the recorded run")
     for row, one in enumerate(results.against):
         _reports(figure.add_subplot(n_rows, 2, 2 * row + 1), one)
         _closings(figure.add_subplot(n_rows, 2, 2 * row + 2), one, results)
@@ -341,7 +341,7 @@ def _reports(axes: Axes, one: AgainstTrace) -> None:
     if calibration.again:
         _step(axes, *_report_times(calibration.again), _COLOURS[0], AGAIN)
     _legend_below(axes)
-    _dress(axes, f"clients asked that have reported by then ({calibration.file})", "seconds from the opening")
+    _dress(axes, f"share of asked clients that have reported ({calibration.file})", "seconds from the opening")
     axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
@@ -370,7 +370,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
         label = as_drawn(name) + (" (other work than was recorded)" if name in of_other_work else "")
         _step(axes, seconds, len(seconds), _COLOURS[number % len(_COLOURS)], label, dashed=True)
     _legend_below(axes)
-    _dress(axes, "attempts that have closed by then", "seconds from the opening")
+    _dress(axes, "share of attempts that have closed", "seconds from the opening")
     axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 

@@ -171,14 +171,16 @@ def tables(one: AgainstTrace) -> Iterator[RenderableType]:
     """Two tables, and how each point differs from the recorded run."""
     file = one.calibration.file
     if one.errors:
-        yield Text(f"\n{file}: recorded attempts, asked again of the fleet that is made of them", style="italic")
+        yield Text(
+            f"\n{file}: the recorded attempts, simulated with the fleet that is made from this trace", style="italic"
+        )
         yield _errors(one.errors)
     else:
         yield Text(
-            f"\n{file} does not say at how many reports its rounds were to close, for an older coordinator has "
-            "recorded them: the simulation error is unknown"
+            f"\n{file} does not say at how many reports its rounds close, because an older coordinator recorded it: "
+            "the simulation error is unknown"
         )
-    yield Text("\nbeside the record; hours and MB of a committed round", style="italic")
+    yield Text("\ncompared with the recorded run; hours and MB are those of a committed round", style="italic")
     yield _courses(one)
     yield Text("\n" + "\n".join(_words(one)))
 
@@ -194,11 +196,11 @@ def _words(one: AgainstTrace) -> Iterator[str]:
         if own:
             yield f"{label} differs from the recorded run: {'; '.join(own)}"
         elif not unlike:
-            yield f"{label} asks what was recorded, so every difference is a simulation error"
+            yield f"{label} has the settings of the recorded run, so every difference is a simulation error"
     if one.calibration.is_secure:
         yield (
-            "the recorded updates were masked, so only the total time of the work is known: other bytes or steps do "
-            "not change it here"
+            "the recorded updates were masked, so only the total time of each client's work is known: here, other "
+            "bytes or steps do not change that time"
         )
 
 

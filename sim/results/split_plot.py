@@ -31,7 +31,7 @@ _MUTED = (
 _MAP = LinearSegmentedColormap.from_list("light to dark", ["#ffffff", "#9ed5c7", "#2b8a86", "#0a4f63", "#14213d"])
 _SPREAD = 20  # from the smallest to the largest client; beyond, sizes are drawn by their logarithm
 _BINS_MAX, _NAMES_MAX, _LETTERS_MAX = 40, 32, 20
-_SHARES = "Which share of a client's samples is of which class"
+_SHARES = "Share of each class in a client's samples"
 
 
 def draw_split(

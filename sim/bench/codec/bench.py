@@ -240,10 +240,13 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
     if plot is not None:
         draw_codec_errors(plot)
     notes = (
-        "Errors of Gaussian values: vNMSE, against the theory of the same quantizer; EDEN is ours, by its formulas.",
-        "Entropy: of the integers, for a coder that knows the dither; theory is then that of a scalar quantizer with a "
-        "dither, 3 % above the best unbiased one with an entropy coder at one bit, and the same from two bits on.",
-        "Real updates: 20 clients with two digits each, an MLP of 301,066 weights; NMSE of their mean, bytes as sent.",
+        "Gaussian values: the error is the vNMSE (squared error divided by the squared norm). Theory is that of the "
+        "same quantizer. EDEN is our own implementation of the paper's formulas.",
+        "Bits of entropy: those of the integers, for a coder that knows the dither. Theory is that of a scalar "
+        "quantizer with a dither. Its error is 3 % above that of the best unbiased quantizer with an entropy coder "
+        "at one bit, and the same from two bits on.",
+        "Real updates: 20 clients with two digits each, and an MLP of 301,066 weights. The error is the NMSE of the "
+        "mean update; bytes are counted as sent.",
         *SERVER_NOTES,
         kernel_note(),
         how_trained,

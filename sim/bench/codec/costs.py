@@ -84,7 +84,7 @@ def kernel_note() -> str:
     """Which kernels were measured."""
     kernels = chosen()
     path = Path.TORCH if kernels is None else kernels.path
-    return f"Kernels: {path}; one thread, the least CPU time of repeated runs, copies taken between them."
+    return f"Kernels: {path}; one thread. The least CPU time of repeated runs; copies are timed between the runs."
 
 
 def cuda_rows() -> Sequence[BenchRow]:
@@ -125,8 +125,9 @@ def _least_cuda_ms(kernel: _Kernel) -> float:
 
 N_UPDATES, FOLD_S_MAX = 100, 1.0
 SERVER_NOTES = (
-    f"The coordinator's: {N_UPDATES} updates of 4 bits added up, then one rotation back; CPU time, one thread.",
-    "Entropy coded: each update is checked, then folded, as the coordinator does; against decompressing it once.",
+    f"Coordinator: {N_UPDATES} updates of 4 bits are added up, and the sum is rotated back once; CPU time, one thread.",
+    "Entropy coded: each update is checked and added up, as the coordinator does it. Zstandard alone only "
+    "decompresses.",
 )
 _SENT, _STEP, _N_COLUMNS = 5, 0.16, 4096
 

@@ -196,7 +196,7 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
     Raises `OSError`, and `NotIdx` for data that are no MNIST.
     """
     if data is None:
-        return [], "Training is left out: --data names a folder with MNIST in it."
+        return [], "Training is left out. To measure it, pass a folder that contains MNIST with --data."
     for file in MNIST.files:
         (data / MNIST.folder / file.name).stat()  # the simulator would fetch one that is missing
     contests = train_all(data, quick=quick)
@@ -244,7 +244,7 @@ def training_note(contests: Sequence[CodecContest]) -> str:
     )
     return (
         f"Training: the MNIST 2NN of McMahan et al., two shards of one digit a client, ten clients a round; {lengths}. "
-        "Bits a weight and MB of one client, in the mean of all: updates as sent, headers included."
+        "Bits per weight and MB: of one client, the mean of all clients; updates as sent, headers included."
     )
 
 

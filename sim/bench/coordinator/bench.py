@@ -52,7 +52,7 @@ def measure(*, quick: bool, peer_python: Path | None, n_devices: int = 10_000, s
         BenchRow(what, ours, f"{len(REQUESTS) * N_CLIENTS} bare requests to an empty endpoint", limit, "s"),
     )
     load_rows, load_notes = load.measure(n_devices, soak_s, quick=quick)
-    notes = (f"Median of {n_rounds} rounds after {_WARM_UP} to warm up.", *load_notes)
+    notes = (f"Median of {n_rounds} rounds, after {_WARM_UP} rounds to warm up.", *load_notes)
     return Report("coordinator", rows + load_rows, notes)
 
 

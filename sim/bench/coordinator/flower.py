@@ -97,7 +97,9 @@ def flower_round_s(python: Path, n_nodes: int, n_rounds: int) -> float:
     """Median seconds from one round's beginning to the next one's, the first round (start-up) left out."""
     binaries = python.absolute().parent
     if not (binaries / "flower-superlink").exists():
-        raise BenchFailed(f"no flower-superlink beside {python}; install flwr there, or leave out --peer-python")
+        raise BenchFailed(
+            f"there is no flower-superlink beside {python}; install flwr there, or leave out --peer-python"
+        )
     with tempfile.TemporaryDirectory(prefix="umbel-flower-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
 

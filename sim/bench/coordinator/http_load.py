@@ -79,7 +79,10 @@ class Tally:
     def require_all(self, status: int) -> None:
         """Raise `BenchFailed` unless every answer had this status."""
         if set(self.statuses) - {status}:
-            raise BenchFailed(f"not every answer was {status}: {dict(self.statuses)}, such as {self.first_refusal!r}")
+            raise BenchFailed(
+                f"not every answer had the status {status}: the statuses and their numbers are "
+                f"{dict(self.statuses)}; the first refusal is {self.first_refusal!r}"
+            )
 
     def note(self, answer: RawAnswer) -> None:
         self.latencies_s.append(answer.took_s)
@@ -141,7 +144,7 @@ class Load:
                 timeout_s = max(0.0, min(stall_s, self._paused[0][0] - time.perf_counter()))
             events = self._selector.select(timeout_s)
             if not events and timeout_s == stall_s and (n_owed := len(self._links) - len(self._idle)):
-                raise BenchFailed(f"no answer for {stall_s:.0f} s; {n_owed} answers are missing")
+                raise BenchFailed(f"no answer came for {stall_s:.0f} s; {n_owed} requests are still unanswered")
             for key, _ in events:
                 self._attend(key.data, tally)
         tally.ended_at = time.perf_counter()

@@ -148,7 +148,7 @@ class LoadFleet:
                     return progress.ended[0]
                 if time.monotonic() > deadline:
                     break
-        raise BenchFailed(f"the round of {ASKED} did not end")
+        raise BenchFailed(f"the round of {ASKED} clients did not end")
 
     def soak(self, soak_s: float) -> Soaked:
         """Check-ins at a fixed rate, with samples of the memory."""
@@ -195,7 +195,10 @@ def _check_accounts(record: RoundRecord, outcomes: list[str]) -> None:
     """Raise `BenchFailed` unless the round's record and the answers to devices agree."""
     counts = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
     if not record.committed or record.selected != ASKED or record.reported != TARGET:
-        raise BenchFailed(f"the round took {record.reported} of {record.selected}: {record.reason}")
+        raise BenchFailed(
+            f"the round accepted {record.reported} reports of {record.selected} clients instead of {TARGET} of "
+            f"{ASKED}: {record.reason}"
+        )
     if counts.get("accepted") != TARGET or len(outcomes) > ASKED or record.dropped != ASKED - TARGET:
         raise BenchFailed(f"{len(outcomes)} devices reported, with outcomes {counts}; dropped: {record.dropped}")
 
@@ -239,8 +242,8 @@ def _least_s(n_devices: int, rate: float) -> float:
 def _notes(fleet: LoadFleet, bursts: list[tuple[Burst, Burst]], soaked: Soaked | None) -> tuple[str, ...]:
     ours, theirs = (statistics.median(burst.cpu_us for burst in side) for side in zip(*bursts, strict=True))
     notes = [
-        f"Load: {N_CONNECTIONS} connections, median of {_BURSTS} turns; processor time a request {ours:.0f} us, all "
-        f"threads, against {theirs:.0f} us; {fleet.enrolments.rate:.0f} enrolments a second.",
+        f"Load: {N_CONNECTIONS} connections, median of {_BURSTS} turns. CPU time of a request, all threads: "
+        f"{ours:.0f} us, and {theirs:.0f} us at the empty endpoint. {fleet.enrolments.rate:.0f} enrolments a second.",
     ]
     if soaked:
         notes.append("Soak: resident MB " + ", ".join(f"{mb:.0f}" for mb in soaked.rss_mb[:: max(1, _SAMPLES // 3)]))

@@ -29,9 +29,9 @@ from umbel.sim.results.plot_style import FAINT, LIMIT, OURS, PEER, dress_bench, 
 
 _NOTES = (
     "Times: CPU time of this process, one thread, the least of repeated runs; ours and theirs take turns.",
-    "Bytes: bodies of messages. The formula of Bonawitz et al. 2017 counts both ways, without signatures.",
+    "Bytes: bodies of messages. The formula of Bonawitz et al. 2017 counts both directions, without signatures.",
 )
-_NO_PEER = "Flower is not installed here (the extra `flower`), so no row of it."
+_NO_PEER = "Flower is not installed here (the extra `flower`), so its rows are left out."
 
 
 def measure(*, quick: bool, plot: Path | None) -> Report:

@@ -94,7 +94,13 @@ def share_rows(k: int = K_SHARED) -> Sequence[BenchRow]:
     what = f"share step, {k} neighbours: Shamir of two secrets, keys, commitments, sealing, a signature"
     return (
         BenchRow(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
-        BenchRow(f"roster of {k + 1}, checked before it", read_ms, f"{k + 1} Ed25519 verifications", verify_ms, "ms"),
+        BenchRow(
+            f"check of the roster of {k + 1} clients, before it",
+            read_ms,
+            f"{k + 1} Ed25519 verifications",
+            verify_ms,
+            "ms",
+        ),
     )
 
 
@@ -201,7 +207,7 @@ def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[S
     hold = Hold(COORDINATOR_S_MAX, "ours")
     rows = (
         BenchRow(what, least.total_ms / 1e3, "AES-256-CTR of the masks", stream_ms / 1e3, "s", hold),
-        BenchRow("memory that it takes", grown_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB"),
+        BenchRow("memory of the coordinator's round", grown_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB"),
     )
     return rows, f"The coordinator's round: {least.words}."
 

@@ -157,12 +157,14 @@ def measure(
     wanted = [name for name in parts if name == only or (only is None and name not in left_out)]
     rows = [row for name in wanted for row in parts[name]()]
     notes = (
-        "Milliseconds of a round, the median. The plain loop: one model, slices, torch.optim, one thread; of B in two",
-        "processes. Training: an engine's work and the sum of it. A whole round has all else that a coordinator does.",
+        "Milliseconds of a round, the median. The plain loop: one model, slices of data, torch.optim, one thread "
+        "(for B: two processes).",
+        "Training: the engine trains the clients, and their changes are added up. A whole round also has everything "
+        "else that a coordinator does.",
         *(f"{one.name}: {one.words}." for one in workloads() if only in (None, one.name)),
         *([f"M: {M_WORDS}."] if only in (None, "M") else ()),
         *(
-            ["Cohorts of all sizes: not without a GPU, unless asked for: --device cpu."]
+            ["Cohorts of all sizes are left out, because there is no GPU. --device cpu measures them on the CPU."]
             if left_out and not only
             else ()
         ),

@@ -82,7 +82,7 @@ def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
     assert "starting again" in drawn(board)
     board.note_return("clinic-10")
     assert [text.split()[0] for text in told[:3]] == ["clinic-10"] * 3
-    assert "the slow are told to stop" in told[3]
+    assert "the slow ones are told to stop" in told[3]
     assert not board.down
 
 
@@ -121,11 +121,11 @@ def test_a_killed_coordinator_is_the_stage_until_it_is_back() -> None:
     board.live = live_round(PLAN, 5, "training")
     board.note_coordinator_kill(5, 9)
     while_down = drawn(board, width=80)
-    assert "the coordinator is killed (SIGKILL) in round 5, 9 reports in" in while_down
+    assert "the coordinator is killed (SIGKILL) in round 5, after 9 reports" in while_down
     assert "7 of 28" in while_down, "who has reported in this round is still to be seen"
     board.note_coordinator_return(4.1)
     assert "the coordinator is back" in drawn(board, width=80)
-    assert told[-1] == "the coordinator is back over the same files after 4.1 s"
+    assert told[-1] == "the coordinator is back with the same files after 4.1 s"
     assert board.coordinator_killed_in == 5
 
 

@@ -150,7 +150,7 @@ def test_files_are_found_where_the_experiment_or_the_data_lie(tmp_path: Path) ->
     lines = fleet.network.lines(np.array([0]), 1, 1)
     assert (lines.down[0], lines.up[0]) == (pytest.approx(1000.0), pytest.approx(2000.0))
     assert [fleet.presence.is_present(np.array([0]), now)[0] for now in (5.0, 15.0)] == [True, False]
-    with pytest.raises(ValueError, match="say which with --data"):
+    with pytest.raises(ValueError, match="no data folder was given: pass it with --data"):
         build_fleet(section, 1, tmp_path)
 
 

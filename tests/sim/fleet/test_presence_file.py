@@ -42,7 +42,7 @@ def test_both_formats_say_the_same(tmp_path: Path, name: str, text: str) -> None
 def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", HEAD + "x,0,10\n")
     assert not read_presence(path, 100.0).is_present(np.array([0]), 50.0).any()
-    with pytest.raises(NotPresence, match="line 2: it ends after the cycle of 5 s"):
+    with pytest.raises(NotPresence, match="line 2: until_s is after the end of the cycle of 5 s"):
         read_presence(path, 5.0)
 
 
@@ -54,12 +54,12 @@ def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
         ("a.csv", HEAD, "names no device"),
         ("a.csv", "device,from,until\n", "line 1: it must be 'device,from_s,until_s'"),
         ("a.csv", HEAD + "x,1,2\nx,3\n", "line 3: it has 2 cells"),
-        ("a.csv", HEAD + "x,1,two\n", "line 2: 'two' is no number"),
-        ("a.csv", HEAD + "x,nan,2\n", "line 2: 'nan' is no number"),
-        ("a.csv", HEAD + "x,1_0,20\n", "line 2: '1_0' is no number"),
-        ("a.csv", HEAD + "x,0,\uff15\n", "line 2: '\uff15' is no number"),
+        ("a.csv", HEAD + "x,1,two\n", "line 2: 'two' is not a number"),
+        ("a.csv", HEAD + "x,nan,2\n", "line 2: 'nan' is not a number"),
+        ("a.csv", HEAD + "x,1_0,20\n", "line 2: '1_0' is not a number"),
+        ("a.csv", HEAD + "x,0,\uff15\n", "line 2: '\uff15' is not a number"),
         ("a.jsonl", '{"device": 1, "device": 2, "from_s": 0, "until_s": 5}', "it is not JSON, or a key is repeated"),
-        ("a.csv", HEAD + "x,0,inf\n", "line 2: 'inf' is no number"),
+        ("a.csv", HEAD + "x,0,inf\n", "line 2: 'inf' is not a number"),
         ("a.csv", HEAD + "x,5,5\n", "line 2: from_s must be"),
         ("a.csv", HEAD + "x,-1,5\n", "line 2: from_s must be"),
         ("a.csv", HEAD + ",1,5\n", "line 2: device must be"),
@@ -67,7 +67,7 @@ def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
         ("a.csv", HEAD + "x" * 101 + ",1,5\n", "line 2: device must be"),
         ("a.csv", HEAD + "x,1,5" + " " * 2000, "line 2: it is longer"),
         ("a.csv", HEAD.encode() + b"\xff,1,5\n", "line 2: it is not UTF-8"),
-        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: device x is already present, by line 2"),
+        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: device x is already present at this time, by line 2"),
         ("a.jsonl", '{"device": "x"}', "line 1: it must be an object with the keys"),
         ("a.jsonl", "[1]", "line 1: it must be an object"),
         ("a.jsonl", "{", "line 1: it is not JSON"),

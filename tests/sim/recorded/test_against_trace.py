@@ -173,11 +173,11 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
     out = sweep.parent / "out"
     told = umbel("simulate", str(sweep), "--out", str(out)).stdout
     for words in (
-        "recorded attempts, asked again",
+        "the recorded attempts, simulated with the fleet",
         "open, mean, s",
         RECORDED,
         AGAIN,
-        "window_s=600.0 asks what was recorded",
+        "window_s=600.0 has the settings of the recorded run",
         "window_s=20.0 differs from the recorded run: window_s 20, not 600",
         "recorded.png",
     ):
