@@ -47,13 +47,13 @@ class Residual:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Residual":
         """The inverse of `to_tensors`. Raises `ValueError` for other tensors."""
         if not {"version", "residual"} <= set(tensors) <= {"version", "residual", "velocity"}:
-            raise ValueError(f"not the state of error feedback: it holds {sorted(tensors)}")
+            raise ValueError(f"not a state of error feedback: it contains the tensors {sorted(tensors)}")
         version, values, velocity = tensors["version"], tensors["residual"], tensors.get("velocity")
         if version.dtype != torch.int64 or version.dim() or int(version) < 0:
-            raise ValueError("not the state of error feedback: its version is not a count")
+            raise ValueError("not a state of error feedback: its version must be an integer from 0 on")
         for vector in (values, velocity):
             if vector is not None and not _is_change(vector, values.numel()):
-                raise ValueError("not the state of error feedback: its vectors are not finite float32 of one length")
+                raise ValueError("not a state of error feedback: its vectors must be finite float32 of one length")
         return cls(int(version), values, velocity)
 
 

@@ -177,7 +177,9 @@ class IntegerCodec:
     def mean(self, total: IntegerSum, parts: Iterable[Part]) -> "MeanOfLevels":
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
         if dithers.total_weight != total.total_weight:
-            raise ValueError(f"the parts weigh {dithers.total_weight}, the sum {total.total_weight}")
+            raise ValueError(
+                f"the parts have the weight {dithers.total_weight} in all, but the sum has {total.total_weight}"
+            )
         return MeanOfLevels(total, dithers, self._plan, self._grid, self._exact)
 
     def update_rms(self, total: IntegerSum) -> float | None:
@@ -198,10 +200,10 @@ class IntegerCodec:
         if head.rank != rank:
             raise WrongCodec(f"this client's rank is {rank}, but the update states {head.rank}")
         if not 0 <= head.norm < math.inf:
-            raise UpdateOutOfRange(f"the update states the norm {head.norm}, which is impossible")
+            raise UpdateOutOfRange(f"the update states the norm {head.norm}; a norm must be finite and not negative")
         if self._plan.clip_norm is not None and head.norm > self._plan.clip_norm * _WITHIN:
             raise UpdateOutOfRange(
-                f"the update claims the norm {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
+                f"the update states the norm {head.norm:g}, which is above the run's clip_norm {self._plan.clip_norm:g}"
             )
         return head, Payload(exactly(pieces, said.payload_bytes - LEVELS_HEAD_BYTES))
 
@@ -209,7 +211,7 @@ class IntegerCodec:
         """Raise `UpdateOutOfRange` unless an update of this norm could have these integers."""
         off = abs(math.sqrt(energy) - norm * self._plan.inverse_step)
         if off > math.sqrt(self._n_values) + 1e-3 * math.sqrt(energy):
-            raise UpdateOutOfRange(f"the update claims the norm {norm:g}, which does not fit its integers")
+            raise UpdateOutOfRange(f"the update states the norm {norm:g}, which does not fit its integers")
 
 
 class MeanOfLevels:

@@ -84,7 +84,7 @@ class ByteLanes(AllReduced):
     def __init__(self, rotated: Rotated, n_ranks: int) -> None:
         """Raises `ValueError` for more ranks than `BYTE_RANKS_MAX`, or none."""
         if not 1 <= n_ranks <= BYTE_RANKS_MAX:
-            raise ValueError(f"bytes hold the sum of 1 to {BYTE_RANKS_MAX} ranks, not {n_ranks}; use lanes for more")
+            raise ValueError(f"n_ranks must lie between 1 and {BYTE_RANKS_MAX}, not {n_ranks}; use Lanes for more")
         super().__init__(rotated, n_ranks)
 
     def encode(self, values: Tensor, rank: int) -> Tensor:
@@ -114,11 +114,11 @@ class Lanes(AllReduced):
     def __init__(self, rotated: Rotated, n_ranks: int, *, bits: int, word_bits: int = 64) -> None:
         """Raises `ValueError` for lanes that do not fit into a word, or are too narrow for so many ranks."""
         if word_bits not in (32, 64):
-            raise ValueError(f"an all-reduce adds words of 32 or 64 bits, not {word_bits}")
+            raise ValueError(f"word_bits must be 32 or 64, not {word_bits}")
         if not 1 <= bits < 32:
-            raise ValueError(f"lanes have 1 to 31 bits, not {bits}")
+            raise ValueError(f"bits must lie between 1 and 31, not {bits}")
         if not 1 <= n_ranks <= COHORT_MAX:
-            raise ValueError(f"there are 1 to {COHORT_MAX} ranks, not {n_ranks}; reduce in groups")
+            raise ValueError(f"n_ranks must lie between 1 and {COHORT_MAX}, not {n_ranks}; reduce more ranks in groups")
         self.level_max = min(((1 << bits) - 1) // (2 * n_ranks), LEVEL_MAX)
         if self.level_max < _LEAST_LEVEL:
             least = (2 * n_ranks * _LEAST_LEVEL).bit_length()

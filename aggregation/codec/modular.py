@@ -38,7 +38,9 @@ class Modular:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= RESIDUE_BITS_MAX:
-            raise ValueError(f"integers are sent in 1 to {RESIDUE_BITS_MAX} bits, not {self.bits}; take a larger step")
+            raise ValueError(
+                f"bits must lie between 1 and {RESIDUE_BITS_MAX}, not {self.bits}; a larger step needs fewer bits"
+            )
 
     @property
     def n_bytes(self) -> int:
@@ -72,7 +74,7 @@ class Modular:
         """Add a packed vector, masked or not, to `sums`. Raises `ValueError` for one of another length."""
         self._require_length(sums)
         if packed.numel() != self.n_bytes:
-            raise ValueError(f"a vector takes {self.n_bytes} bytes, not {packed.numel()}")
+            raise ValueError(f"a packed vector must have {self.n_bytes} bytes, not {packed.numel()}")
         for first, length in self.rotated.parts(sums):
             place = slice(packed_bytes(first, self.bits), packed_bytes(first + length, self.bits))
             add_packed(sums[first : first + length], packed[place], self.bits)
@@ -84,7 +86,7 @@ class Modular:
         """
         self._require_length(sums)
         if n_clients < 1:
-            raise ValueError("a sum has at least one client")
+            raise ValueError(f"a sum must have at least one client, not {n_clients}")
         lifted = (lift(sums[first : first + n], self.bits) for first, n in self.rotated.parts(sums))
         return self.rotated.plain_mean(lifted, n_clients)
 
@@ -101,7 +103,10 @@ class Modular:
 
     def _require_length(self, sums: Tensor) -> None:
         if sums.shape != (self.rotated.n_levels,) or sums.dtype != torch.int32:
-            raise ValueError(f"a sum is {self.rotated.n_levels} int32, not {list(sums.shape)} of {sums.dtype}")
+            raise ValueError(
+                f"the sum must have shape [{self.rotated.n_levels}] and type {torch.int32}, but has shape "
+                f"{list(sums.shape)} and type {sums.dtype}"
+            )
 
 
 def lift(residues: Tensor, bits: int) -> Tensor:

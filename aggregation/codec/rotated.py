@@ -55,7 +55,7 @@ class Rotated:
 
     def __post_init__(self) -> None:
         if self.n_values < 0 or not self.plan.inverse_step:
-            raise ValueError("a vector is rounded on the step of an integer codec's plan")
+            raise ValueError("a rotation needs the plan of an integer codec, and n_values of at least 0")
 
     @property
     def blocks(self) -> Blocks:
@@ -72,7 +72,7 @@ class Rotated:
         Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values`.
         """
         if not 0 <= rank < COHORT_MAX:
-            raise ValueError(f"a cohort has ranks from 0 to {COHORT_MAX - 1}, not {rank}")
+            raise ValueError(f"rank must lie between 0 and {COHORT_MAX - 1}, not {rank}")
         return Quantizer(self._inverse_step(values), self.plan.key, phase(rank), levels)
 
     def levels(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Iterator[Tensor]:
@@ -98,10 +98,16 @@ class Rotated:
     def _inverse_step(self, values: Tensor) -> float:
         """The factor of `values` before rounding, including the clipping. Raises `ValueError`."""
         if values.dtype != torch.float32 or values.shape != (self.n_values,):
-            raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
+            raise ValueError(
+                f"the weight change must have shape [{self.n_values}] and type {torch.float32}, but has shape "
+                f"{list(values.shape)} and type {values.dtype}"
+            )
         found = self._norm(values)
         if not found <= NORM_MAX:
-            raise ValueError(f"the weight change has the norm {found}; train with a lower learning rate")
+            raise ValueError(
+                f"the norm of the weight change must be at most {NORM_MAX:g}, not {found}; train with a lower learning "
+                "rate"
+            )
         return as_float32(self.plan.inverse_step * self.plan.scale(found))
 
     def _rotated(self, values: Tensor) -> Iterator[tuple[Tensor, int]]:
@@ -153,7 +159,7 @@ class Rotated:
             unrotate_into(out, mean.to(torch.float32), self.blocks, self.plan.key, first)
             first += part.numel()
         if out is None or first != self.n_levels:
-            raise ValueError(f"a sum has {self.n_levels} integers, not {first}")
+            raise ValueError(f"a sum must have {self.n_levels} integers, not {first}")
         return out
 
 
@@ -161,7 +167,7 @@ def dithers_of(ranks: Iterable[int]) -> Dithers:
     """What the dithers of these clients add to the sum of their levels. Raises `ValueError` for a repeated rank."""
     phases = [phase(rank) for rank in ranks]
     if not phases or len(set(phases)) < len(phases):
-        raise ValueError("a sum has at least one client, and each client once")
+        raise ValueError("a sum must have at least one client, and each rank only once")
     return Dithers(((1, phi) for phi in phases), _WHOLE)
 
 

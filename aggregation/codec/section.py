@@ -36,15 +36,15 @@ _WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75
 _OF_VECTORS = ("clip_norm", "error_feedback")
 _WHY_NOT_SUMMABLE: Mapping[Codec, str] = MappingProxyType(
     {
-        Codec.FLOAT32: "sums of float32 depend on their order, and a mask does not come off again exactly",
-        Codec.INTEGER: "its integers add up, but are sent entropy coded, and coded bytes do not",
-        Codec.EDEN: "each client has its own rotation and its own scales, so the same place means different things",
-        Codec.SIGN: "each client has its own scales for the two sides of zero, so the sum of signs means nothing",
-        Codec.TERNARY: "each client has its own scales, and levels of different scales do not add up",
-        Codec.QSGD: "each client counts levels by its own norms and compresses them; neither adds up",
-        Codec.TOPK: "each client chooses its own coordinates, so the same place means different weights",
-        Codec.PLANES: "compressed bytes do not add up, and have another length for each client",
-        Codec.MASK: "with bfloat16 each client rounds for itself, and sums of that are no bfloat16",
+        Codec.FLOAT32: "sums of float32 depend on their order, so a mask could not be removed exactly",
+        Codec.INTEGER: "its integers are sent entropy coded, and coded bytes cannot be added",
+        Codec.EDEN: "each client has its own rotation and its own scales, so their values cannot be added",
+        Codec.SIGN: "each client has its own scales for positive and negative values, so signs cannot be added",
+        Codec.TERNARY: "each client has its own scales, and levels of different scales cannot be added",
+        Codec.QSGD: "each client scales its levels by its own norms and compresses them, so they cannot be added",
+        Codec.TOPK: "each client chooses its own coordinates, so the same position stands for different weights",
+        Codec.PLANES: "compressed bytes cannot be added, and their length differs from client to client",
+        Codec.MASK: "with bfloat16 each client rounds for itself, and a sum of rounded values is not exact in bfloat16",
     }
 )
 
@@ -65,16 +65,16 @@ def require_codec(plan: CodecPlan) -> None:
         return
     if plan.feedback and not codec.is_contraction:
         raise ValueError(
-            f"error feedback does not work with {name} as it is set here: it is right on average and can overshoot, "
-            "so the error would grow from round to round. Leave error_feedback out, or take "
-            '"topk", "sign", "planes", or a structured "mask" or "lowrank"'
+            f"error_feedback does not work with these settings of {name}: the codec is unbiased, but it can "
+            "overshoot, so the error would grow from round to round. Leave error_feedback out, or set name to "
+            '"topk", "sign" or "planes", or to "mask" or "lowrank" with mode = "structured"'
         )
     if plan.momentum is None:
         return
     if not plan.feedback or plan.codec is not Codec.TOPK:
         raise ValueError(
-            "momentum corrects the residual of error feedback (deep gradient compression): it needs "
-            'name = "topk" and error_feedback = true'
+            'momentum needs name = "topk" and error_feedback = true, because it corrects the residual of error '
+            "feedback (deep gradient compression)"
         )
     require_within(plan.momentum, "momentum", 0, MOMENTUM_MAX)
 
@@ -125,7 +125,7 @@ class CodecSection:
         for one in fields(self):
             if one.name not in ("name", *self._keys) and getattr(self, one.name) != one.default:
                 takes = ", ".join(self._keys) or "no other key"
-                raise ValueError(f'{one.name} is not for name = "{self.name}", which takes {takes}')
+                raise ValueError(f'name = "{self.name}" does not take the key {one.name}; it takes {takes}')
         for name, least, most in (
             ("step", STEP_MIN, STEP_MAX),
             ("first_norm", NORM_MIN, NORM_MAX),

@@ -97,7 +97,9 @@ def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int) -> int:
     the bits of n times the greatest level. Raises `ValueError` for an impossible cohort or expectation.
     """
     if not 1 <= n_clients <= COHORT_MAX:
-        raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")
+        raise ValueError(
+            f"n_clients must lie between 1 and {COHORT_MAX}, not {n_clients}; aggregate more clients in groups"
+        )
     if not (inverse_step > 0 and 0 <= sigma_sum < math.inf):
         raise ValueError("the step must be positive, and sigma_sum must not be negative")
     in_steps = sigma_sum * inverse_step

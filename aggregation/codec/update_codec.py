@@ -118,7 +118,7 @@ class Float32Codec(GridCodec):
             yield to_integers(values, self._grid)
             first += values.numel()
         if first != self._layout.n_values:
-            raise LyingLength(f"the update has {first} values, and the model's layout has {self._layout.n_values}")
+            raise LyingLength(f"the update has {first} values, but the model's layout has {self._layout.n_values}")
 
     def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         largest = max((int(part.abs().max()) for part in self.integers(header, pieces, rank)), default=0)

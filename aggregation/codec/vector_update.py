@@ -149,7 +149,7 @@ class VectorUpdateCodec(GridCodec):
             yield self._exact.put_back(values, first, exact)
             first += values.numel()
         if first != self._layout.n_values:
-            raise LyingLength(f"the update has {first} values, and the model's layout has {self._layout.n_values}")
+            raise LyingLength(f"the update has {first} values, but the model's layout has {self._layout.n_values}")
 
     def _context(self, rank: int) -> CodecContext:
         return CodecContext(self._layout, self._plan.key, rank)

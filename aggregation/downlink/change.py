@@ -102,15 +102,19 @@ def apply_change(layout: Layout, change: Iterable[Buffer], change_bytes: int, pu
 
 def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHead:
     if change_bytes < HEAD_BYTES:
-        raise LyingLength(f"a change has at least {HEAD_BYTES} bytes, this one has {change_bytes}")
+        raise LyingLength(f"a change of the model must have at least {HEAD_BYTES} bytes; this one has {change_bytes}")
     if payload.take(HEADER_BYTES).numpy().tobytes() != change_header(layout, change_bytes - HEADER_BYTES):
-        raise MalformedUpdate("not a change of this length for a model of this layout; see docs/reference/wire.md")
+        raise MalformedUpdate(
+            "the header of the change does not fit its length or the model's layout; see docs/reference/wire.md"
+        )
     step, coding, exact_bytes = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
     if not STEP_MIN <= step <= STEP_MAX:  # also refuses a NaN
-        raise MalformedUpdate("the head of the change is malformed; see docs/reference/wire.md")
+        raise MalformedUpdate(
+            f"the change states the step {step:g}; it must lie between 2^-100 and 2^100 (docs/reference/wire.md)"
+        )
     n_raw = _exact_raw_bytes(layout)
-    if exact_bytes > (frame.framed_bytes_max(n_raw) if n_raw else 0):
-        raise LyingLength(f"the change claims {exact_bytes} bytes for its exact values; they cannot take that many")
+    if exact_bytes > (most := frame.framed_bytes_max(n_raw) if n_raw else 0):
+        raise LyingLength(f"the change states {exact_bytes} bytes for its exact values; they take at most {most}")
     return ChangeHead(as_float32(step), Coding.decode(coding), exact_bytes)
 
 
@@ -124,7 +128,7 @@ def _apply_exact(layout: Layout, changed: Iterable[bytes], public: Values) -> No
         before = piece.of(public, dtype).view(torch.uint8)
         after = before ^ bits.take(before.numel())
         if piece.spec.dtype == "bool" and bool((after > 1).any()):
-            raise MalformedUpdate("the change makes a bool that is neither true nor false")
+            raise MalformedUpdate("the change makes a bool that is neither 0 nor 1")
         if dtype.is_floating_point and not bool(after.view(dtype).isfinite().all()):
             raise MalformedUpdate("the change makes a value that is not finite")
         piece.put(public, after.view(dtype))

@@ -66,7 +66,7 @@ class Levels:
     def of_width(cls, bits: int) -> "Levels":
         """The 2^bits levels around zero, for widths from 1 to 15."""
         if not 1 <= bits <= 15:
-            raise ValueError(f"a value is packed into 1 to 15 bits, not {bits}")
+            raise ValueError(f"bits must lie between 1 and 15, not {bits}")
         return cls(-(1 << (bits - 1)), (1 << (bits - 1)) - 1, -(UNIT // 2))
 
 

@@ -240,9 +240,11 @@ def _triton() -> "TritonKernels | None":
         kernels, tried = TritonKernels(), torch.zeros(1, dtype=torch.int32, device="cuda")
         kernels.dither(tried, 0, 0)
         if not torch.equal(tried, dither(0, 0, 1, "cuda")):
-            raise RuntimeError("its first number is wrong")
+            raise RuntimeError("its first result is wrong")
     except Exception as error:  # of a compiler, a driver or a missing library: torch computes the same
-        log.warning("Triton cannot make kernels here (%s); torch computes the same on the GPU, but more slowly", error)
+        log.warning(
+            "the Triton kernels do not work here (%s); torch computes the same on the GPU, but more slowly", error
+        )
         return None
     return kernels
 
@@ -282,7 +284,7 @@ def _fits(quantizer: Quantizer) -> bool:
 
 def _check_bits(bits: int, greatest: int) -> None:
     if not 1 <= bits <= greatest:
-        raise ValueError(f"a value is packed into 1 to {greatest} bits, not {bits}")
+        raise ValueError(f"bits must lie between 1 and {greatest}, not {bits}")
 
 
 def _check_vector(values: Tensor, blocks: Blocks) -> None:
@@ -294,19 +296,19 @@ def _check_vector(values: Tensor, blocks: Blocks) -> None:
 def _check_part(first: int, n_positions: int, blocks: Blocks) -> None:
     check_first(first, TILE)
     if n_positions % blocks.size or not 0 <= n_positions <= blocks.n_padded - first:
-        raise ValueError(f"{n_positions} positions from {first} on are no whole blocks of {blocks}")
+        raise ValueError(f"{n_positions} positions from {first} on are not whole blocks of {blocks}")
 
 
 def check_first(first: int, group: int) -> None:
     if first < 0 or first % group:
-        raise ValueError(f"coordinate {first} does not begin a group of {group}")
+        raise ValueError(f"first must be a multiple of {group} from 0 on, not {first}")
 
 
 def check_length(tensor: Tensor, length: int) -> None:
     if tensor.dim() != 1 or tensor.numel() != length:
-        raise ValueError(f"a vector of {length} is needed, not one of shape {tuple(tensor.shape)}")
+        raise ValueError(f"the vector must have shape [{length}], not {list(tensor.shape)}")
 
 
 def check_types(tensor: Tensor, *types: torch.dtype) -> None:
     if tensor.dtype not in types:
-        raise TypeError(f"{' or '.join(map(str, types))} is needed, not {tensor.dtype}")
+        raise TypeError(f"the vector's type must be {' or '.join(map(str, types))}, not {tensor.dtype}")

@@ -40,7 +40,7 @@ def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) ->
     n_groups = -(-n_values // GROUP)
     if data.numel() != packed_bytes(n_values, bits):
         raise ValueError(
-            f"{n_values} values of {bits} bits take {packed_bytes(n_values, bits)} bytes, not {data.numel()}"
+            f"{n_values} values of {bits} bits must take {packed_bytes(n_values, bits)} bytes, not {data.numel()}"
         )
     aligned = data if data.storage_offset() % 4 == 0 else data.clone()
     words = aligned.view(torch.int32).view(n_groups, bits, LANES)
@@ -67,7 +67,7 @@ def unpack_all(data: Tensor, n_values: int, bits: int) -> Tensor:
     """
     whole = unpack(data, -(-n_values // GROUP) * GROUP, bits, is_signed=False)
     if bool(whole[n_values:].any()):
-        raise MalformedUpdate("the packed values go on after the last value")
+        raise MalformedUpdate("the padding after the last packed value is not zero")
     return whole[:n_values]
 
 

@@ -75,8 +75,8 @@ class SecureClient:
         self.complaints: tuple[str, ...] = ()
         if context.minimum < minimum_cohort:
             raise TooFew(
-                f"the round would publish a sum of {context.minimum} clients; this client is part of no sum of fewer "
-                f"than {minimum_cohort}"
+                f"the round may publish a sum of only {context.minimum} clients; this client takes part only in sums "
+                f"of at least {minimum_cohort} (its minimum_cohort)"
             )
         if context.cohort[index][1] != public_key_text(identity.public_key().public_bytes_raw()):
             raise Disagreement("the coordinator lists this client with an identity key that is not its own")
@@ -118,7 +118,7 @@ class SecureClient:
         session = self._read_roster(self.context, data)
         own = session.adverts.get(self.index)
         if own is None or own.encode() != self.advertise():
-            raise Disagreement("this client's own keys are not in the roster as it advertised them")
+            raise Disagreement("the roster does not contain the keys that this client advertised")
         self._session = session
         points = [holder + 1 for holder in session.holders(self.index)]
         self_shares = split(self._self_mask, session.threshold, points, self._random)
@@ -163,7 +163,7 @@ class SecureClient:
         session = self._require_session()
         inbox = Inbox.decode(data, len(self.context.cohort), session.neighbours(self.index))
         if not set(inbox.shared) <= session.adverts.keys():
-            raise Disagreement("the list of clients that shared keys names one that is not in the roster")
+            raise Disagreement("the list of clients that shared keys contains a client that is not in the roster")
         if self.index not in inbox.shared:
             raise Disagreement("the list of clients that shared keys leaves this client out")
         session.require_enough(self.index, inbox.shared, "shared its keys", "shared their keys")
@@ -224,14 +224,14 @@ class SecureClient:
         Raises `MalformedMessage`, `Disagreement`, `TooFew`; `OutOfTurn` if this client has sent no vector.
         """
         if "input" not in self._answers:
-            raise OutOfTurn("this client has sent no masked vector, so it can be in no sum")
+            raise OutOfTurn("this client has not sent a masked update, so it cannot be in the sum")
         return self._once("inputs", inputs, self._agree)
 
     def _agree(self, data: bytes) -> bytes:
         session = self._require_session()
         inputs = decode_indices(data, len(self.context.cohort))
         if not set(inputs) <= set(self._shared):
-            raise Disagreement("the list of clients in the sum names one that did not share its keys")
+            raise Disagreement("the list of clients in the sum contains a client that did not share its keys")
         if self.index not in inputs:
             raise Disagreement("the list of clients in the sum leaves this client out")
         session.require_enough(self.index, inputs, "is in the sum", "are in the sum")
@@ -248,7 +248,7 @@ class SecureClient:
         `ForgedMessage`, `OutOfTurn`.
         """
         if not self._inputs:
-            raise OutOfTurn("this client has not yet signed which clients are in the sum")
+            raise OutOfTurn("this client has not yet signed the list of clients in the sum")
         return self._once("agreements", agreements, self._reveal)
 
     def _reveal(self, data: bytes) -> bytes:
@@ -277,7 +277,9 @@ class SecureClient:
             said, answer = self._answers[step]
             if said != digest:
                 self.abort()
-                raise Disagreement(f"the coordinator has sent two different messages as its {step}")
+                if step == "input":
+                    raise Disagreement("this client has already signed a different masked update in this attempt")
+                raise Disagreement(f"the coordinator has sent the message '{step}' twice, with different content")
             return answer  # type: ignore[return-value]
         self._require_active()
         try:

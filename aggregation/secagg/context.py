@@ -54,16 +54,16 @@ class Context:
             require_slug(name, "a client's name")
             if public_key_text(public_key_bytes(key, f"the identity key of {name}")) != key:
                 # Base64 has four spellings of 32 bytes, so one client could pose as two.
-                raise ValueError(f"the identity key of {name} must be in base64's one canonical spelling")
+                raise ValueError(f"the identity key of {name} must be in canonical base64")
         names = [name for name, _ in self.cohort]
         if names != sorted(set(names)):
-            raise ValueError("a cohort lists each name once, in the order of the names")
+            raise ValueError("a cohort must list each client once, sorted by name")
         if len({key for _, key in self.cohort}) < len(self.cohort):
             raise ValueError("two clients of the cohort have the same identity key")
         if not MINIMUM_LEAST <= self.minimum <= len(self.cohort) <= COHORT_MAX:
             raise ValueError(
-                f"a secure round has {MINIMUM_LEAST} to {COHORT_MAX} clients and a minimum among them, not "
-                f"{len(self.cohort)} with a minimum of {self.minimum}"
+                f"a secure round needs a minimum of {MINIMUM_LEAST} or more, and from that minimum to {COHORT_MAX} "
+                f"clients; this one has a minimum of {self.minimum} and {len(self.cohort)} clients"
             )
 
     @cached_property
@@ -83,7 +83,7 @@ class Context:
 def offer_in(assignment: Assignment) -> SecureOffer:
     """The assignment's secure offer. Raises `Disagreement` if it has none."""
     if not assignment.secure:
-        raise Disagreement("this assignment asks for an update that anybody can read")
+        raise Disagreement("this assignment asks for an update without masks, which the coordinator could read")
     return assignment.secure
 
 

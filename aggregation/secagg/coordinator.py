@@ -69,7 +69,7 @@ class SecureCoordinator:
     def session(self) -> Session:
         """The session of the closed roster. Raises `OutOfTurn` while the roster is open."""
         if self._session is None:
-            raise OutOfTurn("the roster of this round is not closed yet; fetch it first")
+            raise OutOfTurn("the roster of this round is not closed yet; request the roster first, and wait for it")
         return self._session
 
     @property
@@ -182,7 +182,7 @@ class SecureCoordinator:
 
     def _messages(self) -> Mapping[int, ShareKeys]:
         if self._dealt is None:
-            raise OutOfTurn("the shares that clients have dealt are not loaded")
+            raise OutOfTurn("the ShareKeys messages of the clients are not loaded")
         return self._dealt
 
     def _require_shared(self) -> Indices:

@@ -35,10 +35,11 @@ class Graph:
             raise ValueError(f"a graph needs two clients or more, not {self.n}")
         if self.k != self.n - 1 and (self.k % 2 or not 2 <= self.k < self.n - 1):
             raise ValueError(
-                f"each of {self.n} clients needs {self.n - 1} neighbours or a smaller even number, not {self.k}"
+                f"each of {self.n} clients must have {self.n - 1} neighbours, or fewer if their number is even, not "
+                f"{self.k}"
             )
         if len(self.ring) != self.n or set(self.ring) != set(range(self.n)):
-            raise ValueError(f"the ring must name each index below {self.n} once")
+            raise ValueError(f"the ring must list each index below {self.n} exactly once")
         places = [0] * self.n
         for place, index in enumerate(self.ring):
             places[index] = place
@@ -55,7 +56,7 @@ class Graph:
     def holders(self, index: int) -> tuple[int, ...]:
         """The k + 1 holders of a client's secrets: its neighbours and itself, ascending. Raises `IndexError`."""
         if not 0 <= index < self.n:
-            raise IndexError(f"there is no client {index} among {self.n}")
+            raise IndexError(f"there is no client {index}: the {self.n} clients are numbered from 0")
         return tuple(range(self.n)) if self.complete else tuple(sorted(self._around(self._places[index])))
 
     def _around(self, place: int) -> Iterable[int]:
@@ -69,7 +70,7 @@ def graph_of(n: int, k: int, seed: bytes) -> Graph:
     `seed`: 32 bytes that neither the coordinator nor a client could choose. Raises `ValueError`.
     """
     if len(seed) != SEED_BYTES:
-        raise ValueError(f"the seed of a graph has {SEED_BYTES} bytes, not {len(seed)}")
+        raise ValueError(f"the seed of a graph must have {SEED_BYTES} bytes, not {len(seed)}")
     return Graph(n, k, tuple(range(n)) if k == n - 1 else ring_of(n, seed))
 
 

@@ -126,7 +126,7 @@ class ShareKeys:
         """`neighbours`: of the client with this index, ascending."""
         _require_length(data, share_keys_bytes(len(neighbours)), "a ShareKeys message of this client")
         if _U32.unpack_from(data)[0] != index:
-            raise MalformedMessage("the ShareKeys message is another client's")
+            raise MalformedMessage("the ShareKeys message names another client as its sender")
         at, dealt = _U32.size + DIGEST_BYTES, dict[int, Dealt]()
         for holder in sorted((*neighbours, index)):
             n_bytes = _OWN_BYTES if holder == index else _DEALT_BYTES
@@ -155,7 +155,7 @@ class Inbox:
         n = _count(data, n_cohort, "an inbox")
         at = _U32.size * (n + 1)
         if len(data) < at:
-            raise MalformedMessage("the inbox ends within its list of clients")
+            raise MalformedMessage("the inbox ends in the middle of its list of clients")
         shared = decode_indices(data[:at], n_cohort)
         dealers = sorted(set(shared).intersection(neighbours))
         _require_length(data, at + len(dealers) * _DEALT_BYTES, "an inbox with this many dealers")
@@ -206,12 +206,14 @@ class Unmasking:
     @classmethod
     def decode(cls, data: bytes, index: int, n_cohort: int) -> "Unmasking":
         if len(data) < 2 * _U32.size:
-            raise MalformedMessage(f"an Unmasking message has at least {2 * _U32.size} bytes, not {len(data)}")
+            raise MalformedMessage(f"an Unmasking message must have at least {2 * _U32.size} bytes, not {len(data)}")
         found, n = struct.unpack_from("<II", data)
         if found != index:
-            raise MalformedMessage("the Unmasking message is another client's")
+            raise MalformedMessage("the Unmasking message names another client as its sender")
         if n > n_cohort:
-            raise MalformedMessage(f"{n} shares are more than there are clients")
+            raise MalformedMessage(
+                f"an Unmasking message states {n} shares, but the cohort has only {n_cohort} clients"
+            )
         _require_length(data, 2 * _U32.size + n * _SHARE.size, "an Unmasking message of this many shares")
         pairs: list[tuple[int, bytes]] = list(_SHARE.iter_unpack(data[2 * _U32.size :]))
         _require_ascending([dealer for dealer, _ in pairs], n_cohort, "an Unmasking message")
@@ -221,20 +223,22 @@ class Unmasking:
 def _count(data: bytes, most: int, what: str) -> int:
     """The count at the beginning of a list."""
     if len(data) < _U32.size:
-        raise MalformedMessage(f"{what} begins with a count")
+        raise MalformedMessage(f"{what} must begin with a count of {_U32.size} bytes; only {len(data)} arrived")
     n: int = _U32.unpack_from(data)[0]
     if n > most:
-        raise MalformedMessage(f"{what} of {n} is larger than the cohort of {most}")
+        raise MalformedMessage(f"{what} states {n} entries, but the cohort has only {most} clients")
     return n
 
 
 def _require_length(data: bytes, n_bytes: int, what: str) -> None:
     if len(data) != n_bytes:
-        raise MalformedMessage(f"{what} has {n_bytes} bytes, not {len(data)}")
+        raise MalformedMessage(f"{what} must have {n_bytes} bytes, not {len(data)}")
 
 
 def _require_ascending(indices: Sequence[int], n_cohort: int, what: str) -> None:
     if any(after <= before for before, after in pairwise(indices)):
-        raise MalformedMessage(f"{what} names its clients in ascending order, each once")
+        raise MalformedMessage(f"{what} must list its clients in ascending order, each once")
     if indices and indices[-1] >= n_cohort:
-        raise MalformedMessage(f"{what} names client {indices[-1]} of a cohort of {n_cohort}")
+        raise MalformedMessage(
+            f"{what} lists client {indices[-1]}, but the cohort has {n_cohort} clients, numbered from 0"
+        )

@@ -82,9 +82,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not (0 <= self.corrupt < 1 and 0 <= self.dropouts < 1 and self.corrupt + self.dropouts < 1):
-            raise ValueError("corrupt and dropouts are shares of the clients, together less than all of them")
+            raise ValueError("corrupt and dropouts must be shares of the clients from 0 to below 1, together below 1")
         if self.security_bits < 1 or self.correctness_bits < 1:
-            raise ValueError("security_bits and correctness_bits are positive")
+            raise ValueError("security_bits and correctness_bits must be positive")
 
     def n_corrupt(self, n: int) -> int:
         return _share_of(self.corrupt, n)
@@ -115,7 +115,10 @@ def parameters_for(n: int, rule: Rule = DEFAULT_RULE, n_invited: int | None = No
     if n < 2:
         raise ValueError(f"secure aggregation needs two clients or more, not {n}")
     if not roster_min(n_invited, rule) <= n <= n_invited:
-        raise ValueError(f"{n} of {n_invited} clients are too few to keep a secret from those who may be corrupt")
+        raise ValueError(
+            f"{n} of {n_invited} invited clients cannot form a secure round: {roster_min(n_invited, rule)} to "
+            f"{n_invited} must take part, because some of them may be corrupt"
+        )
     sparse = sparse_parameters(n, rule, n_invited) if n > COMPLETE_MAX else None
     return sparse or Parameters(n - 1, _complete_threshold_min(n, rule, n_invited))
 

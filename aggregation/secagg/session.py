@@ -38,9 +38,12 @@ class Session:
         """
         least = max(context.minimum, roster_min(len(context.cohort)))
         if len(roster.adverts) < least:
-            raise TooFew(f"only {counted(len(roster.adverts), 'client')} advertised keys, of at least {least}")
+            raise TooFew(f"only {counted(len(roster.adverts), 'client')} advertised keys; at least {least} are needed")
         if not hmac.compare_digest(hashlib.sha256(roster.opening).hexdigest(), context.opening_commitment):
-            raise Disagreement("the coordinator opened another graph than the one that it committed to")
+            raise Disagreement(
+                "the opening in the roster does not match the commitment in the assignment: the coordinator changed "
+                "the random bytes that decide which clients are neighbours"
+            )
         for advert in roster.adverts:
             check_advert(context, advert)
         require_keys(key for advert in roster.adverts for key in (advert.channel_key, advert.mask_key))
@@ -117,14 +120,16 @@ class Session:
         """
         least = max(self.context.minimum, self.survivors_min)
         if len(indices) < least:
-            raise TooFew(f"only {counted(len(indices), f'client {does}', f'clients {do}')}, of at least {least}")
+            raise TooFew(
+                f"only {counted(len(indices), f'client {does}', f'clients {do}')}; at least {least} are needed"
+            )
         self.require_threshold(len(set(indices).intersection(self.holders(index))), does, do)
 
     def require_threshold(self, n_holders: int, does: str, do: str) -> None:
         """Raise `TooFew` unless at least t of a client's holders did this."""
         if n_holders < self.threshold:
-            who = counted(n_holders, "client that holds shares with this one", "clients that hold shares with this one")
-            raise TooFew(f"only {who} {agreeing(n_holders, does, do)}, of {self.threshold}")
+            who = counted(n_holders, "client that holds this client's shares", "clients that hold this client's shares")
+            raise TooFew(f"only {who} {agreeing(n_holders, does, do)}; {self.threshold} are needed")
 
 
 def check_advert(context: Context, advert: AdvertiseKeys) -> None:
@@ -132,7 +137,7 @@ def check_advert(context: Context, advert: AdvertiseKeys) -> None:
     try:
         require_keys((advert.channel_key, advert.mask_key))
     except BadKey as error:
-        raise BadKey(f"{name_of(context, advert.index)} advertised an impossible key: {error}") from error
+        raise BadKey(f"{name_of(context, advert.index)} advertised an invalid key: {error}") from error
     check_signature(context, advert.index, Label.ADVERTISE_KEYS, context.digest, advert.payload, advert.signature)
 
 
@@ -150,5 +155,5 @@ def check_signature(
 def name_of(context: Context, index: int) -> str:
     """A client's name. Raises `SecAggError` for an index beyond the cohort."""
     if not 0 <= index < len(context.cohort):
-        raise SecAggError(f"there is no client {index} in a cohort of {len(context.cohort)}")
+        raise SecAggError(f"there is no client {index}: the cohort has {len(context.cohort)} clients, numbered from 0")
     return context.cohort[index][0]

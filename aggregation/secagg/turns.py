@@ -102,7 +102,7 @@ class Exchange:
     def begun(cls, random: bytes, now: float, window_s: float) -> "Exchange":
         """The exchange of an attempt that opens now. `random`: 48 unguessable bytes."""
         if len(random) != RANDOM_BYTES:
-            raise ValueError(f"an exchange begins with {RANDOM_BYTES} random bytes, not {len(random)}")
+            raise ValueError(f"an exchange must begin with {RANDOM_BYTES} random bytes, not {len(random)}")
         return cls(random[:16].hex(), random[16:].hex(), Phase.ADVERTISE_KEYS, now, now + KEYS_SHARE * window_s)
 
     # --- messages -----------------------------------------------------------------------------------------------------

@@ -57,11 +57,11 @@ class Unmasker:
         """
         session, holder = self._session, message.index
         if holder not in self._inputs:
-            raise SecAggError(f"{name_of(session.context, holder)} is not in the sum, so it has nothing to reveal")
+            raise SecAggError(f"{name_of(session.context, holder)} is not in the sum, so it has no shares to reveal")
         if strangers := message.shares.keys() - set(session.holders(holder)).intersection(self._shares):
             raise SecAggError(
-                f"{name_of(session.context, holder)} reveals a share of {name_of(session.context, min(strangers))}, "
-                "which it was not asked for"
+                f"{name_of(session.context, holder)} revealed a share of the secret of "
+                f"{name_of(session.context, min(strangers))}, which it was not asked for"
             )
         for dealer, share in message.shares.items():
             kind = ShareKind.SELF_MASK if dealer in self._inputs else ShareKind.MASK_KEY
@@ -70,7 +70,7 @@ class Unmasker:
                 require_share(committed, session.digest, kind, dealer, holder, share)
             except BadShare as error:
                 name, dealt_by = name_of(session.context, holder), name_of(session.context, dealer)
-                raise BadShare(f"{name} reveals a share that is not the one {dealt_by} dealt to it") from error
+                raise BadShare(f"{name} revealed another share than the one that {dealt_by} dealt to it") from error
         if self._said.setdefault(holder, message) != message:
             name = name_of(session.context, holder)
             raise ChangedMessage(f"{name} has already revealed different shares: it may reveal shares only once")
@@ -112,7 +112,7 @@ class Unmasker:
             if len(shares) < threshold:
                 name = name_of(self._session.context, dealer)
                 were = counted(len(shares), f"share of {name}'s secret was", f"shares of {name}'s secret were")
-                raise TooFew(f"{were} revealed, of {threshold}")
+                raise TooFew(f"only {were} revealed; {threshold} are needed")
             holders = tuple(sorted(shares)[:threshold])
             if holders not in interpolations:
                 interpolations[holders] = Interpolation(tuple(holder + 1 for holder in holders), threshold)
@@ -135,7 +135,7 @@ class Unmasker:
         if not hmac.compare_digest(pair.public, self._session.adverts[dealer].mask_key):
             name = name_of(self._session.context, dealer)
             raise BadKey(
-                f"the seed that the shares of {name}'s secret make is not that of the mask key {name} advertised"
+                f"the shares of {name}'s secret restore a seed that does not fit the mask key that {name} advertised"
             )
         return pair
 

@@ -79,16 +79,19 @@ class IntegerSum:
         for piece in pieces:
             end = offset + piece.numel()
             if end > self.n_sums:
-                raise LyingLength(f"the update has more than the {self.n_sums} integers of the sum")
+                raise LyingLength(f"the update has more integers than the sum, which has {self.n_sums}")
             add_levels(self._sum[offset:end], piece, weight)
             offset = end
         if offset != self.n_sums:
-            raise LyingLength(f"the update has {offset} integers, and the sum has {self.n_sums}")
+            raise LyingLength(f"the update has {offset} integers, but the sum has {self.n_sums}")
 
     def _add_weight(self, weight: int, least: int = 1) -> None:
         total = self.total_weight + weight
         if weight < least or total > self.total_weight_max:
-            raise ValueError(f"weight {weight} takes the total to {total}, allowed: 1 to {self.total_weight_max}")
+            raise ValueError(
+                f"the weight {weight} would make the total weight {total}; a weight must be at least {least}, and the "
+                f"total at most {self.total_weight_max}"
+            )
         self.total_weight = total
 
 
@@ -140,7 +143,7 @@ def greatest(values: Tensor, first: int) -> float:
         return max(-low, high)
     bad = int((~values.isfinite()).nonzero()[0].item())
     raise NonFiniteUpdate(
-        f"value {first + bad} of the update is {values[bad].item()}; the training diverged, so nothing was folded"
+        f"value {first + bad} of the update is {values[bad].item()}: training diverged, so the update does not count"
     )
 
 
@@ -166,7 +169,7 @@ class GridAccumulator(IntegerSum):
     def fold_vector(self, vector: Tensor, weight: int) -> None:
         """Check and fold a whole float32 vector; a refused one changes nothing."""
         if vector.numel() != self.n_sums:
-            raise LyingLength(f"the update has {vector.numel()} values, and the model's layout has {self.n_sums}")
+            raise LyingLength(f"the update has {vector.numel()} values, but the model's layout has {self.n_sums}")
         check_values(vector, self.grid)
         self.fold(torch.split(vector, PIECE_VALUES), weight)
 

@@ -81,7 +81,7 @@ def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range)
         raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; only {len(data)} arrived")
     magic, version, codec_id, zero16, n_values, digest, n_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC or version != VERSION or zero16 or zero64:
-        raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/reference/wire.md")
+        raise MalformedUpdate(f"these bytes are not an umbel update of version {VERSION}; see docs/reference/wire.md")
     if codec_id != codec:
         raise WrongCodec(
             f"the assignment asks for codec {codec.name.lower()} ({codec.value}), but the update has codec {codec_id}"
@@ -92,9 +92,9 @@ def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range)
             "download the model of this assignment and train that"
         )
     if n_values != layout.n_values or n_bytes not in payload_bytes:
-        most = payload_bytes[-1]
+        least, most = payload_bytes[0], payload_bytes[-1]
         raise LyingLength(
             f"the header declares {n_values} values in {n_bytes} bytes; the model has {layout.n_values} values, which "
-            f"take {most} bytes{' at most' if len(payload_bytes) > 1 else ''}"
+            f"take {most if least == most else f'{least} to {most}'} bytes"
         )
     return UpdateHeader(codec, n_values, digest, n_bytes)

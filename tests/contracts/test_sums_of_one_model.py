@@ -122,7 +122,7 @@ def test_a_round_whose_sum_was_opened_in_vain_is_made_again(tmp_path: Path) -> N
             (2, 1, False),
             (2, 2, True),
         ]
-        assert "near the edge" in records[1]["reason"], "it was opened"
+        assert "near the limit" in records[1]["reason"], "it was opened"
         assert [one["reported"] for one in records] == [4, 4, 4]
         assert {end.status for end in sites.ends.values()} == {"finished"}
         for app in apps.values():

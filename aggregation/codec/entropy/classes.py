@@ -149,7 +149,10 @@ class Classes:
         client's phi; None to mirror nothing. Raises `MalformedUpdate` for an energy byte above 127.
         """
         if energies is not None and energies.numel() and int(energies.max()) > ENERGY_BYTE_MAX:
-            raise MalformedUpdate(f"the update states an energy of a row or column above {ENERGY_BYTE_MAX}")
+            raise MalformedUpdate(
+                f"the update states the energy {int(energies.max())} for a row or column; at most {ENERGY_BYTE_MAX} is "
+                "allowed"
+            )
         self._matrices = matrices
         self._energies = energies
         self._dither = dither

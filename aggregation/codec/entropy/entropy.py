@@ -94,7 +94,7 @@ def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
         n_used += found.n_escapes
         squares, greatest = squares + found.folded.sum_of_squares, max(greatest, found.folded.greatest)
     if n_used != excesses.numel():
-        raise MalformedUpdate(f"the update lists {excesses.numel()} large values where there are {n_used}")
+        raise MalformedUpdate(f"the update lists {excesses.numel()} large values, but its integers need {n_used}")
     return Segment(Folded(squares, greatest), by_class, counted)
 
 
@@ -108,8 +108,8 @@ def write_block(parts: Sequence[Tensor]) -> bytes:
 def read_block(payload: Payload, lengths: range) -> Tensor:
     """The bytes of a `write_block`, whose number must be one of `lengths`: uint8."""
     (length,) = _LENGTH.unpack(payload.take(_LENGTH.size).numpy().tobytes())
-    if length > framed_bytes_max(lengths[-1]):
-        raise LyingLength(f"the compressed frame has {length} bytes, and may have at most {lengths[-1]}")
+    if length > (most := framed_bytes_max(lengths[-1])):
+        raise LyingLength(f"the compressed frame has {length} bytes; at most {most} are allowed")
     raw = bytearray(decompress_whole(payload.take(length).numpy().data, lengths))
     return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
 
@@ -148,7 +148,7 @@ def _require_sound(found: Unpacked) -> None:
     if not found.is_within:
         raise MalformedUpdate("the update contains a value that does not fit into 16 bits")
     if not found.is_filled_with_zeros:
-        raise MalformedUpdate("the update contains more values than the model has")
+        raise MalformedUpdate("the padding after the update's last value is not zero")
 
 
 def _framed_bytes_max(n_values: int) -> int:

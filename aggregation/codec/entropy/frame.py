@@ -151,7 +151,7 @@ def _allowed(lengths: range) -> str:
 def _refuse_extremes(said: zstandard.FrameParameters) -> None:
     if said.window_size > WINDOW_BYTES_MAX:
         raise MalformedUpdate(
-            f"the compressed update needs a window of {said.window_size} bytes, which is too much memory"
+            f"the compressed update needs a window of {said.window_size} bytes; at most {WINDOW_BYTES_MAX} are allowed"
         )
     if said.dict_id:
         raise MalformedUpdate("the compressed update needs a dictionary, which updates may not use")

@@ -170,11 +170,13 @@ def trits_written(values: Tensor) -> Tensor:
 def trits_read(data: Tensor, n_values: int) -> Tensor:
     """The inverse, as float32. Raises `MalformedUpdate` for bytes of 243 and more, and for trits past the end."""
     if bool((data >= BYTES_WITH_MEANING).any()):
-        raise MalformedUpdate(f"a byte of {BYTES_WITH_MEANING} or more holds no five trits")
+        raise MalformedUpdate(
+            f"a byte of the update is {BYTES_WITH_MEANING} or more, so it does not hold five ternary values"
+        )
     digits = torch.arange(BYTES_WITH_MEANING).unsqueeze(1) // torch.tensor(_POWERS) % 3
     trits = torch.where(digits == 2, -1, digits).to(torch.float32)[data.to(torch.int64)].view(-1)
     if bool(trits[n_values:].any()):
-        raise MalformedUpdate("trits follow the last coordinate")
+        raise MalformedUpdate("the padding after the update's last ternary value is not zero")
     return trits[:n_values]
 
 
@@ -202,7 +204,7 @@ class Qsgd:
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= LEVELS_MAX:
-            raise ValueError(f"QSGD has 1 to {LEVELS_MAX} levels, not {self.levels}")
+            raise ValueError(f"levels must lie between 1 and {LEVELS_MAX}, not {self.levels}")
 
     @property
     def n_planes(self) -> int:

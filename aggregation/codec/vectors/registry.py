@@ -28,11 +28,11 @@ CODECS: Mapping[Codec, Callable[..., VectorCodec]] = MappingProxyType(
 # By a parameter's type: its name, the types that a JSON document may use, and the constructor of the value.
 _TYPES: Mapping[object, tuple[str, tuple[type, ...], Callable[..., object]]] = MappingProxyType(
     {
-        int: ("int", (int,), int),
-        float: ("float", (int, float), float),
-        float | None: ("float | None", (int, float), float),
-        Sketching: ("Sketching", (str,), Sketching),
-        Precision: ("Precision", (str,), Precision),
+        int: ("an integer", (int,), int),
+        float: ("a number", (int, float), float),
+        float | None: ("a number", (int, float), float),
+        Sketching: ('"structured" or "sketched"', (str,), Sketching),
+        Precision: ('"float32" or "bfloat16"', (str,), Precision),
     }
 )
 
@@ -56,5 +56,5 @@ def vector_codec(codec: Codec, parameters: Mapping[str, Parameter]) -> VectorCod
         try:
             made[key] = make(value)
         except OverflowError as error:
-            raise ValueError(f"{key} of the codec {name} is beyond all floats") from error
+            raise ValueError(f"{key} of the codec {name} is too large for a float") from error
     return CODECS[codec](**made)

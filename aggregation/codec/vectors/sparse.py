@@ -65,10 +65,10 @@ def gaps_read(data: Tensor, count: int, n_values: int) -> Tensor:
         raise MalformedUpdate("a gap between coordinates takes more bytes than it needs")
     gaps = _gaps(data, ends, lengths)
     if float(gaps.sum(dtype=torch.float64)) + count > n_values * (1 + 1e-9) + 1:  # so that no sum below can wrap
-        raise MalformedUpdate(f"the payload names a coordinate beyond {n_values}")
+        raise MalformedUpdate(f"the payload lists a coordinate beyond the last one; the update has {n_values} values")
     indices = (gaps + 1).cumsum(0) - 1
     if count and int(indices[-1]) >= n_values:
-        raise MalformedUpdate(f"the payload names coordinate {int(indices[-1])} of {n_values}")
+        raise MalformedUpdate(f"the payload lists coordinate {int(indices[-1])}; the last one is {n_values - 1}")
     return indices
 
 
@@ -83,12 +83,14 @@ def bitmap_written(indices: Tensor, n_values: int) -> Tensor:
 def bitmap_read(data: Tensor, count: int, n_values: int) -> Tensor:
     """The inverse of `bitmap_written`. Raises `LyingLength`, and `MalformedUpdate` for bits past the end."""
     if data.numel() != bitmap_bytes(n_values):
-        raise LyingLength(f"a bitmap of {n_values} coordinates takes {bitmap_bytes(n_values)} bytes")
+        raise LyingLength(
+            f"a bitmap of {n_values} coordinates must have {bitmap_bytes(n_values)} bytes, not {data.numel()}"
+        )
     indices = (data.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).view(-1).nonzero().view(-1)
     if indices.numel() != count:
         raise LyingLength(f"the bitmap has {indices.numel()} coordinates, but the payload declares {count}")
     if count and int(indices[-1]) >= n_values:
-        raise MalformedUpdate(f"the bitmap names coordinate {int(indices[-1])} of {n_values}")
+        raise MalformedUpdate(f"the bitmap lists coordinate {int(indices[-1])}; the last one is {n_values - 1}")
     return indices
 
 
@@ -138,7 +140,7 @@ class RandomMask:
 
     def __post_init__(self) -> None:
         if not 1 <= self.every <= EVERY_MAX:
-            raise ValueError(f"a mask has one coordinate in every 1 to {EVERY_MAX}, not {self.every}")
+            raise ValueError(f"every must lie between 1 and {EVERY_MAX}, not {self.every}")
 
     @property
     def is_contraction(self) -> bool:
@@ -223,7 +225,7 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not SHARE_MIN <= self.share <= 1:
-            raise ValueError(f"the share of coordinates must lie between {SHARE_MIN:g} and 1, not {self.share}")
+            raise ValueError(f"share must lie between {SHARE_MIN:g} and 1, not {self.share}")
 
     def k(self, n_values: int) -> int:
         """The greatest number of coordinates that are sent."""
@@ -247,9 +249,9 @@ class TopK:
         payload, n_values = Payload(pieces), context.n_values
         places, count = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
         if places not in (_GAPS, _BITMAP):
-            raise MalformedUpdate(f"places are gaps (0) or a bitmap (1), not {places}")
+            raise MalformedUpdate(f"the byte for places must be 0 (gaps) or 1 (a bitmap), not {places}")
         if count > self.k(n_values):
-            raise LyingLength(f"the payload declares {count} coordinates; the plan allows {self.k(n_values)}")
+            raise LyingLength(f"the payload declares {count} coordinates; the plan allows at most {self.k(n_values)}")
         values = self.precision.read(payload.take(count * self.precision.n_bytes))
         rest = payload.take_rest(bitmap_bytes(n_values))
         indices = (bitmap_read if places == _BITMAP else gaps_read)(rest, count, n_values)

@@ -41,7 +41,7 @@ class KeyPair:
 
     def __post_init__(self) -> None:
         if len(self.seed) != KEY_BYTES:
-            raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(self.seed)}")
+            raise ValueError(f"a seed must have {KEY_BYTES} bytes, not {len(self.seed)}")
         private = X25519PrivateKey.from_private_bytes(self.seed)
         object.__setattr__(self, "_private", private)
         object.__setattr__(self, "public", private.public_key().public_bytes_raw())
@@ -65,12 +65,15 @@ def public_key(seed: bytes) -> bytes:
 def require_key(public: bytes) -> None:
     """Raise `BadKey` unless these are 32 bytes of a public key in its one spelling, and not of small order."""
     if len(public) != KEY_BYTES:
-        raise BadKey(f"an X25519 key has {KEY_BYTES} bytes, not {len(public)}")
+        raise BadKey(f"an X25519 key must have {KEY_BYTES} bytes, not {len(public)}")
     u = int.from_bytes(public, "little")
     if u >= _FIELD_PRIME:  # bit 255 is set, or u can be written smaller
-        raise BadKey("a key is not in its one spelling, below 2^255 - 19; make it with an X25519 library")
+        raise BadKey("an X25519 key must be a number below 2^255 - 19; make the key with an X25519 library")
     if u in _SMALL_ORDER_U:
-        raise BadKey("a key is a point of small order, which belongs to no private key; make it with an X25519 library")
+        raise BadKey(
+            "an X25519 key must not be a point of small order, because every secret shared with it is zero; make the "
+            "key with an X25519 library"
+        )
 
 
 def require_keys(publics: Iterable[bytes]) -> None:
@@ -79,5 +82,5 @@ def require_keys(publics: Iterable[bytes]) -> None:
     for public in publics:
         require_key(public)
         if public in seen:
-            raise BadKey("the roster has a key twice; each client makes two new ones for each attempt")
+            raise BadKey("one key appears twice; each client must make two new keys for each attempt")
         seen.add(public)

@@ -62,7 +62,7 @@ def pair_mask_key(shared: bytes, session: bytes, vector: Vector, one: int, other
     `shared`: what their mask keys share (`curve.py`). Raises `ValueError`.
     """
     if one == other:
-        raise ValueError(f"client {one} shares no mask with itself")
+        raise ValueError(f"a shared mask needs two different clients, not client {one} twice")
     return _derive(shared, session, b"mask " + vector.encode(), u32(min(one, other)) + u32(max(one, other)))
 
 
@@ -150,9 +150,9 @@ def share_commitment(session: bytes, kind: ShareKind, dealer: int, holder: int, 
 def require_share(commitment: bytes, session: bytes, kind: ShareKind, dealer: int, holder: int, share: bytes) -> None:
     """Raise `BadShare` unless this is the share that `dealer` has committed to."""
     if len(share) != SHARE_BYTES:
-        raise BadShare(f"a share has {SHARE_BYTES} bytes, not {len(share)}")
+        raise BadShare(f"a share must have {SHARE_BYTES} bytes, not {len(share)}")
     if not hmac.compare_digest(commitment, share_commitment(session, kind, dealer, holder, share)):
-        raise BadShare(f"this is not the share that client {dealer} has committed to for client {holder}")
+        raise BadShare(f"the share does not match the commitment of client {dealer} for client {holder}")
 
 
 def self_mask_commitment(session: bytes, index: int, secret: bytes) -> bytes:
@@ -165,7 +165,7 @@ def self_mask_commitment(session: bytes, index: int, secret: bytes) -> bytes:
 def require_self_mask(commitment: bytes, session: bytes, index: int, secret: bytes) -> None:
     """Raise `BadSelfMask` unless this is the secret b that client `index` has committed to."""
     if len(secret) != SECRET_BYTES or not hmac.compare_digest(commitment, self_mask_commitment(session, index, secret)):
-        raise BadSelfMask(f"this is not the self mask that client {index} has committed to")
+        raise BadSelfMask(f"the self mask does not match the commitment of client {index}")
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -174,15 +174,15 @@ def require_self_mask(commitment: bytes, session: bytes, index: int, secret: byt
 def u32(number: int) -> bytes:
     """An index or a count: 4 bytes, little-endian. Raises `ValueError`."""
     if not 0 <= number <= _INDEX_MAX:
-        raise ValueError(f"{number} is no unsigned integer of 32 bits")
+        raise ValueError(f"{number} is not an unsigned integer of 32 bits")
     return number.to_bytes(4, "little")
 
 
 def _require_length(value: bytes, n_bytes: int, what: str) -> None:
     if len(value) != n_bytes:
-        raise ValueError(f"{what} has {n_bytes} bytes, not {len(value)}")
+        raise ValueError(f"{what} must have {n_bytes} bytes, not {len(value)}")
 
 
 def _require_ascending(indices: Iterable[int]) -> None:
     if any(before >= after for before, after in pairwise(indices)):
-        raise ValueError("clients are named once each, in the order of their indices")
+        raise ValueError("the clients' indices must be in ascending order, each once")

@@ -48,13 +48,13 @@ class Masks:
         Raises `ValueError` for keys of another length, other signs, or not one sign for each key.
         """
         if len(keys) != len(signs):
-            raise ValueError(f"{len(keys)} keys need as many signs, not {len(signs)}")
+            raise ValueError(f"each key needs one sign, but there are {len(keys)} keys and {len(signs)} signs")
         for key in keys:
             if len(key) != KEY_BYTES:
-                raise ValueError(f"a mask's key has {KEY_BYTES} bytes, not {len(key)}")
+                raise ValueError(f"a mask's key must have {KEY_BYTES} bytes, not {len(key)}")
         for sign in signs:
             if sign not in (1, -1):
-                raise ValueError(f"a mask is added (1) or subtracted (-1); {sign} is neither")
+                raise ValueError(f"a sign must be 1 (add the mask) or -1 (subtract it), not {sign}")
         self._keys, self._signs = tuple(keys), tuple(signs)
         self._streams: list[CipherContext] = []
         self._keystream = np.empty(_STRETCH + _SPARE, np.uint8)
@@ -89,11 +89,11 @@ class Masks:
 def _lanes(vector: Tensor) -> NDArray[Any]:
     """The vector's memory as unsigned integers, which wrap."""
     if str(vector.dtype) not in _DTYPES:
-        raise TypeError(f"masks are added to int8, int16, int32 or int64, not {vector.dtype}")
+        raise TypeError(f"masks can be added to int8, int16, int32 or int64, not to {vector.dtype}")
     if vector.device.type != "cpu":
-        raise ValueError(f"masks are added on the CPU; move the vector there from {vector.device}")
+        raise ValueError(f"masks are added on the CPU, but the vector is on {vector.device}; move it to the CPU")
     if vector.dim() != 1 or not vector.is_contiguous():
-        raise ValueError("masks are added to a contiguous vector of one dimension; make it one")
+        raise ValueError("masks can be added only to a contiguous vector of one dimension")
     return vector.numpy().view(f"u{vector.element_size()}")
 
 
@@ -101,7 +101,7 @@ def _begin(first: int, lanes: NDArray[Any]) -> int:
     """The byte of the keystreams that belongs to lane `first`."""
     begin = first * lanes.itemsize
     if begin < 0 or begin + lanes.nbytes > _COUNTER_MAX * _BLOCK:
-        raise ValueError(f"a keystream is too short for {lanes.size} lanes from number {first}")
+        raise ValueError(f"the keystream is too short for {lanes.size} lanes from lane {first} on")
     return begin
 
 

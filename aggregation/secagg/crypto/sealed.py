@@ -48,7 +48,7 @@ def seal(shared: bytes, session: bytes, dealer: int, holder: int, shares: tuple[
 def open_sealed(shared: bytes, session: bytes, dealer: int, holder: int, sealed: bytes) -> tuple[bytes, bytes]:
     """The shares that `dealer` has sealed for `holder`. Raises `BadShare` for anything else."""
     if len(sealed) != SEALED_BYTES:
-        raise BadShare(f"two sealed shares have {SEALED_BYTES} bytes, not {len(sealed)}")
+        raise BadShare(f"two sealed shares must have {SEALED_BYTES} bytes, not {len(sealed)}")
     key, associated = _of_channel(shared, session, dealer, holder)
     try:
         text = key.decrypt(_NONCE, sealed, associated)
@@ -79,10 +79,10 @@ def seal_relayed(to: bytes, session: bytes, index: int, message: bytes, random: 
 def open_relayed(own: KeyPair, session: bytes, index: int, sealed: bytes) -> bytes:
     """The message of client `index`. Raises `BadShare` for one that was not sealed for this key, session and client."""
     if len(sealed) < KEY_BYTES + _TAG_BYTES:
-        raise BadShare(f"a relayed message has {KEY_BYTES + _TAG_BYTES} bytes or more, not {len(sealed)}")
+        raise BadShare(f"a relayed message must have at least {KEY_BYTES + _TAG_BYTES} bytes, not {len(sealed)}")
     sender, text = sealed[:KEY_BYTES], sealed[KEY_BYTES:]
     try:
         key = relay_key(own.shared(sender), session, index, sender, own.public)
         return AESGCM(key).decrypt(_NONCE, text, session + u32(index))
     except (InvalidTag, BadKey) as error:
-        raise BadShare(f"this message of client {index} was not relayed to this process, here") from error
+        raise BadShare(f"the message of client {index} was not sealed for this process and attempt") from error

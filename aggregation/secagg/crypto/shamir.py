@@ -31,7 +31,7 @@ _STEPS_UNREDUCED = (
 def split(secret: bytes, threshold: int, points: Sequence[int], random: RandomBytes) -> tuple[bytes, ...]:
     """Share 32 bytes: 33 bytes for each of `points`, in their order. Raises `BadSharing`."""
     if len(secret) != SECRET_BYTES:
-        raise BadSharing(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        raise BadSharing(f"a secret must have {SECRET_BYTES} bytes, not {len(secret)}")
     values = split_number(int.from_bytes(secret, "little"), threshold, points, random)
     return tuple(value.to_bytes(SHARE_BYTES, "little") for value in values)
 
@@ -42,7 +42,7 @@ def split_number(
     """Share a number below `prime`: the polynomial's value at each of `points`. Raises `BadSharing`."""
     _require_points(points, threshold, prime)
     if not 0 <= secret < prime:
-        raise BadSharing("a secret must lie below the prime")
+        raise BadSharing("a secret must be a number from 0 to below the prime")
     highest_first = [*uniform_below(prime, threshold - 1, random), secret]
     steps = range(0, threshold, _STEPS_UNREDUCED)
     groups = [highest_first[first : first + _STEPS_UNREDUCED] for first in steps]
@@ -70,10 +70,10 @@ def uniform_below(bound: int, n: int, random: RandomBytes) -> list[int]:
 def share_value(share: bytes) -> int:
     """A share as a number. Raises `BadShare` unless it has 33 bytes and lies below the prime."""
     if len(share) != SHARE_BYTES:
-        raise BadShare(f"a share has {SHARE_BYTES} bytes, not {len(share)}")
+        raise BadShare(f"a share must have {SHARE_BYTES} bytes, not {len(share)}")
     value = int.from_bytes(share, "little")
     if value >= PRIME:
-        raise BadShare("a share is not below the prime")
+        raise BadShare("a share must be a number below the prime 2^256 + 297")
     return value
 
 
@@ -97,7 +97,9 @@ class Interpolation:
     def number(self, values: Sequence[int]) -> int:
         """The polynomial's value at zero, from its values at `points`, in their order. Raises `BadSharing`."""
         if len(values) != len(self.points):
-            raise BadSharing(f"{len(self.points)} points need as many shares, not {len(values)}")
+            raise BadSharing(
+                f"each point needs one share, but there are {len(self.points)} points and {len(values)} shares"
+            )
         return sum(a * b for a, b in zip(self._coefficients, values, strict=True)) % self.prime
 
     def secret(self, shares: Sequence[bytes]) -> bytes:
@@ -106,10 +108,12 @@ class Interpolation:
         Not every changed share is detected: check the result against the dealer's commitment.
         """
         if self.prime != PRIME:
-            raise BadSharing("32 bytes are shared over 2^256 + 297; with another prime, ask for the number")
+            raise BadSharing(
+                "a secret of 32 bytes needs the prime 2^256 + 297; for another prime, call number, not secret"
+            )
         number = self.number([share_value(share) for share in shares])
         if number.bit_length() > 8 * SECRET_BYTES:
-            raise NoSecret("these shares give no 32 bytes: one of them, or their dealer, is false")
+            raise NoSecret("the shares do not restore 32 bytes: a share was changed, or its dealer dealt wrong shares")
         return number.to_bytes(SECRET_BYTES, "little")
 
 
@@ -142,7 +146,7 @@ def _inverses(numbers: Sequence[int], prime: int) -> Iterator[int]:
 
 def _require_points(points: Sequence[int], threshold: int, prime: int) -> None:
     if not all(0 < point < prime for point in points):
-        raise BadSharing("a holder's point must lie between 1 and the prime: at zero is the secret itself")
+        raise BadSharing("a holder's point must lie between 1 and the prime: the value at point 0 is the secret itself")
     if len(set(points)) != len(points):
         raise BadSharing("two holders have the same point; each needs its own")
     if not 2 <= threshold <= len(points):  # with 1, each share would be the secret

@@ -37,7 +37,7 @@ def verify(public: bytes, label: Label, digest: bytes, payload: bytes, signature
     """
     signed = _signed(label, digest, payload)
     if len(signature) != SIGNATURE_BYTES:
-        raise ForgedMessage(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
+        raise ForgedMessage(f"a signature must have {SIGNATURE_BYTES} bytes, not {len(signature)}")
     try:
         require_public_key(public)
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
@@ -47,5 +47,5 @@ def verify(public: bytes, label: Label, digest: bytes, payload: bytes, signature
 
 def _signed(label: Label, digest: bytes, payload: bytes) -> bytes:
     if len(digest) != DIGEST_BYTES:
-        raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
+        raise ValueError(f"a digest must have {DIGEST_BYTES} bytes, not {len(digest)}")
     return PROTOCOL + label.encode() + b"\0" + digest + hashlib.sha256(payload).digest()

@@ -82,8 +82,8 @@ class Words:
     def __post_init__(self) -> None:
         if not 1 <= self.clients_max * self.sample_count_max <= TOTAL_WEIGHT_MAX:
             raise ValueError(
-                f"{self.clients_max} clients of up to {self.sample_count_max} samples could count more than 2^38: "
-                "lower sample_count_max or the number of clients asked"
+                f"{self.clients_max} clients with up to {self.sample_count_max} samples each could have more than 2^38 "
+                "samples in all: lower sample_count_max, or ask fewer clients"
             )
 
     @property
@@ -119,7 +119,10 @@ class Words:
     def split(self, words: Tensor) -> tuple[Counts, list[MetricSum], Tensor]:
         """The inverse of `join`. Raises `ValueError` for words of another number or type."""
         if words.dtype != torch.int64 or words.shape != (self.n_words,):
-            raise ValueError(f"{self.n_words} words of int64 are needed, not {list(words.shape)} of {words.dtype}")
+            raise ValueError(
+                f"the words must have shape [{self.n_words}] and type {torch.int64}, but have shape "
+                f"{list(words.shape)} and type {words.dtype}"
+            )
         n_head = self.n_words - self.n_exact
         head: list[int] = words[:n_head].tolist()
         starts = range(N_COUNTS, n_head, _N_MEASURED)
@@ -139,11 +142,14 @@ class Composition:
 
     def __post_init__(self) -> None:
         if self.codec.codec is not Codec.INTEGER:
-            raise ValueError(f"only integers are masked; {self.codec.codec.name.lower()} has none")
+            raise ValueError(f"only the integer codec works with masks, not the codec {self.codec.codec.name.lower()}")
         if self.secure.is_proportional:
-            raise ValueError("masked updates are weighted by samples, never by draws, which no client can check")
+            raise ValueError("masked updates must be weighted by samples: clients cannot check weights by draws")
         if self.grid.total_weight_max < self.secure.clients_max * self.sample_count_max:
-            raise ValueError("the weights of this cohort could exceed the grid's total_weight_max")
+            raise ValueError(
+                f"the weights of this cohort can add up to {self.secure.clients_max * self.sample_count_max}, which is "
+                f"more than the grid's total_weight_max of {self.grid.total_weight_max}"
+            )
         _ = self.words  # refuses counts that could wrap
 
     @cached_property

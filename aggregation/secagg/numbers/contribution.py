@@ -134,7 +134,9 @@ def contribution(
     Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite and that no noise covers.
     """
     if len(secret) != CONTRIBUTION_SECRET_BYTES:
-        raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
+        raise ValueError(
+            f"a contribution needs a secret of {CONTRIBUTION_SECRET_BYTES} random bytes, not {len(secret)}"
+        )
     steps, is_private = (work.steps_done, work.steps_planned), composition.secure.is_private
     if is_private:
         require_private_model(composition.layout)
@@ -147,7 +149,7 @@ def contribution(
     if divisor != 1.0:
         remarks += (
             f"a value of the update is beyond the run's max_abs {composition.grid.max_abs:g}, so the whole update is "
-            "shortened: train with a lower learning rate, or have max_abs raised in the run file",
+            "shortened: train with a lower learning rate, or ask the operator to raise max_abs in the run file",
         )
     fitted = most / divisor
     block_norm = math.sqrt(greatest_block_square(read.values, composition.modular.rotated.blocks))
@@ -174,13 +176,15 @@ def _scale(composition: Composition, norm: float, block_norm: float, weight: int
     scale, remarks = composition.codec.scale(norm) * weight / composition.secure.weight_unit, tuple[str, ...]()
     if norm * scale > _NORM_MOST:
         scale = _NORM_MOST / norm
-        remarks += ("the weight change is far too long, so it is shortened: train with a lower learning rate",)
+        remarks += (
+            "the norm of the update is far too large, so the update is shortened: train with a lower learning rate",
+        )
     rms = block_norm * scale / composition.modular.rotated.blocks.side * composition.codec.inverse_step
     if rms > _RMS_WHOLE:
         scale *= _RMS_WHOLE / rms
         remarks += (
-            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps, and a sum with "
-            "another step would show by how much: ask the coordinator's operator why",
+            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps: ask the "
+            "coordinator's operator why, because a second sum with another step would show by how much",
         )
     return scale, remarks
 
@@ -224,7 +228,9 @@ def _counts(
 def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
     """Raise `TooLittleWork` if fewer steps were done than this share of those planned (`plan.py`)."""
     if steps_done < steps_needed(floor, steps_planned):
-        raise TooLittleWork("too little of the work was done for the update to hide among the others")
+        raise TooLittleWork(
+            "this client did less work than minimum_work requires, so its update would stand out from the others"
+        )
 
 
 def _samples(composition: Composition, work: LocalWork) -> int:
@@ -234,7 +240,7 @@ def _samples(composition: Composition, work: LocalWork) -> int:
 def _weight(composition: Composition, work: LocalWork) -> int:
     """The client's weight in the mean."""
     if work.sample_count < 1:
-        raise ContributionRefused("trained on no samples: let train return their number")
+        raise ContributionRefused("the client trained on no samples: train must return the number of its samples")
     if not 1 <= work.steps_done <= work.steps_planned:
         raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
     return _samples(composition, work)
@@ -268,7 +274,7 @@ def _read(
     for piece in change():
         place = values[first : first + piece.numel()]
         if place.numel() != piece.numel():
-            raise ValueError(f"there are more than the layout's {values.numel()} values")
+            raise ValueError(f"the weight change has more values than the layout, which has {values.numel()}")
         place.copy_(piece)
         most = max(most, greatest_of(place, first))
         for at, here in composition.exact.within(first, piece.numel()):
@@ -277,5 +283,5 @@ def _read(
         squares.append(sum_of_squares(place))
         first += piece.numel()
     if first != values.numel():
-        raise ValueError(f"there are {first} values, the layout has {values.numel()}")
+        raise ValueError(f"the weight change has {first} values, but the layout has {values.numel()}")
     return _Change(values, exact, math.sqrt(math.fsum(squares)), most)

@@ -93,8 +93,8 @@ def require_floor(share: float, what: str) -> None:
     """Raise `ValueError` for a floor out of range, or a NaN."""
     if not FLOOR_MIN <= share <= 1:
         raise ValueError(
-            f"{what} must lie between {FLOOR_MIN:g} and 1, not {share!r:.40}: it is the least share of its planned "
-            "steps that a client must have done to send a masked update"
+            f"{what} must lie between {FLOOR_MIN:g} and 1, not {share!r:.40}: a client that has done a smaller share "
+            "of its planned steps sends no masked update"
         )
 
 

@@ -147,8 +147,8 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
     """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for impossible counts."""
     if counts.clients != n_clients:
         raise CanaryWrong(
-            "the words do not count the clients in the sum: a mask was not removed, or a client did not count itself "
-            "once; the sum is discarded"
+            "the count of clients in the unmasked sum is wrong: a mask was not removed, or a client did not count "
+            "itself exactly once; the sum is discarded"
         )
     if not (
         counts.weight == counts.sample_count
@@ -160,7 +160,7 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
         and 0 <= counts.n_cut <= n_clients * (len(composition.secure.metrics) + len(composition.secure.evaluation))
     ):
         raise ImplausibleTotals(
-            "the masked counts add up to an impossible total: a client breaks the protocol; the sum is discarded"
+            "the counts in the unmasked sum are impossible: a client broke the protocol; the sum is discarded"
         )
 
 
@@ -171,7 +171,7 @@ def _check_measured(composition: Composition, one: MetricSum, counts: Counts) ->
     )
     if not (is_plausible and abs(one.value) <= most):
         raise ImplausibleTotals(
-            "a masked metric adds up to an impossible total: a client breaks the protocol; the sum is discarded"
+            "a metric in the unmasked sum is impossible: a client broke the protocol; the sum is discarded"
         )
 
 
@@ -181,8 +181,8 @@ def _check_exact(composition: Composition, exact: Tensor, total_weight: int) -> 
     low, high = (int(bound.item()) for bound in exact.aminmax())
     if max(-low, high) > math.ceil(composition.grid.max_abs / composition.grid.step) * total_weight:
         raise ImplausibleTotals(
-            "the masked values of a tensor that is not rounded add up to more than the run's max_abs: a client "
-            "breaks the protocol; the sum is discarded"
+            "in the unmasked sum, a value of a tensor that no codec rounds is beyond the run's max_abs: a client broke "
+            "the protocol; the sum is discarded"
         )
 
 
@@ -191,8 +191,9 @@ def _shown(composition: Composition, lifted: Tensor, counts: Counts) -> SumShown
     share = composition.modular.share_near_the_edge(lifted)
     if share > WRAP_SHARE:
         raise SumWrapped(
-            f"{share:.1%} of the sum's coordinates lie near the edge of its {composition.secure.bits} bits, so some "
-            "have wrapped: the updates have grown too fast; the next attempt takes bits that no sum can exceed"
+            f"{share:.1%} of the sum's values are near the limit of {composition.secure.bits} bits, so some have "
+            "overflowed: the updates grew too fast; the sum is discarded, and the next attempt uses enough bits for "
+            "every possible sum"
         )
     noise = counts.clients * composition.secure.noise_variance
     step = 1 / composition.codec.inverse_step

@@ -20,12 +20,12 @@ REASONS = {
     Codec.FLOAT32: "depend on their order",
     Codec.INTEGER: "sent entropy coded",
     Codec.EDEN: "its own rotation",
-    Codec.SIGN: "its own scales for the two sides",
+    Codec.SIGN: "its own scales for positive and negative values",
     Codec.TERNARY: "levels of different scales",
     Codec.QSGD: "its own norms",
     Codec.TOPK: "its own coordinates",
     Codec.MASK: "with bfloat16 each client rounds for itself",
-    Codec.PLANES: "compressed bytes do not add up",
+    Codec.PLANES: "compressed bytes cannot be added",
 }
 
 

@@ -108,12 +108,12 @@ GOOD = {"version": torch.tensor(3), "residual": gaussian(4), "velocity": gaussia
 )
 def test_other_tensors_are_no_state(wrong: dict[str, torch.Tensor]) -> None:
     assert Residual.from_tensors(GOOD).version == 3
-    with pytest.raises(ValueError, match="not the state of error feedback"):
+    with pytest.raises(ValueError, match="not a state of error feedback"):
         Residual.from_tensors({**GOOD, **wrong})
 
 
 def test_the_version_alone_is_no_state() -> None:
-    with pytest.raises(ValueError, match="not the state"):
+    with pytest.raises(ValueError, match="not a state"):
         Residual.from_tensors({"version": torch.tensor(3)})
 
 

@@ -99,7 +99,7 @@ def test_the_sum_measures_the_updates_root_mean_square() -> None:
 def test_a_mean_of_other_parts_than_those_in_the_sum_is_refused() -> None:
     total = CODEC.new_sum()
     total.add([read(written(gaussian(1)))], 3)
-    with pytest.raises(ValueError, match="the parts weigh 4, the sum 3"):
+    with pytest.raises(ValueError, match="the parts have the weight 4 in all, but the sum has 3"):
         CODEC.mean(total, [Part(4, 0)])
     with pytest.raises(ValueError, match="no update was added"):
         CODEC.mean(CODEC.new_sum(), []).mean_slice(0, 1)
@@ -185,7 +185,7 @@ def test_each_wrong_thing_has_its_own_error(update: bytes, refusal: type[UpdateR
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
 def test_a_norm_that_none_can_be_is_called_that_where_nothing_is_clipped(norm: float) -> None:
-    with pytest.raises(UpdateOutOfRange, match=f"states the norm {norm}, which is impossible$"):
+    with pytest.raises(UpdateOutOfRange, match=f"states the norm {norm}; a norm must be finite and not negative$"):
         read(with_bytes(HEAD + 4, struct.pack("<f", norm)), 4)
 
 
@@ -199,7 +199,7 @@ def test_levels_beyond_the_runs_bound_are_refused() -> None:
 
 def test_a_norm_beyond_the_clip_is_refused() -> None:
     clipped = IntegerCodec(CodecPlan(Codec.INTEGER, 8.0, 77, clip_norm=1.0), GRID, LAYOUT)
-    with pytest.raises(UpdateOutOfRange, match="the run's clip_norm is 1"):
+    with pytest.raises(UpdateOutOfRange, match="above the run's clip_norm 1"):
         read(written(gaussian(1)), codec=clipped)
 
 

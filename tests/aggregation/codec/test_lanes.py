@@ -104,16 +104,16 @@ def test_a_sum_of_nothing_leaves_the_step_as_it_was() -> None:
 
 def test_what_cannot_work_is_refused_with_what_to_do() -> None:
     at = rotated(1000)
-    with pytest.raises(ValueError, match="1 to 64 ranks, not 65; use lanes"):
+    with pytest.raises(ValueError, match="between 1 and 64, not 65; use Lanes"):
         ByteLanes(at, 65)
     with pytest.raises(ValueError, match="too narrow for 100 ranks; take 9 bits or more"):
         Lanes(at, 100, bits=8)
     assert Lanes(at, 100, bits=9).level_max == 2
-    with pytest.raises(ValueError, match="words of 32 or 64 bits, not 16"):
+    with pytest.raises(ValueError, match="word_bits must be 32 or 64, not 16"):
         Lanes(at, 2, bits=8, word_bits=16)
-    with pytest.raises(ValueError, match="1 to 31 bits, not 32"):
+    with pytest.raises(ValueError, match="bits must lie between 1 and 31, not 32"):
         Lanes(at, 2, bits=32)
-    with pytest.raises(ValueError, match="reduce in groups"):
+    with pytest.raises(ValueError, match="reduce more ranks in groups"):
         Lanes(at, 65_537, bits=31)
     with pytest.raises(ValueError, match="rank must lie between 0 and 1, not 2"):
         ByteLanes(at, 2).encode(torch.zeros(1000), 2)

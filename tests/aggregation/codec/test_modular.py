@@ -141,15 +141,15 @@ def test_the_alarm_counts_what_is_near_the_edge() -> None:
 
 def test_what_cannot_work_is_refused_with_what_to_do() -> None:
     codec = modular(1000, 8)
-    with pytest.raises(ValueError, match="1 to 32 bits, not 33; take a larger step"):
+    with pytest.raises(ValueError, match="between 1 and 32, not 33; a larger step needs fewer bits"):
         modular(1000, 33)
-    with pytest.raises(ValueError, match="aggregate in groups"):
+    with pytest.raises(ValueError, match="aggregate more clients in groups"):
         bits_for(inverse_step=1, sigma_sum=1, n_clients=65_537)
     with pytest.raises(ValueError, match="sigma_sum must not be negative"):
         bits_for(inverse_step=1, sigma_sum=math.nan, n_clients=2)
-    with pytest.raises(ValueError, match="a vector takes 1024 bytes, not 1023"):
+    with pytest.raises(ValueError, match="a packed vector must have 1024 bytes, not 1023"):
         codec.add(codec.new_sum(), torch.zeros(1023, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="a sum is 1024 int32"):
+    with pytest.raises(ValueError, match=r"the sum must have shape \[1024\] and type torch\.int32"):
         codec.mean(torch.zeros(1000, dtype=torch.int32), 1)
     with pytest.raises(ValueError, match="at least one client"):
         codec.mean(codec.new_sum(), 0)

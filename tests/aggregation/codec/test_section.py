@@ -64,27 +64,30 @@ def test_every_name_makes_a_plan_that_travels_and_a_codec(keys: dict[str, Any]) 
     ("keys", "sentence"),
     [
         ({"name": "zip"}, "Input should be 'float32', 'integer'"),
-        ({"name": "float32", "step": 1.0}, 'step is not for name = "float32", which takes no other key'),
-        ({"name": "eden", "share": 0.1}, 'share is not for name = "eden", which takes bits, clip_norm, error_feedback'),
-        ({"name": "integer", "error": 0.1}, 'error is not for name = "integer", which takes step'),
-        ({"name": "auto", "step": 1.0}, 'step is not for name = "auto", which takes error'),
-        ({"name": "integer", "error_feedback": True}, 'error_feedback is not for name = "integer"'),
+        ({"name": "float32", "step": 1.0}, 'name = "float32" does not take the key step; it takes no other key'),
+        (
+            {"name": "eden", "share": 0.1},
+            'name = "eden" does not take the key share; it takes bits, clip_norm, error_feedback',
+        ),
+        ({"name": "integer", "error": 0.1}, 'name = "integer" does not take the key error; it takes step'),
+        ({"name": "auto", "step": 1.0}, 'name = "auto" does not take the key step; it takes error'),
+        ({"name": "integer", "error_feedback": True}, 'name = "integer" does not take the key error_feedback'),
         ({"name": "integer", "step": 0.001}, "step must lie between 0.00390625 and 16, not 0.001"),
         ({"name": "integer", "step": math.nan}, "step must lie between"),
         ({"name": "auto", "error": 30.0}, "error must lie between"),
         ({"name": "auto", "first_norm": math.inf}, "first_norm must lie between"),
-        ({"name": "eden", "bits": 9}, "EDEN has 1 to 8 bits, not 9"),
+        ({"name": "eden", "bits": 9}, "bits must lie between 1 and 8, not 9"),
         ({"name": "eden", "bits": 2.5}, "valid integer"),
-        ({"name": "topk", "share": 0.0}, "share of coordinates"),
+        ({"name": "topk", "share": 0.0}, "share must lie between"),
         ({"name": "topk", "warm_up_rounds": 0}, "warm_up_rounds must lie between 1 and"),
-        ({"name": "topk", "momentum": 0.9}, "momentum corrects the residual .* error_feedback = true"),
+        ({"name": "topk", "momentum": 0.9}, "momentum needs .* error_feedback = true"),
         ({"name": "topk", "error_feedback": True, "momentum": 1.0}, "momentum must lie between 0 and 0.999"),
-        ({"name": "sign", "momentum": 0.9}, 'momentum is not for name = "sign"'),
-        ({"name": "eden", "error_feedback": True}, "error feedback does not work with"),
-        ({"name": "mask", "error_feedback": True}, "error feedback does not work with"),
-        ({"name": "qsgd", "error_feedback": True}, "error feedback does not work with"),
-        ({"name": "ternary", "error_feedback": True}, "error feedback does not work with"),
-        ({"name": "lowrank", "mode": "sketched", "error_feedback": True}, "error feedback does not work with"),
+        ({"name": "sign", "momentum": 0.9}, 'name = "sign" does not take the key momentum'),
+        ({"name": "eden", "error_feedback": True}, "error_feedback does not work with"),
+        ({"name": "mask", "error_feedback": True}, "error_feedback does not work with"),
+        ({"name": "qsgd", "error_feedback": True}, "error_feedback does not work with"),
+        ({"name": "ternary", "error_feedback": True}, "error_feedback does not work with"),
+        ({"name": "lowrank", "mode": "sketched", "error_feedback": True}, "error_feedback does not work with"),
         ({"name": "eden", "clip_norm": -1.0}, "clip_norm must lie between"),
     ],
 )
@@ -191,9 +194,9 @@ def test_a_client_that_alone_measured_its_line_does_not_decide_for_the_others() 
 @pytest.mark.parametrize(("name", "key"), [("topk", "share"), ("ternary", "clip_sigmas")])
 def test_a_number_beyond_all_floats_is_refused_as_any_other(name: Any, key: str) -> None:
     given: dict[str, Any] = {key: 10**400}
-    with pytest.raises(ValueError, match="beyond all floats"):
+    with pytest.raises(ValueError, match="too large for a float"):
         CodecSection(name, **given)
-    with pytest.raises(ValueError, match="beyond all floats"):
+    with pytest.raises(ValueError, match="too large for a float"):
         require_codec(PLANS.validate_python({"codec": int(Codec[name.upper()]), "parameters": {key: 10**400}}))
 
 

@@ -31,7 +31,7 @@ def test_the_largest_of_several_pieces_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "words"), [(4, "has 3 values, and the model's layout has 4"), (2, "ends in the middle of a value")]
+    ("cut", "words"), [(4, "has 3 values, but the model's layout has 4"), (2, "ends in the middle of a value")]
 )
 def test_an_update_that_is_short_is_refused(cut: int, words: str) -> None:
     update = written(1.0, 1.0, 1.0, 1.0)

@@ -65,7 +65,7 @@ def test_any_number_of_values_can_be_asked_for(n_values: int) -> None:
 
 
 def test_a_part_begins_with_a_group() -> None:
-    with pytest.raises(ValueError, match="does not begin a group"):
+    with pytest.raises(ValueError, match="must be a multiple of"):
         dither(3, 100, 5)
 
 

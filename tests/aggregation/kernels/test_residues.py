@@ -98,28 +98,28 @@ def test_what_lies_beside_the_buffers_is_left_alone(path: native.Path, n_values:
 
 @pytest.mark.parametrize("bits", [0, 33, -1])
 def test_widths_that_words_have_not_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"1 to 32 bits, not {bits}"):
+    with pytest.raises(ValueError, match=f"bits must lie between 1 and 32, not {bits}"):
         pack_residues_into(torch.zeros(64, dtype=torch.uint8), whole_range(10, 1), bits)
-    with pytest.raises(ValueError, match=f"1 to 32 bits, not {bits}"):
+    with pytest.raises(ValueError, match=f"bits must lie between 1 and 32, not {bits}"):
         add_packed(whole_range(10, 1), torch.zeros(64, dtype=torch.uint8), bits)
 
 
 def test_buffers_of_a_wrong_length_or_type_are_refused() -> None:
     residues, packed = whole_range(600, 1), torch.zeros(128 * 20, dtype=torch.uint8)
     for wrong in (packed[1:], packed.view(2, -1)):
-        with pytest.raises(ValueError, match="a vector of 2560 is needed"):
+        with pytest.raises(ValueError, match=r"the vector must have shape \[2560\]"):
             pack_residues_into(wrong, residues, 20)
-        with pytest.raises(ValueError, match="a vector of 2560 is needed"):
+        with pytest.raises(ValueError, match=r"the vector must have shape \[2560\]"):
             add_packed(residues, wrong, 20)
-    with pytest.raises(ValueError, match="a vector of 600 is needed"):
+    with pytest.raises(ValueError, match=r"the vector must have shape \[600\]"):
         pack_residues(residues.view(2, 300), 20)
-    with pytest.raises(ValueError, match="a vector of 600 is needed"):
+    with pytest.raises(ValueError, match=r"the vector must have shape \[600\]"):
         add_packed(residues.view(2, 300), packed, 20)
-    with pytest.raises(TypeError, match=r"torch\.int32 is needed, not torch\.int64"):
+    with pytest.raises(TypeError, match=r"torch\.int32, not torch\.int64"):
         pack_residues(residues.to(torch.int64), 20)
-    with pytest.raises(TypeError, match=r"torch\.int32 is needed, not torch\.int16"):
+    with pytest.raises(TypeError, match=r"type must be torch\.int32, not torch\.int16"):
         add_packed(residues.to(torch.int16), packed, 20)
-    with pytest.raises(TypeError, match=r"torch\.uint8 is needed, not torch\.int8"):
+    with pytest.raises(TypeError, match=r"type must be torch\.uint8, not torch\.int8"):
         add_packed(residues, packed.to(torch.int8), 20)
 
 

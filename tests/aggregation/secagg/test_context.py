@@ -147,9 +147,9 @@ def test_digests_and_ids_have_one_spelling(changed: dict[str, str]) -> None:
 
 def test_a_cohort_has_one_order_and_no_name_twice() -> None:
     first, second, third = context_of(3).cohort
-    with pytest.raises(ValueError, match="in the order of the names"):
+    with pytest.raises(ValueError, match="list each client once, sorted by name"):
         context_of(3, cohort=(second, first, third))
-    with pytest.raises(ValueError, match="in the order of the names"):
+    with pytest.raises(ValueError, match="list each client once, sorted by name"):
         context_of(3, cohort=(first, (first[0], KEYS[0]), second))
 
 

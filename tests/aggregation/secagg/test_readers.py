@@ -135,14 +135,14 @@ def test_a_list_names_clients_of_the_cohort_in_their_order_each_once(name: str) 
     for clients in ((5, 4), (4, 4)):
         with pytest.raises(MalformedMessage, match="in ascending order, each once"):
             READERS[name](listing(name, clients))
-    with pytest.raises(MalformedMessage, match="client 6 of a cohort of 6"):
+    with pytest.raises(MalformedMessage, match="lists client 6, but the cohort has 6 clients"):
         READERS[name](listing(name, (4, 6)))
 
 
 @pytest.mark.parametrize("name", ["Inputs", "Inbox"])
 def test_a_set_names_clients_of_the_cohort_in_their_order_each_once(name: str) -> None:
     for clients in ((4, 1), (4, 4), (4, 6)):
-        with pytest.raises(MalformedMessage, match="names "):
+        with pytest.raises(MalformedMessage, match=r"must list|lists client"):
             READERS[name](u32(2, *clients))
 
 
@@ -171,7 +171,7 @@ def test_the_length_of_a_share_keys_message_is_known_before_it_is_read(n_neighbo
 
 def test_another_clients_message_is_not_taken_for_this_ones() -> None:
     mine = ShareKeys(2, bytes(32), {2: Dealt(bytes(16), bytes(16), b"")}, bytes(64)).encode()
-    with pytest.raises(MalformedMessage, match="another client's"):
+    with pytest.raises(MalformedMessage, match="names another client"):
         ShareKeys.decode(mine, 1, ())
-    with pytest.raises(MalformedMessage, match="another client's"):
+    with pytest.raises(MalformedMessage, match="names another client"):
         Unmasking.decode(Unmasking(2, {}).encode(), 1, N)

@@ -81,7 +81,7 @@ def test_one_dropout_too_many() -> None:
     federation.mask({index: torch.zeros(8, dtype=torch.int32) for index in range(10)})
     federation.agree()
 
-    with pytest.raises(TooFew, match="6 shares of client-0000's secret were revealed, of 7"):
+    with pytest.raises(TooFew, match="only 6 shares of client-0000's secret were revealed; 7 are needed"):
         federation.reveal(without=range(4))
 
 
@@ -93,5 +93,5 @@ def test_who_signed_is_not_enough() -> None:
     federation.mask({index: torch.zeros(8, dtype=torch.int32) for index in range(10)})
     federation.agree(without=range(4))
 
-    with pytest.raises(TooFew, match="only 6 clients that hold shares with this one have signed the sum, of 7"):
+    with pytest.raises(TooFew, match="only 6 clients that hold this client's shares have signed the sum; 7 are needed"):
         federation.reveal()

@@ -107,8 +107,8 @@ def test_an_update_of_another_codec_or_length_is_refused(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("codec", "sentence"),
     [
-        ('name = "eden"\nerror_feedback = true', "error feedback does not work with eden"),
-        ('name = "eden"\nstep = 0.5', 'step is not for name = \\"eden\\", which takes bits'),
+        ('name = "eden"\nerror_feedback = true', "error_feedback does not work with these settings of eden"),
+        ('name = "eden"\nstep = 0.5', 'name = \\"eden\\" does not take the key step; it takes bits'),
         ('name = "gzip"', "Input should be 'float32', 'integer', 'auto'"),
     ],
 )

@@ -112,7 +112,7 @@ def test_who_has_not_done_all_of_its_work_declines_and_there_is_no_sum() -> None
     assert not first.committed
     assert {client.fate for client in first.clients} == {Fate.DECLINED}
     assert {client.reason for client in first.clients} == {
-        "too little of the work was done for the update to hide among the others"
+        "this client did less work than minimum_work requires, so its update would stand out from the others"
     }
     assert [one.record for one in without] == [one.record for one in with_masks]
 
@@ -221,7 +221,7 @@ def test_a_sum_that_has_wrapped_is_given_up_and_the_next_has_room() -> None:
         (3, False),
         (3, True),
     ]
-    assert "some have wrapped" in without[2].record.reason
+    assert "some have overflowed" in without[2].record.reason
     before = without[2].standing.state.before
     assert before
     assert len(before.opened) == 1

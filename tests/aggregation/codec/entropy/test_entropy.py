@@ -156,7 +156,7 @@ def test_a_wrong_number_of_large_values_and_too_large_ones_are_refused(
 
 
 def test_symbols_after_the_last_are_refused() -> None:
-    with pytest.raises(MalformedUpdate, match="more values than the model has"):
+    with pytest.raises(MalformedUpdate, match="padding after the update's last value is not zero"):
         read_segment(Payload([block(b"\0\x80")]), ONE_CLASS[:9], same(1))
 
 

@@ -120,17 +120,17 @@ def test_what_lies_beside_the_buffers_is_left_alone() -> None:
 
 def test_buffers_of_a_wrong_length_or_type_are_refused() -> None:
     folded, counted = torch.zeros(10, dtype=torch.int16), kernels.count(torch.zeros(10, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="vector of 10"):
+    with pytest.raises(ValueError, match=r"must have shape \[10\]"):
         kernels.by_class(torch.zeros(9, dtype=torch.int32), counted)
-    with pytest.raises(ValueError, match="vector of 10"):
+    with pytest.raises(ValueError, match=r"must have shape \[10\]"):
         kernels.in_place(folded[1:], counted)
-    with pytest.raises(ValueError, match="vector of 3"):
+    with pytest.raises(ValueError, match=r"must have shape \[3\]"):
         kernels.unpack_symbols(folded, torch.zeros(2, dtype=torch.uint8), 2, folded)
     with pytest.raises(ValueError, match="1, 2, 4 or 8 bits, not 3"):
         kernels.pack_symbols(folded, 3)
-    with pytest.raises(TypeError, match="int16 is needed"):
+    with pytest.raises(TypeError, match=r"type must be torch\.int16"):
         kernels.pack_symbols(folded.int(), 2)
-    with pytest.raises(ValueError, match="does not begin a group"):
+    with pytest.raises(ValueError, match="must be a multiple of"):
         kernels.mix_dither_into(counted.classes, 1, 1, 64)
 
 

@@ -102,14 +102,14 @@ def test_a_coordinate_takes_1_6_bits_and_a_little() -> None:
 def test_bytes_that_hold_no_trits_are_refused() -> None:
     payload = bytearray(payload_of(Ternary(), gaussian(20), context_of(20)))
     payload[-1] = 243
-    with pytest.raises(MalformedUpdate, match="no five trits"):
+    with pytest.raises(MalformedUpdate, match="does not hold five ternary values"):
         decoded(Ternary(), [bytes(payload)], context_of(20))
 
 
 def test_trits_past_the_end_are_refused() -> None:
     payload = bytearray(payload_of(Ternary(), gaussian(6), context_of(6)))
     payload[-1] = 3
-    with pytest.raises(MalformedUpdate, match="follow the last"):
+    with pytest.raises(MalformedUpdate, match="after the update's last ternary value"):
         decoded(Ternary(), [bytes(payload)], context_of(6))
 
 

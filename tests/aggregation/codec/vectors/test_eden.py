@@ -120,5 +120,5 @@ def test_a_payload_has_little_beside_its_bits() -> None:
 
 @pytest.mark.parametrize("bits", [0, 9])
 def test_other_widths_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match="1 to 8 bits"):
+    with pytest.raises(ValueError, match="between 1 and 8"):
         Eden(bits)

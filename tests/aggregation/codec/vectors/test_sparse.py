@@ -63,9 +63,9 @@ def test_a_bitmap_is_read_as_it_was_written(places: list[int], n_values: int) ->
         (octets(), 1, LyingLength, "lists 0 coordinates"),
         (octets(0x81, 0x00), 1, MalformedUpdate, "more bytes than it needs"),
         (octets(*[0x80] * 7, 0x01), 1, MalformedUpdate, "more bytes than it needs"),
-        (octets(*varint(100)), 1, MalformedUpdate, "names coordinate 100 of 100"),
-        (octets(*varint(99), 0), 2, MalformedUpdate, "names coordinate 100 of 100"),
-        (octets(*varint((1 << 49) - 1) * 3), 3, MalformedUpdate, "beyond 100"),
+        (octets(*varint(100)), 1, MalformedUpdate, "lists coordinate 100; the last one is 99"),
+        (octets(*varint(99), 0), 2, MalformedUpdate, "lists coordinate 100; the last one is 99"),
+        (octets(*varint((1 << 49) - 1) * 3), 3, MalformedUpdate, "beyond the last one; the update has 100 values"),
     ],
 )
 def test_other_gaps_are_refused(data: torch.Tensor, count: int, error: type[UpdateRefused], words: str) -> None:
@@ -84,7 +84,7 @@ def test_other_bitmaps_are_refused() -> None:
         bitmap_read(octets(1), 1, 9)
     with pytest.raises(LyingLength, match="has 1 coordinates"):
         bitmap_read(octets(1, 0), 2, 9)
-    with pytest.raises(MalformedUpdate, match="coordinate 9 of 9"):
+    with pytest.raises(MalformedUpdate, match="coordinate 9; the last one is 8"):
         bitmap_read(octets(0, 2), 1, 9)
 
 
@@ -240,10 +240,10 @@ ONE = struct.pack("<f", 1.0)
     ("payload", "error", "words"),
     [
         (head(2, 1) + ONE + b"\x00", MalformedUpdate, "not 2"),
-        (head(0, 11) + ONE * 11 + bytes(11), LyingLength, "declares 11 coordinates; the plan allows 10"),
-        (head(0, (1 << 64) - 1), LyingLength, "the plan allows 10"),
+        (head(0, 11) + ONE * 11 + bytes(11), LyingLength, "declares 11 coordinates; the plan allows at most 10"),
+        (head(0, (1 << 64) - 1), LyingLength, "the plan allows at most 10"),
         (head(0, 2) + ONE, LyingLength, "ends too early"),
-        (head(0, 1) + ONE + b"\x64", MalformedUpdate, "coordinate 100 of 100"),
+        (head(0, 1) + ONE + b"\x64", MalformedUpdate, "coordinate 100; the last one is 99"),
         (head(0, 1) + ONE + b"\x01\x01", LyingLength, "lists 2"),
         (head(0, 0) + b"\x01", LyingLength, "lists 1"),
         (head(0, 1) + ONE + bytes(14), LyingLength, "too long"),

@@ -148,20 +148,23 @@ def test_masks_over_two_rosters_do_not_cancel() -> None:
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_a_roster_of_fewer_than_three_is_refused(n: int) -> None:
     federation = advertised(4)
-    with pytest.raises(TooFew, match=f"only {counted(n, 'client')} advertised keys, of at least 3"):
+    with pytest.raises(TooFew, match=f"only {counted(n, 'client')} advertised keys; at least 3 are needed"):
         federation.clients[VICTIM].share(roster_of(federation, list(federation.adverts.values())[:n]))
     require_silent(federation.clients[VICTIM])
 
 
 @pytest.mark.parametrize("minimum", [-1, 0, 1, 2, 5])
 def test_no_plan_has_a_minimum_below_three_or_above_the_cohort(minimum: int) -> None:
-    with pytest.raises(ValueError, match="3 to 65536 clients and a minimum among them"):
+    with pytest.raises(
+        ValueError,
+        match=f"a minimum of 3 or more, .* to 65536 clients; this one has a minimum of {minimum} and 4 clients",
+    ):
         context_of(4, minimum=minimum)
 
 
 def test_a_clients_own_floor_is_above_the_coordinators_word() -> None:
     context = context_of(6, minimum=4)
-    with pytest.raises(TooFew, match="no sum of fewer than 5"):
+    with pytest.raises(TooFew, match="only in sums of at least 5"):
         SecureClient(context, VICTIM, None, bytes, 5)  # type: ignore[arg-type]
 
 
@@ -175,13 +178,13 @@ def shrunk(minimum: int) -> Tensor:
 
 
 def test_a_roster_shrunk_below_the_minimum_is_refused() -> None:
-    with pytest.raises(TooFew, match="only 5 clients advertised keys, of at least 9"):
+    with pytest.raises(TooFew, match="only 5 clients advertised keys; at least 9 are needed"):
         shrunk(minimum=9)
 
 
 def test_of_a_roster_shrunk_to_the_corrupt_clients_nothing_comes_out() -> None:
     """t counts with a third of those *invited*, whoever of them has come."""
-    with pytest.raises(TooFew, match="only 4 clients are in the sum, of at least 5"):
+    with pytest.raises(TooFew, match="only 4 clients are in the sum; at least 5 are needed"):
         shrunk(minimum=3)
 
 
@@ -210,9 +213,9 @@ def test_a_third_of_those_invited_is_too_few_in_every_roster() -> None:
 
 def test_the_threshold_stands_against_two_views_of_who_is_alive() -> None:
     """One of four is corrupt; the three honest ones cannot be split so that both halves reach t = 3 with it."""
-    with pytest.raises(TooFew, match="2 clients that hold shares with this one have signed the sum, of 3"):
+    with pytest.raises(TooFew, match="2 clients that hold this client's shares have signed the sum; 3 are needed"):
         split_view(heard(4), VICTIM, alive=[VICTIM], dead=[1, 2])
-    with pytest.raises(TooFew, match="2 clients that hold shares with this one have signed the sum, of 3"):
+    with pytest.raises(TooFew, match="2 clients that hold this client's shares have signed the sum; 3 are needed"):
         split_view(heard(4), VICTIM, alive=[VICTIM, 1], dead=[2])
 
 
@@ -262,7 +265,7 @@ def test_neighbours_hang_on_the_opening_and_on_every_key() -> None:
 
 def test_an_opening_that_was_not_committed_to_is_refused() -> None:
     federation = advertised(4)
-    with pytest.raises(Disagreement, match="another graph"):
+    with pytest.raises(Disagreement, match="does not match the commitment"):
         federation.clients[VICTIM].share(roster_of(federation, federation.adverts.values(), bytes(32)))
     require_silent(federation.clients[VICTIM])
 

@@ -45,7 +45,7 @@ def both_asked(federation: Federation) -> Tensor:
 
 def test_nobody_reveals_a_second_time() -> None:
     federation = heard(4)
-    with pytest.raises(Disagreement, match="two different messages as its inputs"):
+    with pytest.raises(Disagreement, match="the message 'inputs' twice, with different content"):
         both_asked(federation)
 
 

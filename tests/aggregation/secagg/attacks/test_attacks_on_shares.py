@@ -217,7 +217,7 @@ def test_a_dealer_whose_shares_open_for_nobody_is_named(*, is_gone: bool) -> Non
     federation.mask({index: secret_vector(index) for index in range(5) if not (is_gone and index == DEALER)})
     federation.agree()
     found_words = "0 shares of client-0002's secret were" if is_gone else "1 share of client-0002's secret was"
-    with pytest.raises(TooFew, match=f"{found_words} revealed, of 4"):
+    with pytest.raises(TooFew, match=f"only {found_words} revealed; 4 are needed"):
         federation.reveal()
     unmasker, agreements = federation.unmasker(), encode_agreements(federation.agreed)
     for n_answered, index in enumerate(federation.inputs, start=1):
@@ -235,7 +235,7 @@ def test_a_complaint_holds_no_secret() -> None:
     own = {index: one for index, one in federation.dealt.items() if index != VICTIM}
     federation.clients[VICTIM].hear(inbox_of(federation, VICTIM, federation.shared, {**own, DEALER: false}))
     assert federation.clients[VICTIM].complaints == (
-        "client-0002: this is not the share that client 2 has committed to for client 0",
+        "client-0002: the share does not match the commitment of client 2 for client 0",
     )
 
 
@@ -281,7 +281,7 @@ def test_who_reveals_a_wrong_share_is_named_and_the_sum_opens_without_it(
 ) -> None:
     federation, unmasker, answers = answered()
     wrong = replace(answers[3], shares={**answers[3].shares, dealer: false(federation, answers, dealer)})
-    sentence = f"client-0003 reveals a share that is not the one client-000{dealer} dealt to it"
+    sentence = f"client-0003 revealed another share than the one that client-000{dealer} dealt to it"
     with pytest.raises(BadShare, match=sentence):
         unmasker.take(wrong)
     assert unmasker.answered == set(), "nothing of it was taken"
@@ -307,7 +307,9 @@ def test_a_share_that_was_not_asked_for_is_refused() -> None:
     unmasker = federation.unmasker()
     answer = federation.clients[3].reveal(encode_agreements(federation.agreed))
     message = Unmasking.decode(answer, 3, 6)
-    with pytest.raises(SecAggError, match="client-0003 reveals a share of client-0005, which it was not asked for"):
+    with pytest.raises(
+        SecAggError, match="client-0003 revealed a share of the secret of client-0005, which it was not asked for"
+    ):
         unmasker.take(replace(message, shares={**message.shares, 5: bytes(33)}))
 
 

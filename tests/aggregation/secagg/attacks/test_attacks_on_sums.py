@@ -45,15 +45,15 @@ def u32s(*numbers: int) -> bytes:
     ("inputs", "refusal", "sentence"),
     [
         (encode_indices([1, 2, 3, 4]), Disagreement, "leaves this client out"),
-        (encode_indices([0, 1, 2, 3, 5]), Disagreement, "names one that did not share its keys"),
-        (u32s(5, 0, 1, 2, 3, 6), MalformedMessage, "client 6 of a cohort of 6"),
+        (encode_indices([0, 1, 2, 3, 5]), Disagreement, "contains a client that did not share its keys"),
+        (u32s(5, 0, 1, 2, 3, 6), MalformedMessage, "lists client 6, but the cohort has 6 clients"),
         (u32s(6, 0, 1, 1, 2, 3, 4), MalformedMessage, "each once"),
         (u32s(5, 0, 1, 2, 4, 3), MalformedMessage, "ascending"),
         (u32s(6, 0, 1, 2, 3, 4), MalformedMessage, "28 bytes, not 24"),
-        (u32s(0xFFFFFFFF, 0, 1, 2, 3, 4), MalformedMessage, "larger than the cohort"),
-        (b"", MalformedMessage, "begins with a count"),
-        (encode_indices([0, 1, 2, 3]), TooFew, "4 clients are in the sum, of at least 5"),
-        (encode_indices([0]), TooFew, "1 client is in the sum, of at least 5"),
+        (u32s(0xFFFFFFFF, 0, 1, 2, 3, 4), MalformedMessage, "states 4294967295 entries, but the cohort has only"),
+        (b"", MalformedMessage, "must begin with a count"),
+        (encode_indices([0, 1, 2, 3]), TooFew, "4 clients are in the sum; at least 5 are needed"),
+        (encode_indices([0]), TooFew, "1 client is in the sum; at least 5 are needed"),
         (encode_indices([]), Disagreement, "leaves this client out"),
     ],
     ids=[
@@ -85,7 +85,7 @@ def test_a_sum_that_cannot_be_ends_the_round(inputs: bytes, refusal: type[Except
 def test_a_sum_of_fewer_than_the_minimum_ends_the_round() -> None:
     victim = heard(6, minimum=6).clients[VICTIM]
     masked(victim)
-    with pytest.raises(TooFew, match="5 clients are in the sum, of at least 6"):
+    with pytest.raises(TooFew, match="5 clients are in the sum; at least 6 are needed"):
         agreed(victim, range(5))
 
 
@@ -158,7 +158,7 @@ def test_without_the_consistency_check_the_sum_of_a_few_would_show(monkeypatch: 
 
 def test_fewer_signatures_than_the_threshold_open_nothing() -> None:
     federation = in_the_sum(6, range(6))
-    with pytest.raises(TooFew, match=r"only 4 clients .* of 5"):
+    with pytest.raises(TooFew, match=r"only 4 clients .*; 5 are needed"):
         revealed(federation.clients[VICTIM], {index: federation.agreed[index] for index in range(4)})
     require_silent(federation.clients[VICTIM])
 

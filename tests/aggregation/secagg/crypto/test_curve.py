@@ -57,7 +57,7 @@ def test_the_first_vector_of_rfc_7748_section_5_2_and_the_second_whose_key_has_b
     assert shared_secret(scalar, u).hex() == out
     scalar = bytes.fromhex("4b66e9d4d1b4673c5ad22691957d6af5c11b6421e0ea01d42ca4169e7918ba0d")
     u = bytes.fromhex("e5210f12786811d3f4b7959d0538ae2c31dbe7106fc03c3efc4cd549c715a493")
-    with pytest.raises(BadKey, match="one spelling"):
+    with pytest.raises(BadKey, match=r"below 2\^255 - 19"):
         shared_secret(scalar, u)
     out = "95cbde9476e8907d7aade45cb4b873f88b595a68799fa152e6f8f7647aac7957"
     assert shared_secret(scalar, u[:31] + bytes([u[31] & 0x7F])).hex() == out
@@ -117,7 +117,7 @@ def test_these_are_all_points_of_small_order() -> None:
 @pytest.mark.parametrize("case", NON_CANONICAL, ids=by_number)
 def test_a_second_spelling_of_a_key_is_refused_for_it_shares_the_same_secret(case: Exchange) -> None:
     alias, private = bytes.fromhex(case.public), bytes.fromhex(case.private)
-    with pytest.raises(BadKey, match="one spelling"):
+    with pytest.raises(BadKey, match=r"below 2\^255 - 19"):
         require_key(alias)
     own = encoded((int.from_bytes(alias, "little") & ((1 << 255) - 1)) % P)
     assert shared_secret(private, own).hex() == case.shared
@@ -126,7 +126,7 @@ def test_a_second_spelling_of_a_key_is_refused_for_it_shares_the_same_secret(cas
 @given(seeds)
 def test_a_key_with_bit_255_set_is_refused(seed: bytes) -> None:
     public = public_key(seed)
-    with pytest.raises(BadKey, match="one spelling"):
+    with pytest.raises(BadKey, match=r"below 2\^255 - 19"):
         require_key(public[:31] + bytes([public[31] | 0x80]))
 
 
@@ -166,5 +166,5 @@ def test_no_key_stands_twice_in_a_roster() -> None:
     require_keys(publics)
     with pytest.raises(BadKey, match="twice"):
         require_keys([*publics, publics[2]])
-    with pytest.raises(BadKey, match="one spelling"):
+    with pytest.raises(BadKey, match=r"below 2\^255 - 19"):
         require_keys([*publics, publics[2][:31] + bytes([publics[2][31] | 0x80])])

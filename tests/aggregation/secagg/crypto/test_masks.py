@@ -189,26 +189,26 @@ def test_the_masks_of_two_keys_are_unlike(other: str) -> None:
 
 @pytest.mark.parametrize("length", [0, 16, 31, 33])
 def test_a_key_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(ValueError, match=f"a mask's key has 32 bytes, not {length}"):
+    with pytest.raises(ValueError, match=f"a mask's key must have 32 bytes, not {length}"):
         Masks([key(0), bytes(length)], [1, 1])
 
 
 def test_signs_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 keys need as many signs, not 1"):
+    with pytest.raises(ValueError, match="2 keys and 1 signs"):
         Masks([key(0), key(1)], [1])
-    with pytest.raises(ValueError, match="0 is neither"):
+    with pytest.raises(ValueError, match=r"must be 1 .* or -1 .*, not 0"):
         Masks([key(0)], [0])
 
 
 def test_vectors_that_are_no_lanes_are_refused_and_left_alone() -> None:
     masks, lanes = Masks([key(0)], [1]), torch.zeros(20, dtype=torch.int32)
     for dtype in (torch.float32, torch.uint8, torch.bool):
-        with pytest.raises(TypeError, match="masks are added to int8, int16, int32 or int64, not torch"):
+        with pytest.raises(TypeError, match="masks can be added to int8, int16, int32 or int64, not to torch"):
             masks.apply(lanes.to(dtype))
     for other in (lanes[::2], lanes.view(4, 5), lanes.view(4, 5).T):
         with pytest.raises(ValueError, match="contiguous vector of one dimension"):
             masks.apply(other)
-    with pytest.raises(ValueError, match="from meta"):
+    with pytest.raises(ValueError, match="the vector is on meta"):
         masks.apply(torch.zeros(20, dtype=torch.int32, device="meta"))
     assert not lanes.any()
 
