@@ -98,7 +98,7 @@ async def get_clients(state: StateDep) -> tuple[ClientView, ...]:
 
 @router.delete("/clients/{client}", status_code=204, responses=problems("not-found"))
 async def delete_client(state: StateDep, client: str) -> Response:
-    """Take a client's right to speak. Its name stays taken."""
+    """Remove a client: its requests are refused from now on. Its name cannot be used again."""
     if not await state.services.registry.revoke(client, state.services.clock.now()):
         raise Refused("not-found", f"no client named {client!r} is enrolled; umbel client list shows all clients")
     await state.coordinator.release(ClientId(client))
@@ -109,7 +109,7 @@ async def delete_client(state: StateDep, client: str) -> Response:
     "/models/{sha256}", openapi_extra=binary_body("application/octet-stream"), responses=problems("wrong-digest")
 )
 async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
-    """Upload a model to start runs from. The same again is the same."""
+    """Upload a model from which runs can start. Repeating the request changes nothing."""
     blobs, loop = state.services.blobs, asyncio.get_running_loop()
     with blobs.scratch() as path:
         came = await _write_stream(request.stream(), path)
@@ -144,8 +144,10 @@ async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Res
     responses={201: {"model": RunView, "description": "The run is new"}, **problems("run-exists", "unknown-model")},
 )
 async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
-    """Create a run from a run file (TOML; or JSON, with the member list that it names) and an uploaded model. The same
-    again is the same; with a list that was not given before, the run has it from then on."""
+    """Create a run from an uploaded model and a run file (TOML; or JSON that also has the run's member list).
+
+    Repeating the request changes nothing. If the run has no member list yet, the request can add it.
+    """
     new = await asyncio.to_thread(read_new_run, await request.body(), request.headers.get("content-type", ""))
     if new.file.name != name:
         raise Refused(
@@ -165,7 +167,7 @@ async def get_runs(state: StateDep) -> tuple[RunView, ...]:
 
 @router.get("/runs/{name}", responses=problems("unknown-run"))
 async def get_run(state: StateDep, name: str) -> RunView:
-    """One run at a glance."""
+    """The state of one run."""
     return view_of((await state.coordinator.driver(RunId(name))).live)
 
 
@@ -178,9 +180,9 @@ async def get_progress(
     wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
     mark: Annotated[str, Query(max_length=64)] = "",
 ) -> RunProgress:
-    """Ended attempts from the `after`-th on, and the round under way; held open until something changes.
+    """The ended attempts after the first `after` ones, and the round under way; held open until something changes.
 
-    `mark`: that of the last answer. What has changed since then is told at once.
+    `mark`: that of the last answer. If something has changed since then, the answer comes at once.
     """
     driver = await state.coordinator.driver(RunId(name))
     with driver.bells.listen(PROGRESS_BELL) as bell:

@@ -31,7 +31,7 @@ Number = Annotated[int, Path(ge=0, lt=1 << 31)]
 
 @router.get("/v1/audit-key", responses=problems(*ANY))
 async def get_audit_key(state: StateDep) -> PublicAuditKey:
-    """The key that signs audit bundles: note it while you trust its source."""
+    """The key that signs audit bundles. Keep a copy from a time when you trust the coordinator."""
     return PublicAuditKey(state.services.audit_key.public)
 
 

@@ -81,7 +81,7 @@ async def get_assignment(
     assignment: str,
     wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
 ) -> AssignmentStatus:
-    """Whether the round still wants this report; held open while it does, answered at once when it does not."""
+    """Whether the round still waits for this report. Held open while it does; answered at once when it does not."""
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive) as line:
         return await state.reception.status(device.client, AssignmentId(assignment), wait_s, line)
@@ -93,7 +93,7 @@ async def get_assignment(
     openapi_extra=body_of(_WORK),
 )
 async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
-    """Report an uploaded update. Answered when the report is durable."""
+    """Report an uploaded update. Answered when the report is stored."""
     return await _report(request, device, state, AssignmentId(assignment), _WORK, Task.TRAINING)
 
 
@@ -103,7 +103,7 @@ async def put_report(request: Request, device: DeviceDep, state: StateDep, assig
     openapi_extra=body_of(_EVALUATION),
 )
 async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
-    """Report how a model did on held-out data, where the assignment asks for that. Answered when it is durable."""
+    """Report an evaluation of the model, if the assignment asks for one. Answered when the report is stored."""
     return await _report(request, device, state, AssignmentId(assignment), _EVALUATION, Task.EVALUATION)
 
 
@@ -114,7 +114,7 @@ async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, a
     openapi_extra=body_of(_DECLINE),
 )
 async def put_decline(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
-    """Say that no report will come, and why; or, once a secure round has closed, that its sum will not be signed."""
+    """Decline the assignment, with a reason; or, after a secure round has closed, decline to sign its sum."""
     message = await read_message(request, device.body_sha256, _DECLINE)
     await state.reception.decline(device.client, AssignmentId(assignment), message.reason)
     return Response(status_code=204)

@@ -23,7 +23,7 @@ _VERSION_MAX = (1 << 31) - 1  # the limit of the database column
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """POST /v1/admin/runs/{name}/stop: why the run is ended."""
+    """POST /v1/admin/runs/{name}/stop: why the run ends."""
 
     reason: str = "stopped by an operator"
 
@@ -44,7 +44,7 @@ class PauseOrder:
 
 @dataclass(frozen=True, slots=True)
 class RollbackOrder:
-    """POST /v1/admin/runs/{name}/rollback: from which version the run is to go on, and why.
+    """POST /v1/admin/runs/{name}/rollback: from which version the run continues, and why.
 
     `to`: a version's number, or `best` by the metric of the run file's `[stop]`.
     """
@@ -75,14 +75,14 @@ async def post_stop(request: Request, state: StateDep, name: str) -> RunView:
 
 @router.post("/runs/{name}/pause", openapi_extra=body_of(_PAUSE), responses=problems("unknown-run", "run-over"))
 async def post_pause(request: Request, state: StateDep, name: str) -> RunView:
-    """Begin no further round until the run is resumed; its clients stay. The same again changes nothing."""
+    """Begin no further round until the run is resumed; its clients stay. Repeating the request changes nothing."""
     order = parse_json(await request.body() or b"{}", _PAUSE)
     return await _obeyed(request, state, name, Pause(state.services.clock.now(), order.reason, order.now))
 
 
 @router.post("/runs/{name}/resume", responses=problems("unknown-run", "run-over"))
 async def post_resume(request: Request, state: StateDep, name: str) -> RunView:
-    """Let a paused run go on. The same again changes nothing."""
+    """Resume a paused run. Repeating the request changes nothing."""
     await request.body()
     return await _obeyed(request, state, name, Resume(state.services.clock.now()))
 
@@ -93,7 +93,7 @@ async def post_resume(request: Request, state: StateDep, name: str) -> RunView:
     responses=problems("unknown-run", "run-over", "unknown-version", "version-deleted"),
 )
 async def post_rollback(request: Request, state: StateDep, name: str) -> RunView:
-    """Go on from an older version: it becomes the newest, under a new number; what is under way is abandoned."""
+    """Continue from an older version: it becomes the newest, under a new number. An attempt under way is abandoned."""
     order = parse_json(await request.body(), _ROLLBACK)
     return await _obeyed(request, state, name, Rollback(state.services.clock.now(), order.to, order.reason))
 

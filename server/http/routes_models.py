@@ -40,9 +40,9 @@ _REDIRECT: dict[int | str, dict[str, Any]] = {
 async def get_model(
     request: Request, device: DeviceDep, state: StateDep, sha256: str, direct: bool = False
 ) -> Response:
-    """A model version, or a change to one, by its hash, in ranges if you like; of a run that asks you, or has asked.
+    """A model version, or a change to one, by its hash; range requests are possible.
 
-    `direct`: from here, no redirect.
+    Only for clients that have, or had, an assignment in its run. `direct`: answer with the file, never with a redirect.
     """
     await require_no_body(request, device)
     return await model_response(request, state, sha256, device.client, may_redirect=not direct)

@@ -37,10 +37,10 @@ _WAIT = Annotated[float, Query(ge=0, le=WAIT_S_MAX)]
 async def put_message(
     request: Request, device: DeviceDep, state: StateDep, assignment: str, phase: str, wait_s: _WAIT = 0.0
 ) -> Response:
-    """A client's message of a phase. 204 when it is durable.
+    """A client's message of a phase. 204: the message is stored.
 
-    Shares that are revealed are never stored: 204 when the sum is unmasked or given up, 202 while it is under way; then
-    the same is to be sent again.
+    Revealed shares are never stored. For them, 204: the sum is unmasked or abandoned. 202: it is in progress; send the
+    same message again.
     """
     body = await read_body(request, device.body_sha256)
     with state.lines.open(device.client, request.receive) as line:
@@ -54,7 +54,7 @@ async def put_message(
 async def get_message(
     request: Request, device: DeviceDep, state: StateDep, assignment: str, phase: str, wait_s: _WAIT = 0.0
 ) -> Response:
-    """What a client needs for its turn in a phase; held open until that has come. 204: not yet."""
+    """The message that a client needs for its turn in a phase; held open until it is ready. 204: not ready yet."""
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive) as line:
         told = await state.reception.secure.message_for(

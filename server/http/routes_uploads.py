@@ -47,7 +47,7 @@ _APPEND = {
 
 @router.post("", status_code=201, response_class=Response, responses=_RESPONSES, openapi_extra=_BEGIN)
 async def post_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
-    """Begin an upload, with all of it or with its first chunk."""
+    """Begin an upload, with the whole update or with its first chunk."""
     length, sha256 = _number(request, "Upload-Length"), _repr_digest(request)
     chunk = _chunk(request, device, offset=0)
     upload = await state.uploads.begin(device.client, AssignmentId(assignment), length, sha256, chunk)
@@ -56,7 +56,7 @@ async def post_update(request: Request, device: DeviceDep, state: StateDep, assi
 
 @router.head("", status_code=204, responses=_RESPONSES)
 async def head_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
-    """How far the upload has come."""
+    """How many bytes of the upload have arrived."""
     await require_no_body(request, device)
     upload = await state.uploads.look(device.client, AssignmentId(assignment))
     headers = {"Upload-Length": str(upload.length), "Cache-Control": "no-store", **_progress(upload)}
