@@ -83,7 +83,7 @@ class LinkFailed(TryAgain):
     """Its text is always the same: the coordinator may see it, and must not learn about this site's network."""
 
     def __init__(self) -> None:
-        super().__init__("the coordinator's link to the model did not work; the coordinator is asked again")
+        super().__init__("the coordinator's link to the model did not work; this client asks the coordinator again")
 
 
 class CoordinatorUnreachable(TryAgain):

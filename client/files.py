@@ -88,7 +88,9 @@ def make_private(path: Path) -> Path:
     require_own(path, path.lstat())  # the owner of a link decides where it leads
     require_own(path, found := path.stat())
     if found.st_mode & stat.S_ISVTX:
-        raise StateError(f"{path} is shared by all users of this machine; name a directory inside it; umbel makes it")
+        raise StateError(
+            f"{path} is shared by all users of this machine; name a directory inside it, and umbel makes it"
+        )
     if found.st_mode & 0o077:
         _close(path, found.st_mode)
     for entry in path.iterdir():
@@ -101,8 +103,9 @@ def require_own(path: Path, found: os.stat_result) -> None:
     """Raise `StateError` unless this file or directory belongs to this process's user, or to root."""
     if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
         raise StateError(
-            f"{path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: that user could "
-            "change what is in it; run this as its owner, or name another directory with --state"
+            f"{path} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}, so user "
+            f"{found.st_uid} could change its contents. Run this command as user {found.st_uid}, or name another "
+            "directory with --state"
         )
 
 
@@ -112,7 +115,7 @@ def _close(path: Path, mode: int) -> None:
     except OSError as error:
         raise StateError(
             f"other users can read {path}, and its mode cannot be changed ({error.strerror}): run "
-            f"`chmod 700 {path}` as its owner, or name a directory inside it; umbel makes it"
+            f"`chmod 700 {path}` as its owner, or name a directory inside it, and umbel makes it"
         ) from error
     if mode & 0o022:
-        log.warning("others could write into %s until now; check that what is in it is yours", path)
+        log.warning("other users could write into %s until now; check that you made all files in it", path)

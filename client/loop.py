@@ -92,8 +92,8 @@ class RunEnd:
     def reports_in_words(self) -> str:
         """The counts in words. Which rounds were abandoned in the end is unknown to a client."""
         if self.masked:
-            return f"masked reports: {self.masked} sent, {self.opened} in sums that this client gave its shares for"
-        return f"reports: {self.reports} sent, {self.accepted} accepted when they came"
+            return f"masked reports: {self.masked} sent; this client gave its shares for {self.opened} of the sums"
+        return f"reports: {self.reports} sent, {self.accepted} accepted on arrival"
 
 
 def run_client(
@@ -201,8 +201,9 @@ class ClientLoop:
     def _sample_count_to_send(self) -> int:
         if not self._site.policy.tells_count:
             raise WorkRefused(
-                "the run needs each client's sample count, and this site's policy forbids sending it: set "
-                "share_sample_count = true in the policy, or have the run aggregate securely, weighted by samples"
+                "the run needs each client's sample count, but this site's policy forbids sending it (it has "
+                "share_sample_count = false, or requires secure aggregation). Change the policy, or ask the operator "
+                "for a run with secure aggregation that weights clients by samples"
             )
         return self._worker.app.sample_count
 
@@ -239,18 +240,18 @@ class ClientLoop:
             if offer.is_secure:
                 self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
-            log.info("%s: not sent, %s", name_of(offer), error)
+            log.info("%s: this client's work was not sent: %s", name_of(offer), error)
             self._store.forget_work()
             self._declines = 0
             self._closings += 1
             self._worker.pause_for(CLOSED_BACKOFF.bound_s(self._closings))
         except OutOfTime as error:
-            log.info("%s: not finished, %s", name_of(offer), error)
+            log.info("%s: this client's work was not finished: %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # else a coordinator that offers no time would be asked at once
             self._send_pending()
         except AttemptRefused as error:
             away_s = self._next_away_s()
-            log.warning("%s: declined, %s; asking for work again in %.0f s", name_of(offer), error, away_s)
+            log.warning("%s: this client declines: %s. It asks for work again in %.0f s", name_of(offer), error, away_s)
             self._decline(offer, window_end, error)
             self._pause(away_s)
         except (AccessRefused, StateError):
@@ -283,7 +284,7 @@ class ClientLoop:
             log.error("this client takes no further part in run %s: %s", self._run, advice)
         elif self._failures >= FAILURES_MAX:
             log.error(
-                "this client ends, because %d assignments of run %s in a row failed; the last error: %s",
+                "this client stops, because %d assignments of run %s failed in a row. The last error: %s",
                 self._failures,
                 self._run,
                 error,
@@ -320,7 +321,7 @@ class ClientLoop:
             patience = self._worker.patience(within(window_s), time.monotonic() + window_s)
             self._delivery.deliver(pending, window_s, patience, resume=True)
         except OutOfTime as error:
-            log.info("%s: not sent yet, %s", pending.assignment, error)
+            log.info("%s: the update is not sent yet: %s", pending.assignment, error)
             return False
         except AccessRefused:
             raise

@@ -31,13 +31,13 @@ class _Advice:
 
 
 _CLIENT = _Advice(
-    if_leaked="enrol anew if it may have leaked",
+    if_leaked="remove its directory and enrol with a new token",
     if_unreadable="is damaged; remove its directory and enrol with a new token",
     if_other_kind="remove its directory and enrol with a new token",
 )
 _OFFICER = _Advice(
-    if_leaked="make a new key if it may have leaked",
-    if_unreadable="cannot be opened: it is no PEM file of a private key, or the passphrase is wrong",
+    if_leaked="make a new one with `umbel members officer-key`",
+    if_unreadable="cannot be opened: it is not a PEM file with a private key, or the passphrase is wrong",
     if_other_kind="make one with `umbel members officer-key`",
 )
 
@@ -84,7 +84,10 @@ def _pem_of(key: Ed25519PrivateKey, passphrase: str = "") -> bytes:
 
 def _read(path: Path, advice: _Advice, ask: Callable[[], str] | None = None) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
-        raise StateError(f"{path} can be read by others; run `chmod 600 {path}`, or {advice.if_leaked}")
+        raise StateError(
+            f"other users can read the key {path}; run `chmod 600 {path}`, or, if the key may have leaked, "
+            f"{advice.if_leaked}"
+        )
     with path.open("rb") as file:
         pem = file.read(_PEM_BYTES_MAX)
     try:

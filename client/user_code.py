@@ -100,10 +100,12 @@ def _checked(made: object, spec: str) -> "Client":
     from umbel.client.app import Client
 
     if not isinstance(made, Client):
-        raise AppError(f"{spec} gave a {type(made).__name__}; it must give an umbel.client.Client")
+        raise AppError(f"{spec} returned a {type(made).__name__}; it must return an umbel.client.Client")
     if not isinstance(getattr(made, "model", None), nn.Module):
-        raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module it trains")
+        raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module that it trains")
     sample_count = getattr(made, "sample_count", None)
     if not isinstance(sample_count, int) or sample_count < 1:
-        raise AppError(f"the client of {spec} has sample_count {sample_count!r}; set it to how many samples it holds")
+        raise AppError(
+            f"the client of {spec} has sample_count {sample_count!r}; set it to the number of samples that it holds"
+        )
     return made

@@ -47,8 +47,8 @@ Heads = Annotated[
 
 def _no_key() -> list[str]:
     raise typer.BadParameter(
-        "no audit key: pass the public audit key, --key KEY; umbel serve prints it at its start, and umbel run audit "
-        "NAME prints it"
+        "no audit key: pass the coordinator's public audit key with --key KEY. The coordinator prints it when it "
+        "starts (umbel serve), and umbel run audit NAME prints it, too"
     )
 
 
@@ -86,11 +86,13 @@ def audit_run(
     _print(found, f"umbel run audit {run}")
     if not key:
         typer.echo(
-            f"careful: verified with the key that the coordinator itself names, {trusted[0]}: compare it with the key "
-            "that `umbel serve` printed at its start, and pin it with --key"
+            f"careful: these bundles were verified with the key that the coordinator itself names, {trusted[0]}. "
+            "Compare it with the key that `umbel serve` printed at its start. Next time, pass the key with --key"
         )
     if found.bundles == 1:
-        typer.echo(f"so far there is only the run's creation: umbel run watch {run} shows when a round has ended")
+        typer.echo(
+            f"so far there is only the bundle of the run's creation; umbel run watch {run} shows when a round ends"
+        )
 
 
 def verify_file(
@@ -133,7 +135,8 @@ def replay_run(
     """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
     if (round_ is None) is not all_:
         raise typer.BadParameter(
-            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
+            "name the rounds to compute again, either one or all: "
+            f"umbel run replay {run} --round 1, or umbel run replay {run} --all"
         )
     with _failing_in_one_sentence(run):
         auditor, lines = _verified(operator, run, _trusted(operator, key or ()), _whole_hashes(head or ()))
@@ -148,7 +151,9 @@ def replay_run(
 def _rounds_to_replay(auditor: Auditor, number: int | None) -> list[int]:
     show = f"umbel run show {auditor.run}"
     if number is None and not auditor.rounds:
-        raise AuditFailed(f"no round is committed yet, so there is nothing to compute again; {show} shows its progress")
+        raise AuditFailed(
+            f"no round is committed yet, so there is nothing to compute again; {show} shows the run's progress"
+        )
     if number is not None and number not in auditor.rounds:
         raise AuditFailed(
             f"round {number} is not committed, so it has no model to compute again; {show} lists committed rounds"
@@ -244,10 +249,10 @@ def _print(found: Audited, command: str) -> None:
         f"{counted(found.rounds, 'committed round')}, {reports}{unsigned}"
     )
     if found.privacy is not None:
-        typer.echo(f"privacy, by the signed plans: {found.privacy.words}")
+        typer.echo(f"privacy cost by the signed plans: {found.privacy.words}")
     if found.members_sha256:
         typer.echo(f"member list, by the signed run file: {found.members_sha256}")
-    typer.echo(f"head {found.head}: note it; this command shows whether a bundle was removed since:")
+    typer.echo(f"head {found.head}: note it. Later, this command shows whether a bundle was removed:")
     typer.echo(f"  {' '.join([command, *(f'--key {key}' for key in found.keys), f'--head {found.head}'])}")
 
 

@@ -13,8 +13,8 @@ from umbel.client.operator.operator import EnrolledClient, Operator
 
 
 def list_clients(operator: Operator, as_json: AsJson = False) -> None:
-    """List all enrolled clients: the labels from each one's token and its own, when it enrolled and was last seen, and
-    whether it was removed."""
+    """List all enrolled clients. For each client: the labels from its token, its own labels, when it enrolled, when it
+    was last seen, and whether it was removed."""
     clients = operator.clients()
     if as_json:
         print_json(clients)
@@ -28,7 +28,8 @@ def remove_client(
     client: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
     yes: Yes = False,
 ) -> None:
-    """Refuse a client from now on. This cannot be undone: its name stays taken, so it returns only under a new one."""
+    """Refuse a client from now on. This cannot be undone: its name stays taken, so the client can return only under
+    another name."""
     if not yes:
         question = f"Refuse {client} from now on? This cannot be undone, and its name stays taken"
         typer.confirm(question, abort=True, err=True)

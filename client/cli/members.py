@@ -37,7 +37,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name in the list.
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The public key: base64 of its 32 bytes.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Where to write the next epoch if FILE is signed; FILE stays unchanged."),
+    typer.Option("--out", help="The file for the next epoch; needed if FILE is signed. FILE then stays unchanged."),
 ]
 Quorum = Annotated[
     int | None, typer.Option("--quorum", min=1, help="How many officers must sign lists from this epoch on.")
@@ -100,7 +100,7 @@ def officer_key(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an officer's key, and print the public one. Keep the file on a machine of the officer's own."""
+    """Make an officer's private key, and print its public key. Keep the file on the officer's own machine."""
     words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
     raw = make_officer_key(out, words).public_key().public_bytes_raw()
     made = {"file": str(out), "public_key": public_key_text(raw), "fingerprint": fingerprint(raw)}
@@ -123,7 +123,7 @@ def add_officer(
 
 @_verb("remove")
 def remove_member(file: File, name: Name, out: Out = None, as_json: AsJson = False) -> None:
-    """Remove a client. Sites that take the next epoch, once it is signed, no longer trust its key."""
+    """Remove a client. Sites no longer trust its key once officers have signed the next epoch and the sites have it."""
     _edit(file, out, without_entry("members", name), None, as_json)
 
 
@@ -140,7 +140,7 @@ def sign_list(
     previous: Previous = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign a list with an officer's key. Look at it first: `umbel members show FILE --previous OLD`."""
+    """Sign a list with an officer's key. Look at the list first: `umbel members show FILE --previous OLD`."""
     _print_summary(sign_file(file, key, _ask_passphrase, _previous(previous)), file, as_json)
 
 
@@ -166,7 +166,8 @@ def show_list(file: File, previous: Previous = None, as_json: AsJson = False) ->
 
 @_verb("verify")
 def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) -> None:
-    """Check the signatures: by the list's own officers, and with --previous by those of the epoch before."""
+    """Check that enough of the list's officers have signed it. With --previous, also enough officers of the epoch
+    before."""
     signed, old = read_members_file(file), _previous(previous)
     signers = check_first(signed) if old is None else check_successor(old, signed)
     members, follows = signed.list, None if old is None else old.epoch
@@ -180,7 +181,7 @@ def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) 
     typer.echo(f"{members.name}, epoch {members.epoch}: {found}")
     typer.echo(groups)
     if members.epoch > 1 and follows is None:
-        typer.echo("pass --previous to check whether it follows the list that you trust", err=True)
+        typer.echo("pass --previous FILE to check that this list follows the one that you trust", err=True)
 
 
 @_verb("trust")
@@ -194,9 +195,10 @@ def trust_list(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make this client trust a list: the first one after its hash was compared, then each next epoch."""
+    """Make this client trust a member list: the first one after you compared its hash with an officer, then each next
+    epoch."""
     trusted = _whole_hash(sha256) if sha256 else ""
-    with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
+    with locked(state.expanduser(), "stop that client, run this command again, and then start the client again"):
         store = MembersStore(state.expanduser())
         taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
     if as_json:
@@ -224,10 +226,10 @@ def _whole_hash(text: str) -> str:
     except ValueError as error:
         digits = "".join(text.split())
         others = "".join(sorted({char for char in digits if char not in hexdigits}))
-        stray = f", of which these are no hex digits: {others[:_STRAY_SHOWN]!r}" if others else ""
+        stray = f" (these are not hex digits: {others[:_STRAY_SHOWN]!r})" if others else ""
         raise ValueError(
             "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not "
-            f"{counted(len(digits), 'character')}{stray}: copy all groups that `umbel members show` prints"
+            f"{counted(len(digits), 'character')}{stray}. Copy all groups that `umbel members show` prints"
         ) from error
 
 

@@ -35,10 +35,10 @@ class ExportedModel:
 def init_verb(
     app: App,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
-    seed: Annotated[int, typer.Option(help="Seed of torch's generator: the same seed, the same weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of torch's generator. The same seed gives the same weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of an app (or a torch.nn.Module), as its code initialises it: the first model of a run."""
+    """Write the first model of a run: the model of an app (or a torch.nn.Module) as its code initialises it."""
     from umbel.client.state.model_files import write_model
     from umbel.client.user_code import load_initial_model
 
@@ -50,7 +50,7 @@ def init_verb(
 
 
 def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
-    """List a run's model versions: where each is from, its metrics, and which were deleted."""
+    """List a run's model versions: what made each version, its metrics, and whether it was deleted."""
     versions = operator.versions(run)
     if as_json:
         print_json(versions)
@@ -79,7 +79,9 @@ def export_model(
     ] = None,
     full_precision: Annotated[
         bool,
-        typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
+        typer.Option(
+            "--full-precision", help="Write the coordinator's full-precision copy, before it was rounded for clients."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -24,7 +24,7 @@ def create_run(
         typer.Option(
             "--members",
             metavar="FILE",
-            help="The member list that the run file names; the coordinator then draws members only.",
+            help="The member list that the run file names. With it, the coordinator asks members only.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -41,9 +41,9 @@ def create_run(
     print_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
     if signed is None and run_file.members_sha256:
         typer.echo(
-            "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
-            "names; should it draw a client that is not, every site declines that round. The same command with "
-            "--members sends it the list",
+            "careful: without --members FILE the coordinator does not have the member list that the run file names. If "
+            "it asks a client that is not on the list, every site declines that round. Run the same command again with "
+            "--members FILE to send the list",
             err=True,
         )
     for careful in (unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):
@@ -58,7 +58,10 @@ def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
     try:
         check_first(signed)
     except TooFewSignatures as error:
-        return f"careful: {path}: {error} (umbel members sign). Sites refuse this list until enough have signed it"
+        return (
+            f"careful: {path}: {error} (umbel members sign). "
+            "Sites refuse this list until enough officers have signed it"
+        )
     except MembersRefused as error:
         raise MembersRefused(f"{path}: {error}") from error
     return ""
@@ -70,10 +73,10 @@ def careful_of_absence(run_file: RunFile) -> str:
     if not run_file.members_sha256 or run_file.privacy is not None or plan.minimum == plan.n_wanted:
         return ""
     return (
-        f"careful: of {plan.n_wanted} clients that a round asks, {plan.minimum} are enough (minimum). Sites whose "
-        "policies name a member list refuse a sum that lacks one or two clients of an earlier one, or has one or two "
-        "more (cohort_change), so a site that misses one round may be kept out of the others. To have the same sites "
-        "each time, set target and minimum to their number, and over_selection = 1.0"
+        f"careful: a round asks {plan.n_wanted} clients, and {plan.minimum} of them are enough (minimum). Sites whose "
+        "policies name a member list refuse a sum whose clients differ from those of an earlier sum by only one or two "
+        "(cohort_change). So a site that misses one round may be kept out of the later ones. To have the same sites in "
+        "every round, set target and minimum to the number of sites, and over_selection = 1.0"
     )
 
 
@@ -84,8 +87,8 @@ def careful_of_overrides(run_file: RunFile) -> str:
         return ""
     return (
         f"careful: the training changes in round {min(changes)} ([[override]]). Sites whose policies name a member "
-        "list refuse rounds of a run under different training (terms_change), so the run would stop there. Leave the "
-        'override out, or have the sites write terms_change = "warn"'
+        "list refuse such a change during a run (terms_change), so the run would stop at that round. Leave the "
+        'override out, or ask the sites to set terms_change = "warn" in their policies'
     )
 
 

@@ -93,7 +93,8 @@ def _admin_key(path: Path | None) -> str:
     key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
     if not key.isascii() or not key.isprintable() or not key:
         raise ValueError(
-            "no admin key: the coordinator made one in its data directory. Name the file and try again: "
-            "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key (or --admin-key-file, or the key in UMBEL_ADMIN_KEY)"
+            "no admin key: the coordinator made one in its data directory. Name that file and try again: "
+            "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key. Or pass --admin-key-file, or set UMBEL_ADMIN_KEY to the "
+            "key itself"
         )
     return key

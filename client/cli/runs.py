@@ -47,7 +47,7 @@ def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
 
 
 def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
-    """Follow a run until it ends. The exit status is 1 if the run was stopped or has failed, for example by its canary.
+    """Follow a run until it ends. The exit status is 1 if the run was stopped or has failed, for example in its canary.
     If the output is a file or a pipe, each event is a line with its date. With --json each ended round is a line."""
     terminal = screen()
     if as_json:
@@ -67,11 +67,13 @@ def stop_run(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a run now, for good; its newest model stays."""
+    """End a run now, for good. Its newest model is kept."""
     view = operator.run(run)
     if not (view.status.is_over or yes):
         done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
-        typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
+        typer.confirm(
+            f"{run}: {done}. Stop the run for good? (A pause can be undone: umbel run pause)", abort=True, err=True
+        )
     if view.status.is_over and not as_json:
         typer.echo(f"{run} is over already; nothing was stopped", err=True)
     print_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
@@ -84,7 +86,8 @@ def pause_run(
     now: Annotated[bool, typer.Option("--now", help="Abandon the open round instead of letting it finish.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Begin no further round until the run is resumed; its clients stay, and a restart leaves it paused."""
+    """Begin no further round until the run is resumed. Its clients wait, and the run stays paused when the
+    coordinator restarts."""
     if operator.run(run).status is RunStatus.PAUSED and not now and not as_json:
         typer.echo(f"{run} is paused already", err=True)
     print_run(operator.pause_run(run, reason, now), as_json)
@@ -101,7 +104,9 @@ def roll_back(
     operator: Operator,
     run: RunName,
     to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to continue from.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "rolled back by the operator",
+    reason: Annotated[
+        str, typer.Option("--reason", help="The reason for the rollback.")
+    ] = "rolled back by the operator",
     as_json: AsJson = False,
 ) -> None:
     """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""

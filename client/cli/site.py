@@ -51,7 +51,7 @@ def join(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
+    """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report."""
     from umbel.aggregation.messages import RunStatus
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_result
     from umbel.client.loop import run_client
@@ -83,7 +83,7 @@ def show_fingerprint(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show this client's public key and its fingerprint, to compare with the officers of a member list."""
+    """Show this client's public key and its fingerprint. An officer compares the fingerprint and lists the key."""
     from umbel.client.cli.output import one_sentence_errors, print_json
     from umbel.client.state.identity import make_own_key, own_keys
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.client.cli.options import AsJson
@@ -41,15 +41,15 @@ class ExportedTrace:
 
 def export_trace(
     operator: Operator,
-    runs: Annotated[list[str], typer.Argument(metavar="NAME", help="Runs of the same clients, one or more.")],
+    runs: Annotated[list[str], typer.Argument(metavar="NAME", help="One or more runs with the same clients.")],
     out: Annotated[Path, typer.Option("--out", help="Where to write the trace, in JSON.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write how the rounds of runs went, without names, so that `umbel simulate` can simulate such clients
-    (docs/reference/traces.md). A run may still be running; the trace then has the rounds that have ended."""
+    """Write a trace: how the rounds of runs went, without names. `umbel simulate` can then simulate such clients
+    (docs/reference/traces.md). If a run is still running, the trace has the rounds that have ended."""
     if len(set(runs)) < len(runs):
-        raise ValueError("a run is named twice; its rounds would count twice")
+        raise ValueError("a run is named twice, so its rounds would count twice; name each run once")
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} to; make it first")
     if out.exists() and not force:
@@ -104,11 +104,11 @@ def _words(facts: ExportedTrace) -> Iterator[str]:
     yield f"from {moment(facts.first_at)} to {moment(facts.last_at)}, with {counted(facts.reports, 'report')}"
     if left_out := facts.attempts_ended - facts.attempts:
         yield (
-            f"left out: {counted(left_out, 'attempt')} that {agreeing(left_out, 'shows', 'show')} no times of training "
-            "(evaluations, canaries, rounds without clients, or time without a coordinator)"
+            f"left out: {counted(left_out, 'attempt')} without training times "
+            "(evaluations, canaries, rounds without clients, or time in which no coordinator ran)"
         )
     yield from _unknown(facts)
-    yield f'no names are in it. In an experiment for `umbel simulate`: [fleet] recorded = "{printable(facts.file)}"'
+    yield f'it holds no names. To use it, write in an experiment file: [fleet] recorded = "{printable(facts.file)}"'
 
 
 def _unknown(facts: ExportedTrace) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _unknown(facts: ExportedTrace) -> Iterator[str]:
         masked = ", whose updates were masked" if facts.secure else ""
         yield f"unknown: how long clients trained, in {without} of {counted(facts.reports, 'report')}{masked}"
     if not facts.with_train_s:
-        yield "so a simulation can try another window or target, but no other codec or number of steps"
+        yield "so a simulation can try another window or target, but not another codec or number of steps"
     elif without := facts.reports - facts.with_upload_rate:
         yield f"unknown: how fast updates were uploaded, in {without} of {counted(facts.reports, 'report')}"
     if without := facts.attempts - facts.with_absent:

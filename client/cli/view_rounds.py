@@ -23,8 +23,8 @@ from umbel.client.errors import printable
 EXCEPTIONS_SHOWN = 6
 LEGEND = (
     "training: means over the clients' local training in the round. held-out: means on held-out data. In a training"
-    " round its clients measure the model that they were given, before they train; in an evaluation, clients that did"
-    " not train the newest model measure it."
+    " round, clients measure the model that they receive, before they train it. In an evaluation, clients that did not"
+    " train the newest model measure it."
 )
 _NAME_CHARS = 40
 _REASON_CHARS = 120  # a reason for declining is never cut
@@ -89,7 +89,7 @@ class Notes:
         if record.absent is not None and record.absent.clients:
             parts.append(absent_words(record.absent))
             if record.samples_selected:  # unknown in a secure round
-                parts.append(f"{record.share_of_known:.0%} of all known data is in")
+                parts.append(f"the round has {record.share_of_known:.0%} of all known data")
         return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
 
     def on_declined(self, live: LiveRound, table: Sequence[Text]) -> Text | None:

@@ -63,7 +63,7 @@ def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor
         auditor.follow(line.bundle, line.sha256, line.signature)
         taken.append(line)
     if not taken:
-        raise AuditFailed("there is no bundle: a chain begins with its run's creation")
+        raise AuditFailed("there is no bundle, but every run has at least the bundle of its creation")
     return auditor, taken
 
 
@@ -73,7 +73,7 @@ def parse_bundle(raw: Json) -> Bundle:
     kind = bundle.get("kind")
     facts = _FACTS.get(kind) if isinstance(kind, str) else None
     if facts is None:
-        raise AuditFailed(f"this version of umbel does not know its kind: {kind!r}")
+        raise AuditFailed(f"this version of umbel does not know bundles of the kind {kind!r}")
     try:
         return _BUNDLE.validate_python({**bundle, "facts": facts.validate_python(bundle.get("facts"))})
     except ValidationError as error:
@@ -84,17 +84,17 @@ def _line(value: Json) -> AuditLine:
     line = _object(value)
     sha256, signature, deleted_at = line.get("sha256"), line.get("signature"), line.get("updates_deleted_at")
     if not (isinstance(sha256, str) and isinstance(signature, str) and isinstance(deleted_at, int | float | None)):
-        raise ValueError("sha256, signature or updates_deleted_at are missing or malformed beside the bundle")
+        raise ValueError("its sha256, signature or updates_deleted_at is missing or malformed")
     return AuditLine(line.get("bundle"), sha256, signature, deleted_at)
 
 
 def _object(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise ValueError("not an object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 def _list(value: Json) -> list[Json]:
     if not isinstance(value, list):
-        raise ValueError("not an array")
+        raise ValueError("`bundles` is not a JSON array")
     return value

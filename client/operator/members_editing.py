@@ -80,7 +80,10 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
     if not signed.list.members:
         raise ValueError(f"{path} has no members, so nobody could take part: add them first (umbel members add)")
     if len(signed.list.officers) < signed.list.quorum:
-        raise ValueError(f"{path} has fewer officers than the {signed.list.quorum} that must sign it: add them first")
+        raise ValueError(
+            f"{path} has fewer officers ({len(signed.list.officers)}) than must sign it ({signed.list.quorum}): add "
+            "officers first (umbel members add-officer)"
+        )
     if previous is not None:
         require_follows(previous, signed.list)
     key = load_officer_key(key_file, ask)
@@ -88,8 +91,8 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
     officers = {*signed.list.officers.values(), *(previous.officers.values() if previous is not None else ())}
     if text not in officers:
         raise NotAMember(
-            f"{key_file} is not the key of an officer of {path}; if its officer was on the list of the epoch before, "
-            "name that list with --previous"
+            f"{key_file} is not the key of an officer on {path}. If it is the key of an officer of the epoch before, "
+            "name that epoch's list with --previous"
         )
     after = signed.signed_with(key)
     after.signers_among(signed.list.officers)  # raises for other signatures that do not verify
@@ -109,7 +112,8 @@ def _draft_of(signed: SignedMembers) -> MemberList:
         check_first(signed)
     except TooFewSignatures as error:
         raise ValueError(
-            f"{error}; a list with some signatures cannot be changed: two lists of one epoch could come into force"
+            f"{error}. A list with some signatures cannot be changed, because then two lists of the same epoch could "
+            "become valid. Once enough officers have signed it, make the next epoch with --out"
         ) from error
     return replace(signed.list, epoch=signed.list.epoch + 1, previous=signed.list.sha256)
 

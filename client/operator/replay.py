@@ -56,7 +56,9 @@ def replay(source: ReplaySource, ended: RoundEnded, created: RunCreated, tell: T
         made = _make_model(source, ended, layout, again, Path(folder), change_step)
     if made != ended.model_out:
         raise AuditFailed(_other_model(made, ended))
-    tell(f"the sum makes version {made.version} of the model, sha256 {made.sha256}: the same hash")
+    tell(
+        f"the sum makes version {made.version} of the model, with the same hash as in the bundle: sha256 {made.sha256}"
+    )
     return made
 
 
@@ -66,7 +68,7 @@ def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> 
     found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
     if found != sha256:
         raise AuditFailed(
-            f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
+            f"the update of {one.client} was changed: its hash is {found[:16]}…, but its report says {sha256[:16]}…"
         )
     with path.open("rb", buffering=0) as file:
         again.fold(one, file.read(again.codec.header_bytes), iter(partial(file.read, _PIECE_BYTES), b""))
@@ -111,8 +113,11 @@ def _layout(text: str) -> Layout:
 
 def _other_model(made: ModelId, ended: RoundEnded) -> str:
     assert ended.model_out is not None, "a round with a sum has a model"
-    expected, maker = ended.model_out, f"this machine runs torch {torch.__version__}"
+    expected, maker = ended.model_out, f"This machine runs torch {torch.__version__}"
     what, (ours, theirs) = "published model", (made.sha256, expected.sha256)
     if ours == theirs:
         what, (ours, theirs) = "full-precision model", (made.master_sha256, expected.master_sha256)
-    return f"the {what} comes out as {ours[:16]}…, the bundle says {theirs[:16]}…; {maker}, see the bundle's `maker`"
+    return (
+        f"the computed {what} has the hash {ours[:16]}…, but the bundle says {theirs[:16]}…. {maker}; the "
+        "bundle's `maker` says what made the model"
+    )

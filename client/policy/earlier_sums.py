@@ -25,11 +25,11 @@ from umbel.client.wire.offers import SecureInvitation
 
 _KEY_BYTES = 16
 _WARNED_MAX = 10_000
-_KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
-_KEEP_TERMS = ' terms_change = "refuse" in this site\'s policy declines such rounds'
+_KEEP_OUT = ' To decline such rounds, set cohort_change = "refuse" in this site\'s policy.'
+_KEEP_TERMS = ' To decline such rounds, set terms_change = "refuse" in this site\'s policy'
 _AVOID = (
-    " In the run file, target and minimum = the number of sites and over_selection = 1.0 prevent them; noise "
-    "([privacy]) covers them"
+    " The operator can prevent such rounds: in the run file, set target and minimum to the number of sites, and "
+    "over_selection = 1.0. Or the run file can add noise ([privacy]), which hides one site's update"
 )
 log = logging.getLogger("umbel.client")
 
@@ -171,7 +171,7 @@ class EarlierSums:
         if new := [one for one in near if _pair(one.clients, now) not in self._warned_of]:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
-                "round %d: %s. A round without this site would reveal its update in the same way.%s%s",
+                "round %d: %s. In the same way, a round without this site would reveal this site's update.%s%s",
                 invitation.assignment.round,
                 cohort_change_between(policy, nearest.clients, now, nearest.name),
                 "" if policy.refuses_cohort_change else _KEEP_OUT,

@@ -96,7 +96,8 @@ class MembersStore:
             signed = read_members_file(path)
         except (OSError, MembersRefused) as error:
             raise StateError(
-                f"{path} is damaged; compare the list anew with an officer, then remove it and start again"
+                f"{path} is damaged; compare the list's hash with an officer again, then remove this file and start "
+                "again"
             ) from error
         if signed.list.name != name:
             raise StateError(
@@ -136,21 +137,22 @@ class MembersStore:
 def _require_later(pinned: MemberList, shown: MemberList) -> None:
     if shown.epoch < pinned.epoch:
         raise NotTheSuccessor(
-            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and does not go back to epoch {shown.epoch}"
+            f"this site trusts epoch {pinned.epoch} of {pinned.name!r} and does not go back to epoch {shown.epoch}"
         )
     if shown.epoch == pinned.epoch:
         raise NotTheSuccessor(
-            f"this site trusts a different epoch {pinned.epoch} of {pinned.name!r}; two lists of one epoch are a "
-            "mistake of the officers, or an attack: ask them"
+            f"this site trusts another list as epoch {pinned.epoch} of {pinned.name!r}. Two lists of the same epoch "
+            "are a mistake of the officers, or an attack: ask the officers"
         )
 
 
 def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
     if shown.list.epoch > pinned.epoch + 1:
         raise NotTheSuccessor(
-            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and has not seen every epoch before "
-            f"{shown.list.epoch}: trust them one by one (`umbel members trust`), or, once an officer has confirmed "
-            f'its hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
+            f"this site trusts epoch {pinned.epoch} of {pinned.name!r} and has not seen every epoch before "
+            f"{shown.list.epoch}. Trust the missing epochs in their order (`umbel members trust`). Or ask an officer "
+            "to confirm the hash of this one, and write it into the policy: "
+            f'members_sha256 = "{shown.list.sha256}"'
         )
     check_successor(pinned, shown)
 
@@ -160,12 +162,13 @@ def _check_confirmed(shown: SignedMembers, trusted_sha256: str, is_confirmed: bo
     check_first(shown)
     if trusted_sha256:
         raise NotConfirmed(
-            f"the policy names another member list ({short_groups(trusted_sha256)}) than {shown.list.words}: ask an "
-            f'officer which is right; the whole hash of this one is members_sha256 = "{shown.list.sha256}"'
+            f"the policy's members_sha256 names another member list ({short_groups(trusted_sha256)}) than "
+            f"{shown.list.words}. Ask an officer which list is right. If it is this one, write into the policy "
+            f'members_sha256 = "{shown.list.sha256}"'
         )
     if not is_confirmed:
         raise NotConfirmed(
-            f"this site has not seen the member list {shown.list.name!r} ({grouped(shown.list.sha256)}) before: "
-            "compare its hash with an officer, by telephone or in person, and write it into the policy as "
-            "members_sha256, or confirm it with `umbel members trust`"
+            f"this site has not seen the member list {shown.list.name!r} ({grouped(shown.list.sha256)}) before. "
+            "Compare its hash with an officer, by telephone or in person. Then write the hash into the policy as "
+            "members_sha256, or confirm the list with `umbel members trust`"
         )

@@ -125,11 +125,11 @@ class SitePolicy:
         if self.weight_max is not None:
             require_within(self.weight_max, "weight_max", 1, SAMPLE_COUNT_MAX)
         if len(self.allowed_runs) > RUNS_MAX:
-            raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs, at most {RUNS_MAX} can be named")
+            raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs; the limit is {RUNS_MAX}")
         for run in self.allowed_runs:
             require_slug(run, "a run of allowed_runs")
         if len(self.link_hosts) > LINK_HOSTS_MAX:
-            raise ValueError(f"link_hosts names {len(self.link_hosts)} hosts, at most {LINK_HOSTS_MAX} can be named")
+            raise ValueError(f"link_hosts names {len(self.link_hosts)} hosts; the limit is {LINK_HOSTS_MAX}")
         _ = self.link_rules  # raises for an entry that is no host
         self._check_members()
 
@@ -185,7 +185,9 @@ class SitePolicy:
     def check_run(self, run: str) -> None:
         """Raise `WorkRefused` unless this site allows the run."""
         if self.allowed_runs and run not in self.allowed_runs:
-            raise WorkRefused(f"this site's policy does not allow run {run[:63]!r}; add it to allowed_runs")
+            raise WorkRefused(
+                f"this site's policy does not allow run {run[:63]!r}; to take part, add it to allowed_runs"
+            )
 
     def check_members(self, members: MemberList) -> None:
         """Raise `WorkRefused` for a list that is older than this site accepts."""
@@ -199,7 +201,8 @@ class SitePolicy:
         """Raise `WorkRefused` unless a round without secure aggregation, and without noise, is allowed."""
         if self.requires_secure_rounds:
             raise WorkRefused(
-                "this site's policy requires secure aggregation, and this round would show the coordinator the update"
+                "this site's policy requires secure aggregation, and this round would show the coordinator the update: "
+                "the run file needs [secure_aggregation]"
             )
         if not self.share_sample_count:
             raise WorkRefused(
@@ -307,7 +310,7 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            public_reason="this site's privacy budget does not allow this round; its own log has the numbers",
+            public_reason="this site's privacy budget does not allow this round; the site's log has the numbers",
         )
 
 
@@ -324,4 +327,4 @@ def read_policy(path: Path) -> SitePolicy:
 
 
 def _hint(_section: str, key: str) -> str:
-    return close_to(key, _KEYS) or f"; known are {', '.join(_KEYS)}"
+    return close_to(key, _KEYS) or f"; the known keys are {', '.join(_KEYS)}"

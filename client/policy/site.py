@@ -154,7 +154,7 @@ class Site:
         `ledger`: the run's cost with this round; None without noise.
         """
         if len(names) < 2:
-            raise AttemptRefused("only one client takes part, and a sum of one client is its update")
+            raise AttemptRefused("only one client takes part, so the sum would reveal its update")
         n_invited = len(invitation.context.cohort)
         if len(names) < roster_min(n_invited):
             raise AttemptRefused(
@@ -200,19 +200,18 @@ class Site:
         wrong = [name for name, key in invitation.context.cohort if members.members.get(name) != key]
         if invitation.client in wrong:
             raise Alarm(
-                f"this client is not on member list {members.words}, under its present key. Have an officer compare "
-                "its fingerprint (umbel fingerprint) and list the key in the next epoch. This client sends nothing in "
-                "this attempt",
+                f"this client, with its present key, is not on member list {members.words}. Ask an officer to compare "
+                "the key's fingerprint (umbel fingerprint) and to list the key in the next epoch. This client sends "
+                "nothing in this attempt",
                 "this client is not on the member list with its own key",
             )
         if wrong:
             others = f" (and {counted(len(wrong) - 1, 'other')})" if len(wrong) > 1 else ""
             raise StrangersInvited(
                 f"the cohort of round {invitation.assignment.round} has clients that are not on member list "
-                f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
-                "This client sends nothing in this attempt. The coordinator's operator must give the run its list "
-                "(umbel run create --members), so that only members are drawn, or remove the stranger (umbel client "
-                "remove)"
+                f"{members.words}, or are there with another key: {wrong[0]!r}{others}. This client sends nothing in "
+                "this attempt. The coordinator's operator must give the run its member list (umbel run create "
+                "--members), so that the coordinator asks members only, or remove those clients (umbel client remove)"
             )
 
     # --- the member list ---
@@ -237,7 +236,7 @@ class Site:
     def _warn_of_no_list(self) -> None:
         if not self._has_warned:
             log.warning(
-                "no member list is pinned here, so a coordinator that lies could make up the other clients of a secure "
+                "this site has no member list, so a coordinator that lies could make up the other clients of a secure "
                 "round; name the consortium's list in a policy (--policy)"
             )
         self._has_warned = True
@@ -259,12 +258,8 @@ def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
     """Why a round is declined that is bound to none of the lists that this site trusts."""
     trusted = " or ".join(one.words for one in lists)
     lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
-    bound = (
-        f"to another member list ({short_groups(named)}) than"
-        if named
-        else "to no member list, and not to the one that"
-    )
+    bound = f"another member list ({short_groups(named)})" if named else "no member list"
     return (
-        f"this round is bound {bound} this site trusts: {trusted}. Ask an officer which is the newest. For this site's "
-        f"list the run file needs {lines}"
+        f"this round names {bound}, but this site trusts {trusted}. Ask an officer which list is the newest. For this "
+        f"site's list the run file needs {lines}"
     )

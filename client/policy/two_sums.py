@@ -50,9 +50,9 @@ def check_cohort_change(policy: SitePolicy, before: Collection[str], now: Collec
     if found is not None and policy.refuses_cohort_change:
         raise AttemptRefused(
             'this site\'s policy (cohort_change, by default "refuse" with a member list) does not allow this '
-            f"round: {found}. Ask the same clients in every round (target and minimum = their number, "
-            "over_selection = 1.0), or add noise ([privacy]) with epsilon and without cohort_change in the "
-            'policies, or set cohort_change = "warn" in the policies of sites that accept the risk'
+            f"round: {found}. The run file can ask the same clients in every round (target and minimum = their number, "
+            "over_selection = 1.0). Or it can add noise ([privacy]); then the policies need epsilon and no "
+            'cohort_change. Or sites that accept the risk can set cohort_change = "warn" in their policies'
         )
     return found
 
@@ -66,7 +66,7 @@ def check_terms_change(
     """
     if not _is_near(before, now, _with_colluders(policy, n_invited)):
         return None
-    found = f"nearly the same clients are asked as in {earlier}, under other {_TERMS_MAY_TELL}"
+    found = f"it asks nearly the same clients as {earlier}, but under other {_TERMS_MAY_TELL}"
     if policy.refuses_terms_change:
         raise AttemptRefused(
             'this site\'s policy (terms_change, by default "refuse" with a member list) does not allow this '

@@ -73,7 +73,7 @@ class ModelFetcher:
             load_model(base, self.layout)  # checks it, because a client that was killed before training has not
             apply_changes(self.layout, base, [store.change_path(change.sha256) for change in needed], making)
             if file_sha256(making) != model.sha256:
-                raise CoordinatorMisbehaved("the changes do not give the model's SHA-256")
+                raise CoordinatorMisbehaved("the changes do not give a model with the announced SHA-256")
         except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
             making.unlink(missing_ok=True)
             log.warning("cannot use the changes since the last model, so the whole model is downloaded: %s", error)

@@ -178,8 +178,8 @@ class SecureRound:
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(
-                "metrics cut to +-%g, the largest value that a masked sum can carry, or sent as that because they are "
-                "not numbers: %s",
+                "these metrics are sent as +-%g, the largest value that a masked sum can carry, because they are "
+                "larger or are not numbers: %s",
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
             )
@@ -291,12 +291,13 @@ def check_floor(done: Trained, floor: float) -> None:
     of = f"{result.steps_done} of {result.steps_planned} planned steps"
     if done.could_go_on:
         raise UnfitWork(
-            f"train ended after {of}, though it was not told to stop and had time for more, and a masked update needs "
-            f"{needed} (minimum_work = {floor:g}): do all steps of the plan, or until plan.should_stop() gives a reason"
+            f"train ended after {of}, but a masked update needs {needed} (minimum_work = {floor:g}). It was not told "
+            "to stop, and it had time for more: do all steps of the plan, or go on until plan.should_stop() gives a "
+            "reason"
         )
     raise TooLittleDone(
         f"only {of} were done in time, and a masked update "
         f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
-        "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
-        "policy, has the price stated in docs/explanation/limits-of-security.md"
+        "for fewer local steps or a longer window_s. Or lower minimum_work in the run file and in this site's policy; "
+        "docs/explanation/limits-of-security.md says what that costs"
     )

@@ -129,7 +129,7 @@ class KeyExchange(Watch):
         is_settled = self._is_settled.wait(seconds)
         self.check()
         if not self._has_inbox:
-            what = "the thread that exchanges keys has failed" if is_settled else "the inbox did not arrive in time"
+            what = "the exchange of keys has failed" if is_settled else "other clients' shares did not arrive in time"
             raise OutOfTime(f"{what}; this client can take part in the next attempt") from self._given_up
 
     def check(self) -> None:

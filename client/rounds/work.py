@@ -63,7 +63,9 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
         return _call(app, plan)
     except (Exception, SystemExit) as error:
         # The message may quote data, so the coordinator sees only the type; the log has all of it.
-        raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+        raise TrainingFailed(
+            f"the client's own code failed with {type(error).__name__}; see the client's log"
+        ) from error
 
 
 def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
@@ -71,7 +73,7 @@ def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
     try:
         app.model.load_state_dict(weights)
     except Exception as error:
-        raise TrainingFailed("the run's weights do not fit the client's own model; see its log") from error
+        raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
@@ -154,7 +156,10 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
         ) from error
     except UpdateOutOfRange as error:
         log.info("%s", error)  # it quotes a value, so only the log has it
-        raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
+        raise WorkRefused(
+            f"a value of the update is beyond the run's max_abs of {offer.grid.max_abs:g}; try a smaller learning "
+            "rate, or ask the operator for a larger max_abs"
+        ) from error
 
 
 def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
@@ -188,11 +193,14 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandw
     result, evaluation = done.result, done.evaluation
     if result.sample_count > app.sample_count:
         raise WorkRefused(
-            f"trained on {result.sample_count} samples, but this client checked in with {app.sample_count}: "
+            f"train returned a sample_count of {result.sample_count}, but this client has {app.sample_count} samples: "
             "train must return no more than the client's sample_count"
         )
     if result.sample_count > offer.sample_count_max:
-        raise WorkRefused(f"trained on {result.sample_count} samples, the run accepts at most {offer.sample_count_max}")
+        raise WorkRefused(
+            f"train returned a sample_count of {result.sample_count}, but the run accepts at most "
+            f"{offer.sample_count_max} (sample_count_max)"
+        )
     try:
         return WorkDone(
             sample_count=result.sample_count,
@@ -213,7 +221,10 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are finite and not too large; the log names the others."""
     kept = {name: value for name, value in metrics.items() if abs(value) <= METRIC_ABS_MAX}
     if bad := metrics.keys() - kept:
-        log.warning("left out of the report, because they are not finite or too large: %s", ", ".join(sorted(bad)))
+        log.warning(
+            "these metrics are left out of the report, because they are not finite or too large: %s",
+            ", ".join(sorted(bad)),
+        )
     return kept
 
 
@@ -228,12 +239,17 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
         evaluation = evaluated(app)
     except Exception as error:
         # The message may quote data, so the coordinator sees only the type; the log has all of it.
-        raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+        raise TrainingFailed(
+            f"the client's own code failed with {type(error).__name__}; see the client's log"
+        ) from error
     if evaluation is None or not evaluation.metrics:
         return None
     took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
     if n_samples > offer.sample_count_max:
-        raise WorkRefused(f"measured on {n_samples} samples, the run accepts at most {offer.sample_count_max}")
+        raise WorkRefused(
+            f"evaluate returned a sample_count of {n_samples}, but the run accepts at most {offer.sample_count_max} "
+            "(sample_count_max)"
+        )
     try:
         return EvaluationDone(n_samples, finite(evaluation.metrics), took_s)
     except ValueError as error:
@@ -250,14 +266,14 @@ def warn_if_too_slow(offer: Assignment, done: Trained, late_s: float) -> None:
     if late_s <= 0:
         return
     help_for_it = (
-        f"one step is too long for it: ask for a window_s of at least {2 * (offer.window_s + late_s):.0f}, "
-        "or a smaller batch_size"
+        f"one step is too long for the window: ask the operator for a window_s of at least "
+        f"{2 * (offer.window_s + late_s):.0f}, or a smaller batch_size"
         if done.result.steps_done <= 1
-        else "`train` must ask plan.should_stop() before every step, and return what it has"
+        else "`train` must call plan.should_stop() before every step, and return as soon as it gives a reason"
     )
     log.warning(
-        "round %d: training ended %.1f s after the round's window of %g s, after %d of %d steps, which is too late to"
-        " count; %s",
+        "round %d: training ended %.1f s after the end of the round's window of %g s, with %d of %d steps done. That is"
+        " too late to count; %s",
         offer.round,
         late_s,
         offer.window_s,

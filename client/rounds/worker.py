@@ -109,7 +109,10 @@ class RoundWorker:
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
             done = self._train_unseen(part, exchange, start, replace(plan, seed=admitted.seed), window_end)
             if self.shutdown.reason is not None:
-                log.info("%s: leaving once the sum is unmasked; a second signal leaves at once", name_of(offer))
+                log.info(
+                    "%s: this client leaves once the sum is unmasked; after a second signal it leaves at once",
+                    name_of(offer),
+                )
             exchange.wait(window_end - time.monotonic())
         try:
             sha256, n_bytes = part.mask(self.app, start, done)

@@ -81,7 +81,9 @@ class DiskCheckpoint(Checkpoint):
                 state: dict[str, Any] = unpack(kept["state"], tensors)
                 return state
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            log.warning("the checkpoint of an earlier training is damaged (%s); training starts anew", error)
+            log.warning(
+                "the checkpoint of an earlier training is damaged (%s); training starts from the beginning", error
+            )
         self.forget()
         return None
 
@@ -101,7 +103,11 @@ class DiskCheckpoint(Checkpoint):
         with contextlib.suppress(OSError):
             self._aside.unlink()
         if not self._has_failed:
-            log.warning("the training could not be saved (%s); it continues, but a restart would begin it anew", error)
+            log.warning(
+                "the training could not be saved (%s); it continues, but after a restart it would start from the "
+                "beginning",
+                error,
+            )
         self._has_failed = True
 
 

@@ -24,7 +24,9 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
     known = store.enrolled_name()
     if known is not None:
         if name is not None and name != known:
-            raise StateError(f"this state directory is enrolled as {known!r}, not {name!r}; use another --state")
+            raise StateError(
+                f"this state directory is enrolled as {known!r}, not {name!r}; name another directory with --state"
+            )
         return store.identity(known)
     if not token:
         raise StateError(_not_enrolled(store))
@@ -50,7 +52,9 @@ def ensure_enrolled(
     log.info("enrolled as %s", identity.name)
     if abs(ahead_s := time.time() - enrolled.server_time) > CLOCK_WARNING_S:
         log.warning(
-            "this machine's clock is %+.0f s from the coordinator's; set it, or requests will be refused", ahead_s
+            "this machine's clock differs from the coordinator's by %+.0f s; set the clock, or the coordinator will "
+            "refuse this client's requests",
+            ahead_s,
         )
 
 
@@ -60,9 +64,9 @@ def _not_enrolled(store: Store) -> str:
         return "this client is not enrolled yet; pass the one-time token from the coordinator's operator (--token)"
     known = " and ".join(f"{enrolled.client!r} with {enrolled.server}" for enrolled in elsewhere)
     return (
-        f"this state directory is enrolled as {known}, not with {store.server_url}; "
-        f"if both addresses belong to one coordinator, name both, --server {elsewhere[0].server},{store.server_url}; "
-        "otherwise pass a one-time token of the new coordinator (--token)"
+        f"this state directory is enrolled as {known}, not with {store.server_url}. "
+        f"If both addresses belong to one coordinator, name both: --server {elsewhere[0].server},{store.server_url}. "
+        "Otherwise pass a one-time token of the new coordinator (--token)"
     )
 
 

@@ -40,7 +40,7 @@ class Failures:
         """Why the client must stop, in words; empty while it may continue."""
         if self.unfit >= UNFIT_MAX:
             return (
-                f"in {self.unfit} rounds of this run its training failed or gave a result that must not be sent, or "
+                f"in {self.unfit} rounds of this run, its training failed or gave a result that must not be sent, or "
                 "its privacy budget did not allow the round"
             )
         if self.in_a_row >= FAILURES_MAX:
@@ -63,7 +63,10 @@ class FailureStore:
     def advice(self, run: RunId) -> str:
         """What a person must do before this client continues in the run; empty while it may continue."""
         why = self.of(run).words
-        return why and f"{why}. Look at its log for the cause, then remove {self._file(run).path} and start it again"
+        advice = (
+            f"Look in the client's log for the cause. Then remove {self._file(run).path} and start the client again"
+        )
+        return why and f"{why}. {advice}"
 
     def check(self, run: RunId) -> None:
         """Raise `TooManyFailures` if a person must look first."""

@@ -25,19 +25,20 @@ from umbel.client.files import JsonFile, flush, make_private, sync
 SUMS_BYTES_MAX = 1 << 28  # of all runs, so that a coordinator that invents names and sums cannot fill the disk
 SUMS_MAX = 100  # of one run: some 2 MB with cohorts of a thousand clients
 _IF_BEGUN_DAMAGED = (
-    "remove it once the round that is open now is over, then start again: without it this client could begin an "
-    "attempt twice"
+    "wait until the round that is open now is over, then remove the file and start again. If it is removed earlier, "
+    "this client could begin an attempt twice"
 )
 _IF_SUMS_DAMAGED = (
-    "remove it once this run has a newer model, then start again: without it this client could take part in two sums "
-    "that together reveal one update"
-)
-_IF_REVEALED_DAMAGED = (
-    "remove it once this run is over, and no other continues from one of its models, then start again: without it this "
+    "wait until this run has a newer model, then remove the file and start again. If it is removed earlier, this "
     "client could take part in two sums that together reveal one update"
 )
+_IF_REVEALED_DAMAGED = (
+    "wait until this run is over and no other run continues from one of its models, then remove the file and start "
+    "again. If it is removed earlier, this client could take part in two sums that together reveal one update"
+)
 _IF_SPENT_DAMAGED = (
-    "remove it once this run is over, then start again: without it this client could spend its privacy budget twice"
+    "wait until this run is over, then remove the file and start again. If it is removed earlier, this client could "
+    "spend its privacy budget twice"
 )
 
 
@@ -195,8 +196,8 @@ class SecureStore:
         if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
             raise WorkRefused(
                 f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than "
-                f"their limit of {SUMS_BYTES_MAX >> 20} MiB. Pin a member list in the policy if there is none; "
-                "then remove the files of runs that are over, if no other run continues from one of their models",
+                f"their limit of {SUMS_BYTES_MAX >> 20} MiB. Name a member list in the policy if there is none. "
+                "Then remove the files of runs that are over and whose models no other run continues from",
                 public_reason="this site has no room to remember another sum",
             )
 

@@ -44,7 +44,7 @@ def enrolment_in(home: Path) -> JsonFile[EnrolledAs]:
 
 
 @contextmanager
-def locked(state_dir: Path, advice: str = "give each its own state directory with --state") -> Generator[None]:
+def locked(state_dir: Path, advice: str = "give each client its own state directory with --state") -> Generator[None]:
     """Hold a state directory for this process. Raises `StateError` with this advice if another process holds it."""
     make_private(state_dir)
     fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -21,7 +21,7 @@ def n_samples(data: Data) -> int:
     """The number of samples. Raises `TypeError` for a data set without a length."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if not isinstance(dataset, Sized):
-        raise TypeError("the data set needs a length (__len__): a site states how many samples it holds")
+        raise TypeError("the data set needs a length (__len__), because a client must state how many samples it holds")
     return len(dataset)
 
 

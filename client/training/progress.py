@@ -89,7 +89,9 @@ class TrainingProgress:
         if kept is None:
             return 0
         if misfit := self._misfit(kept):
-            log.warning("the checkpoint of an earlier training does not fit (%s); training starts anew", misfit)
+            log.warning(
+                "the checkpoint of an earlier training does not fit (%s); training starts from the beginning", misfit
+            )
             return 0
         with torch.no_grad():
             for name, value in _values_of(self.model):

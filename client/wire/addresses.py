@@ -23,7 +23,7 @@ def addresses_in(text: str) -> tuple[str, ...]:
     """The addresses in `URL[,URL...]`, unchanged. Raises `ValueError` unless each is `http(s)://host[:port]`."""
     addresses = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if len(addresses) > ADDRESSES_MAX:
-        raise ValueError(f"at most {ADDRESSES_MAX} addresses of a coordinator, not {len(addresses)}")
+        raise ValueError(f"{len(addresses)} addresses are given for the coordinator; the limit is {ADDRESSES_MAX}")
     for address in addresses:
         _require_address(address)
     return addresses
@@ -33,7 +33,7 @@ def warn_if_readable(addresses: Sequence[str], what: str) -> None:
     """Warn that others can read `what`, if traffic to an address leaves the machine unencrypted."""
     hosts = [parts.hostname for parts in map(urlsplit, addresses) if parts.scheme == "http"]
     if not {*hosts} <= {"localhost", "127.0.0.1", "::1"}:
-        log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
+        log.warning("http:// is not encrypted: others on the network can read %s; use https://", what)
 
 
 class CoordinatorAddresses:
@@ -86,4 +86,4 @@ def _require_address(address: str) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise ValueError(f"the server's address must look like https://host or https://host:port, not {address!r}")
     if parts.username is not None:
-        raise ValueError("the server's address must not hold a user name or password")
+        raise ValueError("the server's address must not contain a user name or password")

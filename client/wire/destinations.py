@@ -56,9 +56,9 @@ class Forbidden(StrEnum):
     """Kinds of addresses that are not public."""
 
     HERE = "this machine itself"
-    LINK_LOCAL = "an address of this network segment only"
+    LINK_LOCAL = "a link-local address"
     METADATA = "a cloud's metadata service"
-    NOBODY = "no single host's address"
+    NOBODY = "a multicast or reserved address"
     PRIVATE = "an address of a private network"
 
 
@@ -99,7 +99,7 @@ class LinkHost:
             host = _canonical_host(httpx.URL(f"https://{match['host']}"))
         except (httpx.InvalidURL, ValueError) as error:
             raise ValueError(
-                f'link_hosts has {text[:80]!r}, which is no host or host:port such as "store.example.org:9000"'
+                f'link_hosts has {text[:80]!r}, which is not a host or host:port, such as "store.example.org:9000"'
             ) from error
         return cls(host, int(match["port"]) if match["port"] else None)
 
@@ -120,14 +120,18 @@ class LinkRules:
         kind, host = kind_of(address), _canonical_host(url)
         if self._names(url, host):
             is_allowed = kind in (None, Forbidden.PRIVATE) or kind is kind_of(host) is Forbidden.HERE
-            return None if is_allowed else f"{kind}, where no link may lead by a name"
+            if is_allowed:
+                return None
+            if kind is Forbidden.HERE:
+                return f"{kind}, which link_hosts can allow only by its address"
+            return f"{kind}, where no link may lead"
         if kind is None:
-            return None if self.level != "none" else "not named in link_hosts of this site's policy"
+            return None if self.level != "none" else "a host that link_hosts in this site's policy does not name"
         if kind is not Forbidden.PRIVATE:
             return f"{kind}, where no link may lead"
         if self.level == "private" and url.scheme == "https" and url.port in (None, 443):
             return None
-        return f"{kind}, where this site's policy lets no link lead (links, link_hosts)"
+        return f"{kind}, which this site's policy does not allow (links, link_hosts)"
 
     def _names(self, url: httpx.URL, host: str) -> bool:
         default = _DEFAULT_PORTS.get(url.scheme)
@@ -160,7 +164,7 @@ class _Guard(httpcore.NetworkBackend):
         for n_before, address in enumerate(addresses):
             share_s = None if until is None else (until - time.monotonic()) / (len(addresses) - n_before)
             if share_s is not None and share_s <= 0:
-                raise httpcore.ConnectTimeout("no address of it answers in time")
+                raise httpcore.ConnectTimeout("none of its addresses answered in time")
             try:
                 return self._backend.connect_tcp(address, port, share_s, *more, **options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
@@ -174,7 +178,7 @@ class _Guard(httpcore.NetworkBackend):
         addresses = _look_up(host, port, timeout)
         for address in addresses:
             if (why := self._refusal(address)) is not None:
-                raise httpcore.ConnectError(f"it leads to {why}")
+                raise httpcore.ConnectError(f"its name leads to {why}")
         return addresses
 
 
@@ -194,7 +198,7 @@ def _look_up(host: str, port: int, timeout: float | None) -> list[str]:
     asking.start()
     asking.join(timeout)
     if asking.is_alive():
-        raise httpcore.ConnectTimeout("the name was not looked up in time")
+        raise httpcore.ConnectTimeout("looking up the name took too long")
     if failed:
         raise httpcore.ConnectError(str(failed[0])) from failed[0]
     return found

@@ -86,7 +86,9 @@ class Links:
                 yield response
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0][:300]
-            raise _failed(f"no model came from {url.host}, where the coordinator's link leads: {reason}") from error
+            raise _failed(
+                f"the coordinator's link leads to {url.host}, but no model came from there: {reason}"
+            ) from error
 
     def _asked(self, url: httpx.URL, first_byte: int, stack: ExitStack) -> httpx.Response:
         """The head of the answer. Look-up, connection, TLS and request together have one time limit."""
@@ -124,10 +126,10 @@ def _require_file(response: httpx.Response, first_byte: int, size_bytes: int) ->
     """Raise `LinkFailed` unless the announced length is right. httpx then reads exactly that many bytes."""
     status, host = response.status_code, response.request.url.host
     if status not in (200, 206):
-        raise _failed(f"{host}, where the coordinator's link leads, answered {status}")
+        raise _failed(f"the coordinator's link leads to {host}, which answered HTTP {status}")
     wanted = size_bytes - (first_byte if status == 206 else 0)
     if response.headers.get("content-length") != str(wanted) or "transfer-encoding" in response.headers:
-        raise _failed(f"{host}, where the coordinator's link leads, did not announce a file of {wanted} bytes")
+        raise _failed(f"the coordinator's link leads to {host}, which did not announce a file of {wanted} bytes")
 
 
 def _failed(what: str) -> LinkFailed:
@@ -160,7 +162,7 @@ def download(
         part.unlink()
         if source.taken_at is None:
             raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {model.sha256[:12]}…")
-        log.warning("a link of the coordinator led to another file; asking the coordinator itself")
+        log.warning("the coordinator's link led to another file; this client asks the coordinator itself")
         source.give_up()
 
 

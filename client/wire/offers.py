@@ -38,22 +38,28 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
     if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
     if not (math.isfinite(offer.window_s) and 0 <= offer.window_s <= WINDOW_S_MAX):
-        raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")
+        raise CoordinatorMisbehaved(
+            f"the assignment's window is {offer.window_s} s, but must be between 0 and {WINDOW_S_MAX:.0f} s"
+        )
     if not (0 <= offer.seed < 1 << 63 and 1 <= offer.sample_count_max <= SAMPLE_COUNT_MAX):
         raise CoordinatorMisbehaved("the assignment's seed or sample_count_max is out of range")
     if not 0 <= offer.model.version <= COUNT_MAX:
         raise CoordinatorMisbehaved("the assignment's model has a version that is out of range")
     if not 0 <= offer.rank < 1 << 32:
-        raise CoordinatorMisbehaved(f"the assignment's rank is {offer.rank}")
+        raise CoordinatorMisbehaved(f"the assignment's rank is {offer.rank}, but must be at least 0 and below 2^32")
     if not 0 < offer.share <= 1:  # also refuses a NaN
-        raise CoordinatorMisbehaved(f"the assignment asks for a share of {offer.share} of the work")
+        raise CoordinatorMisbehaved(
+            f"the assignment asks for a share of {offer.share} of the work, but a share is above 0 and at most 1"
+        )
     if not SHA256.fullmatch(offer.model.sha256):
         raise CoordinatorMisbehaved("the assignment's model has no SHA-256 of 64 lower-case hex digits")
     if not SHA256.fullmatch(offer.model.layout_digest):
         raise CoordinatorMisbehaved("the assignment's layout has no SHA-256 of 64 lower-case hex digits")
     size, size_max = offer.model.size_bytes, model_bytes_max(layout)
     if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
-        raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")
+        raise CoordinatorMisbehaved(
+            f"the assignment's model has {size} bytes, but this client's model takes at most {size_max} bytes"
+        )
     try:
         require_codec(offer.codec)
     except ValueError as error:
@@ -77,8 +83,8 @@ def check_layout(offer: Assignment, layout: Layout) -> None:
     """Raise `WorkRefused` for a model that is not this client's."""
     if offer.model.layout_digest != layout.digest:
         raise WorkRefused(
-            f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
-            "both sides need the same version of the model's code"
+            f"this client's model has layout {layout.digest[:12]}…, but the run's model has layout "
+            f"{offer.model.layout_digest[:12]}…: both sides need the same version of the model's code"
         )
 
 
@@ -87,7 +93,8 @@ def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
     check_layout(offer, layout)
     if sample_count > offer.sample_count_max:
         raise WorkRefused(
-            f"this client has {sample_count} samples, the run accepts at most {offer.sample_count_max} from one client"
+            f"this client has {sample_count} samples, but the run accepts at most {offer.sample_count_max} from one "
+            "client"
         )
 
 
@@ -128,10 +135,10 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
     grid = assignment.grid
     if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
         raise ValueError(
-            "its grid's step is larger than its max_abs and total_weight_max need, so it would only add rounding noise"
+            "its grid's step is larger than its max_abs and total_weight_max need, which would only add rounding errors"
         )
     if assignment.share != 1:
-        raise ValueError("it asks for a share of the work, which only a canary round may ask")
+        raise ValueError("it asks for a share of the work, which only a canary may do")
     for name, key in offer.cohort:
         require_slug(name, "a name in the cohort")
         if public_key_text(public_key_bytes(key, "a key in the cohort")) != key:
@@ -158,13 +165,14 @@ def _check_noise(composition: Composition) -> None:
         return
     require_private_model(composition.layout)
     if noise.n_values != composition.n_levels:
-        raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
+        raise ValueError(f"its noise is for {noise.n_values} levels, but an update has {composition.n_levels} levels")
     if noise.least > composition.secure.minimum:
         raise ValueError(
-            f"its noise is enough only with {noise.least} clients, but the sum may have {composition.secure.minimum}"
+            f"its noise is enough only with {noise.least} clients, but the sum may have only "
+            f"{composition.secure.minimum}"
         )
     if (clip := composition.codec.clip_norm) is None:
-        raise ValueError("its updates have no clip_norm, so its noise covers none of them")
+        raise ValueError("its updates have no clip_norm, so no noise can hide them")
     # By the plan alone: a bound between the lengths of updates would turn the longer ones into zeros.
     if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
-        raise ValueError("its noise covers shorter updates than its clip_norm allows")
+        raise ValueError("its noise hides only updates that are shorter than its clip_norm allows")

@@ -101,7 +101,9 @@ class Upload:
     def _count_correction(self) -> None:
         self._corrections += 1
         if self._corrections > _CORRECTIONS_MAX:
-            raise CoordinatorMisbehaved("the coordinator contradicts itself about how much it has received")
+            raise CoordinatorMisbehaved(
+                "the coordinator contradicts itself about how many bytes of the update it has received"
+            )
 
     def _ask(self) -> UploadState | None:
         return self.coordinator.upload_state(self.assignment, self.total)

@@ -111,8 +111,9 @@ class AutoEngine:
         except EngineError as error:
             self._is_fallback = True
             return self._unstacked(model, str(error))
-        small = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
-        self.why = "one client does not fill a GPU, so clients are stacked" if self._is_on_gpu else small
+        small = f"a step of {n_operations / 1e6:.2g} million operations is mostly bookkeeping"
+        cause = "one client does not fill a GPU" if self._is_on_gpu else small
+        self.why = f"{cause}, so clients are trained together (stacked)"
         return engine
 
     def _unstacked(self, model: nn.Module, why: str) -> Engine:
@@ -133,6 +134,7 @@ def _each_loss(recipe: ModelRecipe) -> Loss:
     """The loss of each sample, which stacking needs. Raises `EngineError` for a loss that is not built in."""
     if (loss := LOSSES.get(recipe.loss)) is None:
         raise EngineError(
-            f"the loss {recipe.loss} cannot be stacked; of these the loss of each sample is known: {', '.join(LOSSES)}"
+            f"the loss {recipe.loss} cannot be stacked, because stacking needs the loss of each sample; these losses "
+            f"can be stacked: {', '.join(LOSSES)}"
         )
     return loss

@@ -36,7 +36,7 @@ class ClientsEngine:
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`, one client after another. The work must have `clients`."""
         if len(work.clients) != len(work.data):
-            raise EngineError("this engine trains clients by their numbers, which the work does not have")
+            raise EngineError("this engine needs the clients' numbers, but the work does not have them")
         with tempfile.TemporaryDirectory(prefix="umbel-clients-") as folder:
             path = Path(folder) / "model.safetensors"
             for position, number in enumerate(work.clients.tolist()):
@@ -74,8 +74,8 @@ def _trained(app: Client, layout: Layout, start: Path, work: CohortWork, positio
         raise EngineError(f"client {number} failed: {error.__cause__!r}") from error
     if done.steps_done != n_steps:
         raise EngineError(
-            f"client {number} did {done.steps_done} steps, and its device has time for {n_steps}: train must do the "
-            "steps that its plan asks for, ask plan.should_stop() after each, and stop when it is told to"
+            f"client {number} did {done.steps_done} steps, but its simulated device has time for {n_steps}: train "
+            "must do the steps of its plan, call plan.should_stop() after each, and stop when that gives a reason"
         )
     return done
 

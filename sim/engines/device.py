@@ -42,7 +42,7 @@ def found_device(name: str) -> torch.device:
         return device
     n_gpus = torch.cuda.device_count()
     if n_gpus == 0:
-        raise EngineError('torch finds no GPU here; take device = "cpu"')
+        raise EngineError('torch finds no GPU here; set device = "cpu"')
     number = device.index or 0
     if number >= n_gpus:
         raise EngineError(f'there is no GPU "{name}": torch finds {counted(n_gpus, "GPU")} here, counted from 0')

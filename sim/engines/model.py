@@ -91,10 +91,11 @@ def _named(name: str, what: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists and imports one that does not
         raise EngineError(
-            f"no module {module_name!r} to take {what} from; start in the folder that holds it, or install it"
+            f"there is no module {module_name!r}, which {what} needs; run this in the folder that holds the module, or "
+            "install it"
         ) from error
     if not callable(found):
-        raise EngineError(f"{module_name!r} has no function {attribute!r} to take {what} from")
+        raise EngineError(f"module {module_name!r} has no function {attribute!r}, which {what} needs")
     return found  # type: ignore[no-any-return]  # its caller checks what it returns
 
 
@@ -111,7 +112,8 @@ def start_vector(layout: Layout, state: State) -> Tensor:
         values = state[spec.name].detach().reshape(-1)
         if not values.is_floating_point() and bool((values.to(torch.int64).abs() > _EXACT_IN_FLOAT32).any()):
             raise EngineError(
-                f"integer tensor {spec.name!r} holds more than 2^24; the simulator cannot carry it exactly"
+                f"integer tensor {spec.name!r} has a value beyond 2^24, which the simulator (float32) cannot hold "
+                "exactly"
             )
         vector[spec.place] = values.to("cpu", torch.float32)
     return vector
@@ -131,7 +133,8 @@ class ResidentModel:
         places = {buffer.name: buffer for buffer in self._buffers}
         if strange := [s.name for s in self.layout.owners() if s.name not in self._parameters and s.name not in places]:
             raise EngineError(
-                f"{strange[0]!r} of the model's state dict is neither a parameter nor a buffer of its own"
+                f"{strange[0]!r} in the model's state dict is neither a parameter nor a buffer of the model; the "
+                "simulator supports no other entries"
             )
         self._owners = [(spec, places.get(spec.name)) for spec in self.layout.owners()]
         self._starts: list[Tensor] = []

@@ -251,10 +251,11 @@ def require_trainable(work: CohortWork, start: Tensor, layout: Layout) -> None:
     if len(work.seeds) != n or len(work.steps) != n:
         raise EngineError(f"{n} clients have {len(work.seeds)} seeds and {len(work.steps)} numbers of steps")
     if n and (int(work.data.sizes.min()) < 1 or int(work.steps.min()) < 1):
-        raise EngineError("a client has no sample, or no step to take; ask those that have")
+        raise EngineError("a client has no samples or no steps; leave such clients out of the cohort")
     if start.shape != (layout.n_values,) or start.dtype != torch.float32:
         raise EngineError(
-            f"the start is {start.dtype} of {list(start.shape)}; the model's state takes {layout.n_values} float32"
+            f"the start vector is {start.dtype} of shape {list(start.shape)}; the model's state needs "
+            f"{layout.n_values} values of float32"
         )
 
 

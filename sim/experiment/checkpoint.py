@@ -135,14 +135,14 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata: Mapping[str, str] = opened.metadata() or {}
         if json.loads(metadata["umbel"])["version"] != _VERSION:
-            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to start again")
+            raise CheckpointError(f"{path} was written by another version of umbel; remove its folder to start again")
         kept = _STORED.validate_json(metadata["umbel"])
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
             raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
             raise CheckpointError(
-                f"{' and '.join(unlike)} changed since {folder} was begun (by SHA-256), so the run cannot be resumed "
-                "with the same result; restore it, or choose another folder (--out)"
+                f"{' and '.join(unlike)} changed since the run in {folder} began (by SHA-256), so the run cannot be "
+                "resumed with the same result; restore what changed, or choose another folder (--out)"
             )
         return _resumed(kept, tensors, file, first)
     except (SafetensorError, ValidationError, KeyError, ValueError, TypeError) as error:

@@ -179,11 +179,15 @@ def experiment_of(
     for key in changes or {}:
         if key in top.swept:
             raise ValueError(
-                f"{key} is swept, so that setting it alone changes nothing; set other values in sweep, or sweep={{}}"
+                f"{key} is set by the sweep, so a value outside the sweep has no effect; change the values in sweep, "
+                "or remove the sweep with sweep={}"
             )
     trials = tuple(_trial(whole, point, seed) for point in points(top.sweep) for seed in top.seeds)
     if len({one.folder for one in trials}) < len(trials):
-        raise ValueError("sweep: two labels or values differ in signs alone; let them differ in letters or digits")
+        raise ValueError(
+            "sweep: two labels or values differ only in characters that folder names replace; make them differ in a "
+            "letter or digit"
+        )
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
 
 
@@ -197,7 +201,7 @@ class _Top:
     def __post_init__(self) -> None:
         require_within(len(self.seeds), "the number of seeds", 1, SEEDS_MAX)
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds holds one seed twice; each is a run of its own")
+            raise ValueError("seeds has one seed twice; each seed is one run, so name it once")
         for seed in self.seeds:
             require_within(seed, "a seed", 0, (1 << 63) - 1)
         if self.target_accuracy is not None:
@@ -206,11 +210,11 @@ class _Top:
             check_values(name, values)
         for key in self.swept:
             if key == "seed" or key.split(".")[0] in _TOP_KEYS:
-                raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
+                raise ValueError(f"sweep: {key} cannot be swept; to try several seeds, list them in the key seeds")
         settings_of = [{key for one in values for key in settings(name, one)} for name, values in self.sweep.items()]
         for i, keys in enumerate(settings_of):
             if both := sorted(keys & set[str]().union(*settings_of[:i])):
-                raise ValueError(f"sweep: {both[0]} is set in two places, and only one would count")
+                raise ValueError(f"sweep: {both[0]} is set in two places, and only one would count; set it in one")
         n_points = math.prod(len(values) for values in self.sweep.values())
         require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
 
@@ -233,9 +237,14 @@ class _Worlds:
 
     def __post_init__(self) -> None:
         if self.data.is_synthetic and self.partition is not None:
-            raise ValueError("synthetic clients are made with their data; leave [partition] out")
+            raise ValueError(
+                "synthetic data are made for each client, so there is nothing to partition; leave [partition] out"
+            )
         if not self.data.is_synthetic and self.partition is None:
-            raise ValueError('[partition] is missing: say to how many clients the data are dealt out, or "natural"')
+            raise ValueError(
+                "[partition] is missing: give a scheme and the number of clients that share the data, or scheme = "
+                '"natural"'
+            )
 
 
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
@@ -318,15 +327,18 @@ def check_values(name: str, values: Sequence[Any]) -> None:
     if not labels:
         return
     if "." in name:
-        raise ValueError(f"sweep: {name} is one key; give the tables of what goes together a name without a dot")
+        raise ValueError(
+            f"sweep: {name} is the name of one key, but its values are tables with a label; give such tables a name "
+            "without a dot"
+        )
     if len(labels) < len(values) or not all(isinstance(label, str) and label for label in labels):
-        raise ValueError(f'sweep: each of {name} needs a label = "..." beside the keys that it sets')
+        raise ValueError(f'sweep: each value of {name} must be a table with a label = "..." and the keys that it sets')
     if len(set(labels)) < len(labels):
-        raise ValueError(f"sweep: two of {name} have one label")
+        raise ValueError(f"sweep: two values of {name} have the same label")
     if longest := [label for label in labels if len(label) > LABEL_CHARACTERS_MAX]:
         raise ValueError(
-            f"sweep: a label names a folder and a line, so it has at most {LABEL_CHARACTERS_MAX} characters, "
-            f"not {len(longest[0])}"
+            f"sweep: a label has {len(longest[0])} characters; it names a folder, so the limit is "
+            f"{LABEL_CHARACTERS_MAX}"
         )
 
 

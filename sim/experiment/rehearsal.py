@@ -120,7 +120,7 @@ def _require_stackable(recipe: ModelRecipe, shown: SampleSet) -> None:
     try:
         stacked_engine(recipe).try_out(shown)
     except EngineError as error:
-        raise EngineError(f'{error}; take name = "auto" in [engine], which finds another way') from error
+        raise EngineError(f'{error}; set name = "auto" in [engine], which then chooses another engine') from error
 
 
 def _require_cores(engine: EngineSection) -> None:
@@ -128,8 +128,8 @@ def _require_cores(engine: EngineSection) -> None:
     most = _WORKERS_A_CORE * n_cores()
     if engine.workers is not None and engine.workers > most and engine.name in ("auto", "threads", "processes"):
         raise EngineError(
-            f"engine.workers is {engine.workers}, and this machine has {counted(n_cores(), 'core')}: more than "
-            f"{most} would only wait for each other; leave it out for one on each"
+            f"engine.workers is {engine.workers}, but this machine has {counted(n_cores(), 'core')}: more than {most} "
+            "workers would only wait for each other; leave the key out to have one worker for each core"
         )
 
 
@@ -138,8 +138,9 @@ def _require_room(model: nn.Module) -> None:
     free = memory_free_bytes()
     if free is not None and _COPIES * n_bytes > free:
         raise ModelError(
-            f"this model has {n_bytes / 1e9:,.2f} GB of weights, a simulation holds some {_COPIES} copies of them, and "
-            f"{free / 1e9:,.2f} GB of memory are free; take a smaller model, or a machine with more memory"
+            f"this model has {n_bytes / 1e9:,.2f} GB of weights, and a simulation holds about {_COPIES} copies of "
+            f"them, but only {free / 1e9:,.2f} GB of memory are free; use a smaller model, or a machine with more "
+            "memory"
         )
 
 
@@ -159,8 +160,8 @@ def _require_answers(model: nn.Module, name: str, shown: SampleSet, n_classes: i
     if not isinstance(answers, torch.Tensor) or answers.ndim != len(wanted) or not _fits(answers, wanted):
         got = tuple(answers.shape) if isinstance(answers, torch.Tensor) else type(answers).__name__
         raise ModelError(
-            f"model {name} answers {len(shown)} samples of {data} with {got}; it must give {wanted}, a number for each "
-            f"sample and each of {n_classes} classes"
+            f"model {name} returns {got} for {len(shown)} samples of {data}; it must return {wanted}, a number for "
+            f"each sample and each of {n_classes} classes"
         )
 
 

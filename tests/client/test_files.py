@@ -55,7 +55,7 @@ def test_that_others_could_write_into_it_is_said(
     (tmp_path / "state").mkdir(mode=mode)
     with caplog.at_level(logging.WARNING, "umbel.client"):
         make_private(tmp_path / "state")
-    assert ("others could write into" in caplog.text) is is_said
+    assert ("other users could write into" in caplog.text) is is_said
 
 
 def test_a_directory_of_another_user_is_refused_with_what_to_do(

@@ -93,7 +93,7 @@ def test_a_client_works_until_the_run_is_finished(tmp_path: Path) -> None:
     double = Double(AddOne().model, rounds=3)
     end = take_part(tmp_path, double)
     assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 0, 0)
-    assert end.reports_in_words == "reports: 3 sent, 3 accepted when they came"
+    assert end.reports_in_words == "reports: 3 sent, 3 accepted on arrival"
     assert all(torch.allclose(update, torch.ones(8)) for update in double.updates)
     assert pending_files(tmp_path) == []
     per_round = {"GET models": 3, "POST update": 3, "PUT report": 3}
@@ -645,7 +645,7 @@ def test_an_error_in_the_sites_code_is_declined_without_its_message(
     double = Double(AddOne().model)
     with pytest.raises(TrainingFailed, match="KeyError"):
         take_part(tmp_path, double, Failing())
-    assert set(double.declined.values()) == {"the client's own code failed with KeyError; see its log"}
+    assert set(double.declined.values()) == {"the client's own code failed with KeyError; see the client's log"}
     assert "Traceback" in caplog.text
     assert "KeyError: 'patient 4711'" in caplog.text, "the log has it all"
 
@@ -848,7 +848,7 @@ class Boaster(AddOne):
 
 def test_no_more_samples_are_reported_than_were_announced(tmp_path: Path) -> None:
     double = Double(AddOne().model)
-    with pytest.raises(WorkRefused, match="trained on 6 samples, but this client checked in with 5"):
+    with pytest.raises(WorkRefused, match="returned a sample_count of 6, but this client has 5 samples"):
         take_part(tmp_path, double, Boaster())
     assert "POST update" not in double.requests
 
@@ -862,7 +862,7 @@ def test_a_site_may_have_as_many_samples_as_a_run_accepts_and_no_more(
     if is_taken:
         assert take_part(tmp_path, double).accepted == 1
         return
-    with pytest.raises(WorkRefused, match="has 5 samples, the run accepts at most 4"):
+    with pytest.raises(WorkRefused, match="has 5 samples, but the run accepts at most 4"):
         take_part(tmp_path, double)
     assert "POST update" not in double.requests
 
@@ -884,7 +884,7 @@ def test_what_it_trained_on_is_held_against_the_runs_bound_too(tmp_path: Path, m
         return
     with pytest.raises(WorkRefused):
         take_part(tmp_path, double, Grown())
-    assert "trained on 6 samples, the run accepts at most 5" in double.declined["demo.1.1.ward-7"]
+    assert "returned a sample_count of 6, but the run accepts at most 5" in double.declined["demo.1.1.ward-7"]
     assert "POST update" not in double.requests
 
 
@@ -1108,5 +1108,5 @@ def test_one_that_ends_after_several_failures_says_so(tmp_path: Path, caplog: py
             transport=double.transport(),
         )
     last = caplog.messages[-1]
-    assert last.startswith("this client ends, because 3 assignments of run demo in a row failed; the last error: ")
+    assert last.startswith("this client stops, because 3 assignments of run demo failed in a row. The last error: ")
     assert "max_parameters = 1" in last

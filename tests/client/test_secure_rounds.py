@@ -365,7 +365,7 @@ def test_a_client_that_is_not_on_its_own_list_leaves(tmp_path: Path) -> None:
     members = {name: key for name, key in double.members.members.items() if name != WARD}
     double.members = replace(double.members, members=members)
     (tmp_path / "pilot.json").write_bytes(members_bytes(signed(double.members, *OFFICERS)))
-    with pytest.raises(Alarm, match="Have an officer compare its fingerprint"):
+    with pytest.raises(Alarm, match="Ask an officer to compare the key's fingerprint"):
         take_part(tmp_path, double, policy=replace(policy, members_sha256=double.members.sha256))
     assert not double.said
     assert set(double.declined.values()) == {"this client is not on the member list with its own key"}
@@ -396,9 +396,7 @@ def test_a_round_that_is_bound_to_no_list_is_refused_with_the_line_that_binds_it
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)
     double.change_offer = lambda offer: replace(offer, members_sha256="")
-    with pytest.raises(
-        WorkRefused, match="bound to no member list, and not to the one that this site trusts"
-    ) as refused:
+    with pytest.raises(WorkRefused, match="this round names no member list, but this site trusts") as refused:
         take_part(tmp_path, double, policy=policy)
     assert f'list the run file needs members_sha256 = "{policy.members_sha256}"' in str(refused.value)
 
@@ -408,7 +406,7 @@ def test_a_list_that_is_pinned_holds_without_a_policy_too(tmp_path: Path) -> Non
     take_part(tmp_path, double, policy=listed(tmp_path, double))
     again = SecureDouble(Ward().model, rounds=2)
     again.keys, again.tokens, again.round = double.keys, double.tokens, 2
-    with pytest.raises(WorkRefused, match="bound to no member list, and not to the one"):
+    with pytest.raises(WorkRefused, match="this round names no member list, but this site trusts"):
         take_part(tmp_path, again)
 
 
@@ -542,7 +540,9 @@ def test_a_cohort_that_does_not_suit_the_policy_is_declined_and_the_client_stays
     assert {assignment for assignment, _ in double.said} == {"demo.1.9.ward-7"}
     assert shutdown.waits == [1, 2, 4, 8, 16, 32, 60, 60, 1], "and from the start again, once it has taken part"
     said = [record.message for record in caplog.records if "round 1: declined" in record.message]
-    assert [message.rpartition("; ")[2] for message in said[2:4]] == [f"asking for work again in {n} s" for n in (4, 8)]
+    assert [message.rpartition(". ")[2] for message in said[2:4]] == [
+        f"It asks for work again in {n} s" for n in (4, 8)
+    ]
 
 
 def test_who_waits_after_a_declined_attempt_leaves_at_once(tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def test_without_a_policy_the_coordinator_is_believed_and_the_log_says_so(
 ) -> None:
     double = SecureDouble(Ward().model, rounds=2)
     assert take_part(tmp_path, double).accepted == 2
-    assert sum("no member list is pinned" in record.message for record in caplog.records) == 1
+    assert sum("this site has no member list" in record.message for record in caplog.records) == 1
 
 
 def test_a_run_that_is_not_allowed_is_not_asked_for(tmp_path: Path) -> None:
@@ -785,7 +785,7 @@ def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: py
     wrap = until_declined(double, 1, then=3)
     end = take_part(tmp_path, double, policy=policy, wrap=wrap, shutdown=shutdown)
     assert (end.status, end.accepted, end.opened) == ("finished", 2, 1)
-    assert end.reports_in_words == "masked reports: 2 sent, 1 in sums that this client gave its shares for"
+    assert end.reports_in_words == "masked reports: 2 sent; this client gave its shares for 1 of the sums"
     assert shutdown.waits == [1], "an attempt that it declined late is one too"
     assert sum("does not sign this sum and reveals no shares" in record.message for record in caplog.records) == 1
     assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]

@@ -83,7 +83,7 @@ def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.Capture
     told = capsys.readouterr().out
     assert told.count("the same hash") == 2
     assert "3 bundles are verified, 2 committed rounds, 6 reports with their clients' signatures" in told
-    assert "pin it with --key" in told
+    assert "pass the key with --key" in told
     assert stat.S_IMODE((tmp_path / "data" / "audit.key").stat().st_mode) == 0o600
 
 

@@ -168,7 +168,7 @@ def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: 
     assert fates["noloss"][1].startswith("the training loss is not finite")
     assert fates["broken"][0] is fates["greedy"][0] is Fate.DECLINED
     assert "the update is not finite" in fates["broken"][1]
-    assert "2000 samples, the run accepts at most 1000" in fates["greedy"][1]
+    assert "2000 samples, but the run accepts at most 1000" in fates["greedy"][1]
     assert [(one.client, "has shape" in one.reason or "fit" in one.reason) for one in found.turned_away] == [
         ("other", True)
     ]

@@ -143,7 +143,7 @@ def test_what_a_trace_does_not_tell_is_said(tmp_path: Path, capsys: pytest.Captu
     told = capsys.readouterr().out
     assert "left out: 1 attempt that shows no times" in told
     assert "how long clients trained, in 1 of 1 report, whose updates were masked" in told
-    assert "but no other codec" in told
+    assert "but not another codec" in told
     assert "which clients were absent, in 1 of 1 attempt" in told
 
 

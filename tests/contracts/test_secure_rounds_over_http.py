@@ -213,7 +213,7 @@ def test_sites_stay_while_a_stranger_is_drawn_and_go_on_once_the_coordinator_has
     """Each declines more often than a client fails before it leaves; no update is in any of these rounds."""
     sites = Sites(house, tmp_path)
     created = house.umbel(*sites.create)
-    assert "careful: without --members FILE the coordinator does not know who is on the member list" in created.stderr
+    assert "careful: without --members FILE the coordinator does not have the member list" in created.stderr
     threads = sites.start("eve", *NAMES[1:])
     with house.operator() as operator:
         for progress in operator.follow("masked", wait_s=5.0):

@@ -145,15 +145,17 @@ def _require_stackable(model: nn.Module) -> None:
     """Raise `EngineError` for what shows without a trial."""
     if buffers := [name for name, _ in model.named_buffers()]:
         raise EngineError(
-            f"{type(model).__name__} cannot be stacked: it keeps {buffers[0]!r} beside its parameters, as batch "
-            "normalization does; GroupNorm and LayerNorm need none"
+            f"{type(model).__name__} cannot be stacked: it has the buffer {buffers[0]!r}, as batch "
+            "normalization has; GroupNorm and LayerNorm have no buffers"
         )
     parameters = dict(model.named_parameters())
     if parameters.keys() != model.state_dict().keys():
         raise EngineError(f"{type(model).__name__} cannot be stacked: two of its layers share one tensor")
     for name, parameter in parameters.items():
         if parameter.dtype is not torch.float32 or not parameter.requires_grad:
-            raise EngineError(f"{type(model).__name__} cannot be stacked: {name!r} is frozen, or not float32")
+            raise EngineError(
+                f"{type(model).__name__} cannot be stacked: its parameter {name!r} is frozen, or not float32"
+            )
 
 
 def _changes(values: Tensor, losses: Tensor, steps: Lockstep) -> Changes:

@@ -70,11 +70,11 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
 def _reason(error: Exception) -> str:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "random operation" in first_line:  # torch's own text names its flags
-        return "it draws at random as it trains, as dropout does, and each client draws with a seed of its own"
+        return "it draws random numbers while it trains, as dropout does, and each client needs its own"
     if "data-dependent control flow" in first_line:
-        return "it decides by the values of a tensor (`if`, `while`), which are another client's each time"
+        return "it branches (`if`, `while`) on the values of a tensor, and these differ from client to client"
     if "performance drop" in first_line and (operation := re.search(r"aten::(\w+)", first_line)):
-        return f"torch has no way to take {operation[1]} of many clients at once"
+        return f"torch cannot compute {operation[1]} for many clients at once"
     return first_line
 
 
@@ -237,5 +237,5 @@ def _try_out(recorded: Gradients, model: nn.Module, loss: Loss, inputs: Tensor, 
                 if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (1 + float(one.abs().max()))):
                     raise EngineError(
                         f"{type(model).__name__} cannot be stacked: samples of one batch affect each other's "
-                        "gradients, or something is drawn at random (batch normalization, dropout)"
+                        "gradients (batch normalization), or it draws random numbers (dropout)"
                     )

@@ -207,15 +207,16 @@ def _has_died(worker: _ProcessWorker, waiting: deque[_Chunk]) -> None:
         worker.n_failed_starts += 1
         if worker.n_failed_starts == _TRIES:
             raise EngineError(
-                f"worker {worker.number} ended {_TRIES} times before it was ready ({how}); its log says why"
+                f"worker {worker.number} ended {_TRIES} times before it was ready ({how}); its messages on standard "
+                "error say why"
             )
     if chunk is None:
         return
     chunk.n_deaths += 1
     if chunk.n_deaths == _TRIES:
         raise EngineError(
-            f"workers died {_TRIES} times over the same {len(chunk.positions)} clients (the last one: {how}); "
-            "if the machine is short of memory, use fewer workers"
+            f"workers died {_TRIES} times while they trained the same {len(chunk.positions)} clients (the last one: "
+            f"{how}); if the machine is short of memory, use fewer workers"
         )
     log.warning("worker %d died (%s); its %d clients are trained again", worker.number, how, len(chunk.positions))
     waiting.appendleft(chunk)

@@ -170,8 +170,8 @@ class RayEngine:
             return self._ray.get(done)
         except self._ray.exceptions.RayActorError as error:
             raise EngineError(
-                f"a Ray actor died {_RETRIES + 1} times over the same {len(positions)} clients, or could not start: "
-                f"{error}"
+                f"a Ray actor died {_RETRIES + 1} times while it trained the same {len(positions)} clients, or could "
+                f"not start: {error}"
             ) from error
         except self._ray.exceptions.RayTaskError as error:
             raise EngineError(f"training failed in a Ray actor: {error}") from error

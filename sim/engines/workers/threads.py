@@ -19,7 +19,7 @@ from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, 
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _DRAWS = (
-    "the model draws random numbers while it trains, as for dropout, and threads would draw from one stream; take "
+    "the model draws random numbers while it trains, as dropout does, and threads share one stream of them; set "
     'name = "processes" in [engine]'
 )
 

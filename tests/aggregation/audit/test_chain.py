@@ -68,7 +68,7 @@ def test_the_order_matters() -> None:
 
 
 def test_a_chain_without_bundles_is_none() -> None:
-    with pytest.raises(AuditFailed, match="begins with its run's creation"):
+    with pytest.raises(AuditFailed, match="every run has at least the bundle of its creation"):
         verify([], KEYS)
 
 
@@ -227,7 +227,7 @@ def test_a_noted_head_must_be_there() -> None:
 
 def test_a_bundle_of_a_kind_that_is_not_known_is_named() -> None:
     raw: Json = {"kind": "rumour", "facts": {}}
-    with pytest.raises(AuditFailed, match="this version of umbel does not know its kind: 'rumour'"):
+    with pytest.raises(AuditFailed, match="this version of umbel does not know bundles of the kind 'rumour'"):
         parse_bundle(raw)
 
 

@@ -77,7 +77,7 @@ def test_an_app_is_a_client_or_something_that_makes_one(site: Path, name: str) -
         ("examples.nowhere:client", "run this in the folder that holds examples/nowhere.py"),
         ("ward_app:absent", "has no 'absent'"),
         ("ward_app:number", "is a int"),
-        ("ward_app:wrong", "must give an umbel.client.Client"),
+        ("ward_app:wrong", "must return an umbel.client.Client"),
         ("ward_app:needs", "cannot be called without arguments"),
         ("ward_app:NoModel", "has no `model`"),
         ("ward_app:empty", "sample_count 0"),

@@ -130,9 +130,11 @@ def test_a_member_is_removed_in_the_next_epoch(signed_desk: Path) -> None:
 def test_an_officer_hands_over_to_another(signed_desk: Path) -> None:
     new = told("officer-key", "--out", "cleo.pem")["public_key"]
     assert members("remove-officer", "1.json", "bert", "--out", "2.json").exit_code == 0
-    require_refused(members("sign", "2.json", "--key", "anna.pem"), "fewer officers than the 2 that must sign")
+    require_refused(
+        members("sign", "2.json", "--key", "anna.pem"), "fewer officers (1) than must sign it (2): add officers first"
+    )
     assert members("add-officer", "2.json", "cleo", new).exit_code == 0
-    require_refused(members("sign", "2.json", "--key", "bert.pem"), "name that list with --previous")
+    require_refused(members("sign", "2.json", "--key", "bert.pem"), "name that epoch's list with --previous")
     for officer in ("anna", "bert", "cleo"):
         assert members("sign", "2.json", "--key", f"{officer}.pem", "--previous", "1.json").exit_code == 0
     old, second = (read_members(Path(name).read_bytes()) for name in ("1.json", "2.json"))
@@ -182,7 +184,10 @@ def test_an_officers_key_is_private_and_never_overwritten(desk: Path) -> None:
     require_refused(members("officer-key", "--out", "anna.pem"), "anna.pem exists already")
     assert Path("anna.pem").read_bytes() == before
     Path("anna.pem").chmod(0o640)
-    require_refused(members("sign", "1.json", "--key", "anna.pem"), "can be read by others; run `chmod 600 anna.pem`")
+    require_refused(
+        members("sign", "1.json", "--key", "anna.pem"),
+        "other users can read the key anna.pem; run `chmod 600 anna.pem`",
+    )
 
 
 def test_a_passphrase_opens_a_key(desk: Path) -> None:
@@ -240,11 +245,11 @@ REFUSED = {
     "a next epoch over a file": (("remove", "1.json", "north", "--out", "anna.pem"), "anna.pem exists already"),
     "four groups of a hash": (
         ("trust", "1.json", "--state", "s", "--sha256", "7F3A 91C2 07F5 BE6F"),
-        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not 16 characters: copy",
+        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), not 16 characters. Copy",
     ),
     "a hash with a letter that is no hex digit": (
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
-        "not 64 characters, of which these are no hex digits: 'O'",
+        "not 64 characters (these are not hex digits: 'O')",
     ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
     "a signature under a list that follows another": (
@@ -271,7 +276,7 @@ def test_one_machine_is_one_member(signed_desk: Path) -> None:
 def test_what_one_officer_has_signed_is_not_changed(desk: Path) -> None:
     members("sign", "1.json", "--key", "anna.pem")
     change = members("remove", "1.json", "north", "--out", "2.json")
-    require_refused(change, "a list with some signatures cannot be changed")
+    require_refused(change, "A list with some signatures cannot be changed")
     assert not Path("2.json").exists()
 
 
@@ -313,7 +318,7 @@ def test_a_client_that_runs_is_not_changed_under_its_feet(signed_desk: Path) -> 
     with locked(Path("north")):
         running = members("trust", "1.json", "--state", "north", "--yes")
         require_refused(running, "another client process uses north")
-        require_refused(running, "; stop that client, trust the list, and start it again")
+        require_refused(running, "; stop that client, run this command again, and then start the client again")
         assert "--state" not in running.stderr, "another directory would be another client"
         assert fingerprint("--state", "north").exit_code == 0, "its key may be read all the same"
 

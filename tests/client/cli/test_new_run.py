@@ -131,7 +131,7 @@ def test_an_operator_is_told_that_sites_with_a_list_want_the_same_sites_each_tim
 ) -> None:
     Path("run.toml").write_text(RUN.replace("target = 4, minimum = 3, over_selection = 1.0", numbers) + section)
     said = careful_of_absence(read_run_file(Path("run.toml"))[1])
-    assert ("set target and minimum to their number" in said) == is_told
+    assert ("set target and minimum to the number of sites" in said) == is_told
     assert bool(said) == is_told
 
 
@@ -221,7 +221,7 @@ def test_a_list_that_too_few_officers_have_signed_is_taken_with_a_word(
         assert said == ""
     else:
         assert said.startswith(f"careful: pilot-1.json: epoch 1 of 'pilot' {words}: ")
-        assert said.endswith("Sites refuse this list until enough have signed it\n")
+        assert said.endswith("Sites refuse this list until enough officers have signed it\n")
         assert said.count("\n") == 1
 
 

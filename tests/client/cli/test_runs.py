@@ -123,4 +123,4 @@ def test_no_run_is_stopped_for_good_without_a_yes(answer: str, rounds_done: int,
     verb.command()(lambda: stop_run(operator, "ward", "enough", yes=False, as_json=False))
     outcome = CliRunner().invoke(verb, [], input=answer)
     assert (outcome.exit_code, asked) == (1, ["GET /runs/ward"])
-    assert f"Stop ward for good, where {done}?" in outcome.stderr
+    assert f"ward: {done}. Stop the run for good?" in outcome.stderr

@@ -213,7 +213,7 @@ def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> Non
     assert header.split("  ")[-1].strip() == "held-out loss"
     assert row.index("0.2500") == header.index("training loss")
     assert row.index("0.5000") == header.index("held-out loss")
-    assert "the model that they were given" in legend
+    assert "the model that they receive" in legend
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "[red]x[/nonsense]"])
@@ -231,7 +231,7 @@ def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_know
     record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
     header, row, note = told([record])[1:]
     assert row.index("67%") == header.index("of all known")
-    assert note == "round 2: absent: east (114 samples, last seen 22:13Z); 67% of all known data is in"
+    assert note == "round 2: absent: east (114 samples, last seen 22:13Z); the round has 67% of all known data"
     line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]
     assert "east (114 samples, last seen 22:13Z) and 8 more, 500 samples in all;" in line
 

@@ -28,7 +28,7 @@ def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> Non
     ended = replace(ROUND, absent=EAST, samples_selected=30, samples_in=30, samples_share=1.0)
     assert told(Events(), replace(NEWS, ended=(ended,)))[:2] == [
         "round 2: done in 3.0 s, 1 of 3 clients reported, 100% of their data; training: loss 0.2500",
-        "round 2: absent: east (114 samples, last seen 22:13Z); 21% of all known data is in",
+        "round 2: absent: east (114 samples, last seen 22:13Z); the round has 21% of all known data",
     ]
 
 

@@ -194,10 +194,11 @@ def test_there_is_one_warning_an_attempt_and_it_names_the_nearest(
         "and two of round 1"
     )
     assert (
-        "nearly reveal what peer-2 sent. A round without this site would reveal its update in the same way." in message
+        "nearly reveal what peer-2 sent. In the same way, a round without this site would reveal this site's update."
+        in message
     )
-    assert 'cohort_change = "refuse" in this site\'s policy' in message
-    assert "target and minimum = the number of sites and over_selection = 1.0" in message
+    assert 'set cohort_change = "refuse" in this site\'s policy' in message
+    assert "set target and minimum to the number of sites, and over_selection = 1.0" in message
 
 
 def test_of_the_same_clients_nothing_is_said_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

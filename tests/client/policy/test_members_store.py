@@ -46,7 +46,7 @@ def require_unchanged(tmp_path: Path, pin: SignedMembers) -> None:
 
 
 def test_nothing_is_trusted_on_first_use(store: MembersStore) -> None:
-    with pytest.raises(NotConfirmed, match="compare its hash with an officer"):
+    with pytest.raises(NotConfirmed, match="Compare its hash with an officer"):
         store.take(FIRST)
     assert store.pinned("pilot") is None
 
@@ -59,7 +59,7 @@ def test_the_hash_of_the_policy_or_a_person_makes_the_first_list_trusted(tmp_pat
 
 
 def test_a_person_does_not_talk_over_the_policy(store: MembersStore) -> None:
-    with pytest.raises(NotConfirmed, match="the policy names another member list") as refused:
+    with pytest.raises(NotConfirmed, match="the policy's members_sha256 names another member list") as refused:
         store.take(FIRST, SECOND.list.sha256, is_confirmed=True)
     assert store.pinned("pilot") is None
     for named in (grouped(SECOND.list.sha256)[:19], grouped(FIRST.list.sha256)[:19]):
@@ -123,7 +123,7 @@ def test_the_policys_hash_leads_over_epochs_that_were_missed_but_never_back(
     store: MembersStore, tmp_path: Path
 ) -> None:
     at(store, FIRST)
-    with pytest.raises(NotTheSuccessor, match="trust them one by one"):
+    with pytest.raises(NotTheSuccessor, match="Trust the missing epochs in their order"):
         store.take(THIRD)
     store.take(THIRD, THIRD.list.sha256)
     for older in (FIRST, SECOND):
@@ -135,7 +135,7 @@ def test_the_policys_hash_leads_over_epochs_that_were_missed_but_never_back(
 def test_another_list_of_the_pinned_epoch_is_refused_even_if_the_policy_names_it(store: MembersStore) -> None:
     at(store, FIRST)
     other = signed(first_list(sites=("north", "west")), *OFFICERS)
-    with pytest.raises(NotTheSuccessor, match="trusts a different epoch 1"):
+    with pytest.raises(NotTheSuccessor, match="trusts another list as epoch 1"):
         store.take(other, other.list.sha256)
 
 
@@ -152,7 +152,7 @@ def test_a_list_of_another_name_is_another_first_use(store: MembersStore) -> Non
 def test_a_damaged_pin_is_not_a_first_use(store: MembersStore, tmp_path: Path, damage: bytes) -> None:
     at(store, FIRST)
     (tmp_path / "members" / "pilot.json").write_bytes(damage)
-    with pytest.raises(StateError, match=r"pilot\.json is damaged; compare the list anew"):
+    with pytest.raises(StateError, match=r"pilot\.json is damaged; compare the list's hash with an officer again"):
         store.take(FIRST, FIRST.list.sha256)
 
 

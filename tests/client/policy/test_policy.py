@@ -170,7 +170,9 @@ def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the
         check_same_model(policy, names, names[50:], 100, f"round 1000 of run {'r' * 63!r}")
     with pytest.raises(AttemptRefused, match="under other terms") as terms:
         check_terms_change(policy, names, names, 100, "round 1000")
-    assert changed.value.public_reason.endswith("the policies of sites that accept the risk")
+    assert changed.value.public_reason.endswith(
+        'Or sites that accept the risk can set cohort_change = "warn" in their policies'
+    )
     assert max(len(one.value.public_reason) for one in (changed, same, terms)) <= REASON_CHARS_MAX
 
 
@@ -222,7 +224,8 @@ def test_who_names_a_member_list_takes_no_round_with_one_client_more_or_less(
         assert "differ only by site-0, so" in (check_cohort_change(policy, ten, ten[1:], "round 1") or "")
         return
     with pytest.raises(
-        AttemptRefused, match=r'differ only by site-0, so .* the same clients .*, or set cohort_change = "warn"'
+        AttemptRefused,
+        match=r'differ only by site-0, so .* the same clients .* Or sites .* can set cohort_change = "warn"',
     ):
         check_cohort_change(policy, ten, ten[1:], "round 1")
 
@@ -425,9 +428,9 @@ UNUSABLE = {
     'allowed_runs = ["A run"]': "a run of allowed_runs must be",
     'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",
     'links = "all"': "links: Input should be 'none', 'public' or 'private'",
-    'link_hosts = ["https://store"]': "link_hosts has 'https://store', which is no host",
-    'link_hosts = ["store:0"]': "link_hosts has 'store:0', which is no host",
-    "link_hosts = [" + '"store", ' * 101 + "]": "link_hosts names 101 hosts, at most 100",
+    'link_hosts = ["https://store"]': "link_hosts has 'https://store', which is not a host",
+    'link_hosts = ["store:0"]': "link_hosts has 'store:0', which is not a host",
+    "link_hosts = [" + '"store", ' * 101 + "]": "link_hosts names 101 hosts; the limit is 100",
     'cohort_change = "ignore"': "cohort_change: Input should be 'warn' or 'refuse'",
     "minimum_cohort = 3\nminimum_cohort = 5": "is not valid TOML",
     "minimum_cohort = 2026-01-01": "does not parse",

@@ -154,7 +154,7 @@ def test_without_their_signatures_nobody_is_taken_off(house: House, names: Colle
     house.show(SECOND, *names)
     with pytest.raises(AttemptRefused, match=r"over the same model, .* differ only by peer-0, so"):
         site.admit(bound(asked(1, ALL[1:]), FIRST), LAYOUT)
-    with pytest.raises(WorkRefused, match="bound to another member list"):
+    with pytest.raises(WorkRefused, match="this round names another member list"):
         site.admit(bound(asked(1, ALL[1:]), SECOND), LAYOUT)
 
 
@@ -171,7 +171,7 @@ def test_two_lists_that_are_pinned_without_a_policy_are_no_way_out(house: House)
 def test_where_a_policy_names_a_list_another_one_that_is_pinned_does_not_count(house: House) -> None:
     other = replace(FIRST, name="other")
     MembersStore(house.directory).take(signed(other, *OFFICERS), is_confirmed=True)
-    with pytest.raises(WorkRefused, match="bound to another member list"):
+    with pytest.raises(WorkRefused, match="this round names another member list"):
         house.site().admit(bound(asked(1), other), LAYOUT)
 
 
@@ -181,7 +181,7 @@ def test_where_a_policy_names_a_list_another_one_that_is_pinned_does_not_count(h
 @pytest.mark.parametrize(
     ("n_came", "sentence"),
     [
-        (1, "a sum of one client"),
+        (1, "only one client takes part, so the sum would reveal its update"),
         (4, "only 4 of 10 invited clients take part, and a secure round needs at least 5"),
         (5, ""),
     ],

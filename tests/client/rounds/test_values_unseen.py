@@ -295,7 +295,7 @@ def test_a_restart_does_not_begin_the_count_of_failures_anew(tmp_path: Path, cap
     assert len(app.seeds) == len(double.declined) == FAILURES_MAX
     assert set(double.declined.values()) == {"this client does not take part in this attempt"}
     path = next(tmp_path.rglob("failures/demo.json"))
-    assert f"then remove {path} and start it again" in caplog.text, "said when it stops"
+    assert f"Then remove {path} and start the client again" in caplog.text, "said when it stops"
     asked = len(double.log)
     with pytest.raises(
         TooManyFailures, match=r"in 3 rounds of this run .* The last failure: the update is not finite"
@@ -313,7 +313,7 @@ def test_a_budget_that_is_spent_is_said_three_times_and_no_more_until_a_person_h
     assert ends == [BudgetSpent, TooManyFailures, TooManyFailures, TooManyFailures]
     assert len(double.declined) == FAILURES_MAX
     assert set(double.declined.values()) == {
-        "this site's privacy budget does not allow this round; its own log has the numbers"
+        "this site's privacy budget does not allow this round; the site's log has the numbers"
     }
 
 

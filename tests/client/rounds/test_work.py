@@ -70,7 +70,7 @@ def test_who_has_nothing_to_say_says_nothing(tmp_path: Path, says: Evaluation | 
 
 
 def test_no_more_samples_are_told_than_the_run_takes(tmp_path: Path) -> None:
-    with pytest.raises(WorkRefused, match="measured on 8 samples, the run accepts at most 7"):
+    with pytest.raises(WorkRefused, match="a sample_count of 8, but the run accepts at most 7"):
         measured(tmp_path, Measuring(8))
 
 
@@ -78,7 +78,7 @@ def test_no_more_samples_are_told_than_the_run_takes(tmp_path: Path) -> None:
 def test_code_that_fails_or_answers_something_else_is_named_by_the_type_of_its_error_alone(
     tmp_path: Path, says: object
 ) -> None:
-    with pytest.raises(TrainingFailed, match=r"failed with (RuntimeError|TypeError); see its log") as failure:
+    with pytest.raises(TrainingFailed, match=r"failed with (RuntimeError|TypeError); see the client's log") as failure:
         measured(tmp_path, Measuring(says=says))
     assert "4711" not in str(failure.value)
 

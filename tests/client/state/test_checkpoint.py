@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_removed_and_said(tmp_path: Path, caplog: pytest
     kept_at(path).save({"weights": torch.ones(1000)})
     path.write_bytes(path.read_bytes()[:-100])
     assert kept_at(path).load() is None
-    assert "training starts anew" in caplog.text
+    assert "training starts from the beginning" in caplog.text
     assert not path.exists()
 
 

@@ -109,7 +109,7 @@ def test_where_there_is_no_room_for_more_no_more_rounds_are_taken_and_nothing_is
     monkeypatch.setattr("umbel.client.state.secure_store.SUMS_BYTES_MAX", n_bytes)
     store.require_room()
     monkeypatch.setattr("umbel.client.state.secure_store.SUMS_BYTES_MAX", n_bytes - 1)
-    with pytest.raises(WorkRefused, match="Pin a member list in the policy") as refusal:
+    with pytest.raises(WorkRefused, match="Name a member list in the policy") as refusal:
         store.require_room()
     assert str(tmp_path) not in refusal.value.public_reason
     assert len(store.revealed(RUN)) == SUMS_MAX + 2
@@ -134,7 +134,7 @@ def test_a_damaged_archive_stops_the_client(tmp_path: Path, store: SecureStore, 
         store.remember(RUN, revealed(number))
     path = tmp_path / "revealed" / "demo.jsonl"
     path.write_bytes(line.encode() + b"\n" + path.read_bytes())
-    with pytest.raises(StateError, match=r"revealed/demo\.jsonl is damaged; remove it once this run is over"):
+    with pytest.raises(StateError, match=r"revealed/demo\.jsonl is damaged; wait until this run is over"):
         store.revealed(RUN)
 
 
@@ -146,19 +146,20 @@ def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_p
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(
         StateError,
-        match=r"sums/demo\.json is damaged; remove it once this run has a newer model, then start again: "
-        "without it this client could take part in two sums that together reveal one update$",
+        match=r"sums/demo\.json is damaged; wait until this run has a newer model, then remove the file and "
+        "start again. If it is removed earlier, this client could take part in two sums that together reveal one "
+        "update$",
     ):
         store.sums(RUN)
     with pytest.raises(
         StateError,
-        match=r"begun\.json is damaged; remove it once the round that is open now is over, then start again: "
-        "without it this client could begin an attempt twice$",
+        match=r"begun\.json is damaged; wait until the round that is open now is over, then remove the file and start "
+        "again. If it is removed earlier, this client could begin an attempt twice$",
     ):
         store.begun()
     with pytest.raises(
         StateError,
-        match=r"spent/demo\.json is damaged; remove it once this run is over, then start again: without it this client "
-        "could spend its privacy budget twice$",
+        match=r"spent/demo\.json is damaged; wait until this run is over, then remove the file and start again. If "
+        "it is removed earlier, this client could spend its privacy budget twice$",
     ):
         store.spent(RUN, 1e-6)

@@ -89,7 +89,7 @@ def test_a_client_is_one_client_at_every_address(tmp_path: Path) -> None:
         deployment.take_part(tmp_path, *addresses, token=None)
     assert deployment.double.requests["POST enrolments"] == 1
     assert len(list(tmp_path.glob("*/key.pem"))) == 1
-    with pytest.raises(StateError, match=f"name both, --server {A},{B}; "):
+    with pytest.raises(StateError, match=rf"name both: --server {A},{B}\. "):
         deployment.take_part(tmp_path, B, C, token=None)
 
 

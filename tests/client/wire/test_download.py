@@ -163,7 +163,7 @@ def test_a_link_that_brings_nothing_has_the_coordinator_serve_the_model_itself(
     with bucket.served() as link:
         assert fetched(double, sending_to(double, link), tmp_path, to(link)) == double.model_bytes
     assert len(bucket.requests) == 1
-    assert f"127.0.0.1, where the coordinator's link leads, answered {status}" in caplog.text
+    assert f"the coordinator's link leads to 127.0.0.1, which answered HTTP {status}" in caplog.text
     assert SECRET not in caplog.text
 
 

@@ -72,7 +72,7 @@ def test_no_client_is_weighed_by_how_often_it_is_said_to_be_drawn(change: Callab
 
 
 def test_no_share_of_the_work_is_asked_for() -> None:
-    with pytest.raises(CoordinatorMisbehaved, match="a share of the work, which only a canary round may ask"):
+    with pytest.raises(CoordinatorMisbehaved, match="a share of the work, which only a canary may do"):
         read(replace(OFFERED, share=0.5))
 
 

@@ -98,7 +98,7 @@ def test_an_audit_tells_what_the_signed_plans_have_cost_and_the_list_that_the_si
     assert spent == {"epsilon": private.records[-1]["epsilon"], "delta": 1e-5, "budget": 8.0, "sums": 2, "sums_max": 2}
     assert private.for_programs["members_sha256"] == LIST
     lines = private.for_people.splitlines()
-    assert "privacy, by the signed plans: epsilon 8 of 8 is spent, at delta 1e-05, by 2 of at most 2 sums" in lines
+    assert "privacy cost by the signed plans: epsilon 8 of 8 is spent, at delta 1e-05, by 2 of at most 2 sums" in lines
     assert f"member list, by the signed run file: {LIST}" in lines
 
 

@@ -50,7 +50,7 @@ def require_list_pinned(out: Path, sha256: str) -> None:
         assert check_first(pin) == ("anna", "bert")
         assert pin.list.members[name] == own.public_key
         assert (len(pin.list.members), own.client) == (12, name)
-    assert not [log for log in sites.glob("*.log") if "no member list is pinned" in log.read_text()]
+    assert not [log for log in sites.glob("*.log") if "this site has no member list" in log.read_text()]
 
 
 @pytest.mark.nightly

@@ -75,7 +75,7 @@ def test_they_train_what_the_codec_can_carry(codec: str) -> None:
 
 
 def test_work_that_does_not_say_whose_it_is_cannot_be_done() -> None:
-    with pytest.raises(EngineError, match="by their numbers"):
+    with pytest.raises(EngineError, match="needs the clients' numbers"):
         next(ClientsEngine([]).train(start_of(recipe("linear")), work_of(SIZES, STEPS)))
 
 
@@ -87,7 +87,9 @@ def one(train: Callable[[nn.Module, LocalPlan], TrainResult]) -> CohortWork:
 
 
 def test_a_client_that_does_not_stop_when_it_is_told_to_is_named_with_what_to_do() -> None:
-    with pytest.raises(EngineError, match=r"client 0 did 5 steps, and its device has time for 3: .*should_stop"):
+    with pytest.raises(
+        EngineError, match=r"client 0 did 5 steps, but its simulated device has time for 3: .*should_stop"
+    ):
         one(lambda model, plan: TrainResult(9, 5, 5))
 
 

@@ -49,7 +49,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("cpu", "cuda", "cuda:0", "cuda:12"):
         require_device_name(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(EngineError, match='torch finds no GPU here; take device = "cpu"'):
+    with pytest.raises(EngineError, match='torch finds no GPU here; set device = "cpu"'):
         found_device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert found_device("cuda") == torch.device("cuda", 0)

@@ -187,5 +187,5 @@ def test_a_cohort_that_is_broken_off_leaves_the_next_one_whole(engine: Engine) -
 
 
 def test_impossible_work_is_refused(engine: Engine) -> None:
-    with pytest.raises(EngineError, match="no step to take"):
+    with pytest.raises(EngineError, match="no samples or no steps"):
         next(engine.train(start_of(LOGISTIC), work_of([4], [0])))

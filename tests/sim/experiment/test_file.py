@@ -67,7 +67,7 @@ def test_a_whole_section_can_be_swept_as_one_value() -> None:
 def test_a_change_of_what_is_swept_is_refused_for_the_sweep_would_undo_it() -> None:
     described = table(sweep={"rounds.target": [3, 6], "method": TOGETHER})
     for key in ("rounds.target", "rounds.count", "training.proximal_mu"):
-        with pytest.raises(ValueError, match=f"{key} is swept"):
+        with pytest.raises(ValueError, match=f"{key} is set by the sweep"):
             experiment_of(described, {key: 1})
     (trial,) = experiment_of(described, {"rounds.count": 1, "sweep": {}}).trials
     assert trial.run.rounds.count == 1
@@ -97,11 +97,14 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
         ({"sweep": {"name.first": ["a"]}}, "name is not a section"),
         ({"sweep": {"who": [{"rounds.count": 1}]}}, "unknown key 'who'"),
-        ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each of who needs a label"),
-        ({"sweep": {"who": [{"label": "a"}, 3]}}, "each of who needs a label"),
-        ({"sweep": {"who": [{"label": ""}]}}, "each of who needs a label"),
-        ({"sweep": {"who": [{"label": "a"}, {"label": "a"}]}}, "two of who have one label"),
-        ({"sweep": {"who": [{"label": "a+"}, {"label": "a-"}, {"label": "a*"}]}}, "differ in signs alone"),
+        ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each value of who must be a table with a label"),
+        ({"sweep": {"who": [{"label": "a"}, 3]}}, "each value of who must be a table with a label"),
+        ({"sweep": {"who": [{"label": ""}]}}, "each value of who must be a table with a label"),
+        ({"sweep": {"who": [{"label": "a"}, {"label": "a"}]}}, "two values of who have the same label"),
+        (
+            {"sweep": {"who": [{"label": "a+"}, {"label": "a-"}, {"label": "a*"}]}},
+            "differ only in characters that folder names replace",
+        ),
         ({"sweep": {"who.is": [{"label": "a"}]}}, "a name without a dot"),
         ({"sweep": {"who": [{"label": "a", "seed": 3}]}}, "seed cannot be swept"),
         ({"sweep": {"who": [{"label": "b", "rounds.counts": 3}]}}, "unknown key 'counts'.*with b"),

@@ -220,7 +220,7 @@ def test_what_a_run_is_made_of_may_not_change_before_it_is_gone_on_with(
     change(tmp_path / file)
     for name in ("kept_net", "kept_data"):
         sys.modules.pop(name, None)
-    with pytest.raises(CheckpointError, match=what + " changed since .*seed-0 was begun"):
+    with pytest.raises(CheckpointError, match=what + " changed since the run in .*seed-0 began"):
         simulate(described, "out")
     write_presence(tmp_path / "presence.csv", 5000)
     (tmp_path / "kept_net.py").write_text(OWN_MODEL)

@@ -91,9 +91,9 @@ def test_a_missing_ray_is_told_at_once_at_a_later_point() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("with_norm", r"batch normalization .*; take name = \"auto\" in \[engine\].* \(with own\)"),
-        ("with_dropout", r"draws at random .*; take name = \"auto\" in \[engine\].* \(with own\)"),
-        ("that_looks", r"decides by the values of a tensor.*; take name = \"auto\" in \[engine\].* \(with own\)"),
+        ("with_norm", r"batch normalization .*; set name = \"auto\" in \[engine\].* \(with own\)"),
+        ("with_dropout", r"draws random numbers .*; set name = \"auto\" in \[engine\].* \(with own\)"),
+        ("that_looks", r"branches .* on the values of a tensor.*; set name = \"auto\" in \[engine\].* \(with own\)"),
     ],
 )
 def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, words: str) -> None:
@@ -105,12 +105,12 @@ def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, word
 @pytest.mark.parametrize("name", ["auto", "threads", "processes"])
 def test_more_workers_than_the_cores_can_bear_are_refused(name: str) -> None:
     described = table(engine={"name": name, "workers": 4096})
-    refused(described, EngineError, r"engine\.workers is 4096, and this machine has \d+ cores?: more than \d+ ")
+    refused(described, EngineError, r"engine\.workers is 4096, but this machine has \d+ cores?: more than \d+ ")
 
 
 def test_what_threads_cannot_train_is_told_at_once_at_a_later_point() -> None:
     described = own("with_dropout") | {"sweep": {"engine.name": ["sequential", "threads"]}}
-    refused(described, ValueError, r'take name = "processes" in \[engine\] \(with engine=threads\)')
+    refused(described, ValueError, r'set name = "processes" in \[engine\] \(with engine=threads\)')
 
 
 def with_norm() -> nn.Module:

@@ -215,7 +215,7 @@ def test_orders_of_many_clients_are_those_of_each(passes: list[tuple[int, int, i
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (nn.BatchNorm1d(8), "keeps '1.running_mean' beside its parameters"),
+        (nn.BatchNorm1d(8), "has the buffer '1.running_mean'"),
         (nn.BatchNorm1d(8, track_running_stats=False), "affect each other's"),
         (nn.Dropout(0.5), "random"),
     ],
@@ -238,5 +238,5 @@ def test_an_lstm_that_torch_loops_over_is_refused_not_slow() -> None:
             return outputs
 
     model = Reader()
-    with pytest.raises(EngineError, match=r"Reader cannot be stacked: torch has no way to take .*(rnn|lstm)"):
+    with pytest.raises(EngineError, match=r"Reader cannot be stacked: torch cannot compute .*(rnn|lstm)"):
         trained(StackedEngine(model), flat(model), work_of([5, 9]))

@@ -70,7 +70,7 @@ def test_an_actor_that_is_killed_is_restarted_and_its_clients_are_trained_again(
 def test_clients_that_kill_every_actor_end_the_round_with_a_reason(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "now").touch()
     made_by = recipe("deadly", path=str(tmp_path / "now"), always=True)
-    with pytest.raises(EngineError, match="died 3 times over the same"):
+    with pytest.raises(EngineError, match="died 3 times while it trained the same"):
         all_changes(make(made_by), start_of(made_by), WORK)
 
 

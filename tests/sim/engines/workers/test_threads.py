@@ -36,7 +36,7 @@ def test_threads_compute_in_the_arithmetic_that_is_asked_for(arithmetic: Literal
 
 @pytest.mark.parametrize("name", ["with_dropout", "shaken"])
 def test_a_model_that_draws_random_numbers_is_refused_with_what_to_do(name: str) -> None:
-    with pytest.raises(EngineError, match=r'draws random numbers.*take name = "processes" in \[engine\]'):
+    with pytest.raises(EngineError, match=r'draws random numbers.*set name = "processes" in \[engine\]'):
         next(ThreadsEngine(recipe(name), 2).train(start_of(recipe(name)), WORK))
 
 
@@ -67,5 +67,5 @@ def test_the_threads_of_torch_are_the_callers_again_when_the_cohort_is_done() ->
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(EngineError, match='take device = "cpu"'):
+    with pytest.raises(EngineError, match='set device = "cpu"'):
         ThreadsEngine(recipe("linear"), 2, device="cuda")
