@@ -65,8 +65,8 @@ def require_codec(plan: CodecPlan) -> None:
         return
     if plan.feedback and not codec.is_contraction:
         raise ValueError(
-            f"error_feedback does not work with these settings of {name}: the codec is unbiased, but it can "
-            "overshoot, so the error would grow from round to round. Leave error_feedback out, or set name to "
+            f"error_feedback does not work with these settings of {name}: the codec's error can be larger than the "
+            "update, so it would grow from round to round. Leave error_feedback out, or set name to "
             '"topk", "sign" or "planes", or to "mask" or "lowrank" with mode = "structured"'
         )
     if plan.momentum is None:

@@ -26,7 +26,9 @@ log = logging.getLogger("umbel.aggregation")
 ABI = 3  # kernels.cpp has the same number: raise both whenever a function changes
 FILE = "kernels.native.so"
 VARIABLE = "UMBEL_KERNELS"
-_REMEDY = "install a C++ compiler (g++ or clang), then umbel again; until then torch computes the same, more slowly"
+_REMEDY = (
+    "install a C++ compiler (g++ or clang), then install umbel again; until then torch computes the same, more slowly"
+)
 
 
 class Path(StrEnum):
@@ -131,7 +133,9 @@ class Library:
     def kernels(self, path: Path) -> Kernels:
         """The kernels of one path. Raises `NoKernels` for a path that the machine lacks."""
         if path not in self.paths:
-            raise NoKernels(f"this machine has no {path} kernels, only {', '.join(('torch', *self.paths))}")
+            raise NoKernels(
+                f"this machine has no {path} kernels; {VARIABLE} can be {', '.join(('torch', *self.paths))}"
+            )
         functions: dict[str, Any] = {}
         for name, signature in _SIGNATURES.items():
             functions[name] = getattr(self._library, f"umbel_{path}_{name}")

@@ -79,7 +79,7 @@ class SecureClient:
                 f"of at least {minimum_cohort} (its minimum_cohort)"
             )
         if context.cohort[index][1] != public_key_text(identity.public_key().public_bytes_raw()):
-            raise Disagreement("the coordinator lists this client with an identity key that is not its own")
+            raise Disagreement("the identity key that the coordinator lists for this client is not this client's key")
         self._identity = identity
         self._random = random
         self._read_roster = read_roster

@@ -328,8 +328,8 @@ def test_without_the_library_torch_serves_and_one_line_says_why(
             kernels.dither_into(out, 1, 0)
     assert torch.equal(out, dither(1, 0, 1000))
     assert [record.getMessage() for record in caplog.records] == [
-        "umbel was installed without its compiled kernels: install a C++ compiler (g++ or clang), then umbel again; "
-        "until then torch computes the same, more slowly"
+        "umbel was installed without its compiled kernels: install a C++ compiler (g++ or clang), then install umbel "
+        "again; until then torch computes the same, more slowly"
     ]
 
 

@@ -128,7 +128,9 @@ def test_a_client_that_is_listed_with_a_strangers_key_does_not_begin() -> None:
     """Otherwise the coordinator would be this client to everybody else."""
     cohort = list(context_of(4).cohort)
     cohort[VICTIM] = (cohort[VICTIM][0], public_key_text(identity("coordinator").public_key().public_bytes_raw()))
-    with pytest.raises(Disagreement, match="identity key that is not its own"):
+    with pytest.raises(
+        Disagreement, match="identity key that the coordinator lists for this client is not this client's key"
+    ):
         SecureClient(context_of(4, cohort=tuple(cohort)), VICTIM, identity("client-0000"), bytes)
 
 
