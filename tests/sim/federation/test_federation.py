@@ -277,12 +277,12 @@ def test_a_fleet_that_never_comes_fails_its_run_with_a_sentence_and_not_the_swee
     nobody, everybody = {"by_hour": [0.0] * 24}, {"by_hour": [1.0] * 24}
     in_vain, fine = simulate(table(sweep={"fleet.hours": [nobody, everybody]})).trials
     assert (in_vain.status, in_vain.rows) == (RunStatus.FAILED, ())
-    assert "round 1 does not begin: for 30 days 0 clients wait" in in_vain.reason
+    assert "round 1 did not begin within 30 days of virtual time: 0 clients wait" in in_vain.reason
     assert fine.status is RunStatus.FINISHED
 
 
 def test_more_reports_than_there_are_clients_are_refused_with_both_numbers() -> None:
-    with pytest.raises(SimulationError, match=r"rounds\.target is 6, and there are 3 clients"):
+    with pytest.raises(SimulationError, match=r"rounds\.target is 6, but there are only 3 clients"):
         attempts_of(table(partition={"clients": 3}))
 
 
@@ -293,7 +293,7 @@ def test_more_than_the_clients_may_be_drawn_by_weight_and_overrides_are_minded()
     lowered = base | {"rounds": {"count": 1, "target": 8}, "override": [{"first_round": 1, "target": 3}]}
     assert attempts_of(lowered)[-1].standing.status is RunStatus.FINISHED
     raised = base | {"rounds": {"count": 3, "target": 3}, "override": [{"first_round": 2, "target": 30}]}
-    with pytest.raises(SimulationError, match=r"rounds\.target is 30, and there are 5 clients"):
+    with pytest.raises(SimulationError, match=r"rounds\.target is 30, but there are only 5 clients"):
         attempts_of(raised)
 
 
