@@ -246,7 +246,7 @@ def test_training_that_ends_early_of_itself_is_a_failure_for_its_data_may_have_e
 ) -> None:
     """A loss that no longer falls, say. The coordinator sees each refusal, so there are three and no more."""
     double = asked_for(None)
-    with pytest.raises(UnfitWork, match="train ended after 1 of 1000 planned steps, though"):
+    with pytest.raises(UnfitWork, match="train ended after 1 of 1000 planned steps, but a masked update needs 1000"):
         take_part(tmp_path, double, Partial(1, 1000), shutdown=Hasty())
     assert list(double.declined.values()) == [TOLD] * UNFIT_MAX
     assert "do all steps of the plan, or go on until plan.should_stop() gives a reason" in caplog.text

@@ -141,7 +141,7 @@ def test_what_a_trace_does_not_tell_is_said(tmp_path: Path, capsys: pytest.Captu
     operator = operator_that_hears({"GET /runs/ward/progress": pages(secure, replace(RECORD, away_s=9.0))})
     export_trace(operator, ["ward"], tmp_path / "trace.json", force=False, as_json=False)
     told = capsys.readouterr().out
-    assert "left out: 1 attempt that shows no times" in told
+    assert "left out: 1 attempt without training times" in told
     assert "how long clients trained, in 1 of 1 report, whose updates were masked" in told
     assert "but not another codec" in told
     assert "which clients were absent, in 1 of 1 attempt" in told

@@ -533,7 +533,7 @@ def test_of_several_sums_each_is_looked_at_whatever_the_first_was(tmp_path: Path
     other, policy = TERMS["more samples count"], SitePolicy(terms_change="refuse")
     Site(tmp_path).is_in(under(asked(1), **other), ALL)
     Site(tmp_path).is_in(asked(2), ALL)
-    with pytest.raises(AttemptRefused, match="in round 2, under other terms"):
+    with pytest.raises(AttemptRefused, match="as round 2, but under other terms"):
         Site(tmp_path, policy).memory.check_invitation(under(asked(3), **other))
 
 
@@ -545,7 +545,7 @@ def test_terms_are_remembered_for_good_and_those_of_a_sum_that_was_not_revealed_
         SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(round_, ANOTHER))
     assert 2 not in {one.round for one in SecureStore(tmp_path).sums(RunId("demo"))}
     policy = SitePolicy(terms_change="refuse")
-    with pytest.raises(AttemptRefused, match="in round 2, under other terms"):
+    with pytest.raises(AttemptRefused, match="as round 2, but under other terms"):
         Site(tmp_path, policy).memory.check_invitation(under(asked(200), **other))
     Site(tmp_path, policy).memory.check_invitation(asked(200))
 

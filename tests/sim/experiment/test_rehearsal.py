@@ -57,7 +57,7 @@ def own(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too_narrow", r"answers 2 samples of digits with \(2, 3\); it must give \(2, 10\), a number for each sample"),
+        ("too_narrow", r"returns \(2, 3\) for 2 samples of digits; it must return \(2, 10\), a number for each sample"),
         ("for_others", r"cannot take the inputs of digits \(torch\.float32 of shape \(1, 8, 8\)\): .*mat1 and mat2"),
         ("answers_much", r"cannot take the inputs of digits"),
         ("has_nothing_to_learn", r"model .*:has_nothing_to_learn has no parameter to train"),
