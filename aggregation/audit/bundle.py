@@ -195,7 +195,7 @@ def seal(bundle: Bundle, key: Ed25519PrivateKey) -> Sealed:
 def unseal(bundle: Json, sha256: str, signature: str, key: bytes) -> None:
     """Raise `AuditFailed` unless a bundle, read from JSON, hashes to `sha256` and `key` (32 bytes) has signed that."""
     if hashlib.sha256(canonical(bundle).encode()).hexdigest() != sha256:
-        raise AuditFailed("its content does not have the hash that comes with it: it was changed")
+        raise AuditFailed("its content does not match its hash: it was changed")
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(base64.b64decode(signature, validate=True), _signed(sha256))
     except (InvalidSignature, ValueError) as error:

@@ -105,7 +105,7 @@ class Auditor:
         """Raise `AuditFailed` unless this chain has a bundle with this hash, which was noted elsewhere."""
         if sha256 not in self.heads:
             raise AuditFailed(
-                f"no bundle of this chain has the hash {sha256[:16]}… that was noted: bundles are missing or replaced"
+                f"no bundle of this chain has the noted hash {sha256[:16]}…: bundles are missing, or were replaced"
             )
 
     def _follow(self, raw: Json, sha256: str, signature: str) -> Bundle:
@@ -126,20 +126,22 @@ class Auditor:
     def _link(self, bundle: Bundle) -> None:
         number = len(self.heads)
         if bundle.format != FORMAT:
-            raise AuditFailed(f"it has format {bundle.format}, this umbel knows {FORMAT}")
+            raise AuditFailed(f"it has format {bundle.format}, but this version of umbel reads format {FORMAT}")
         if bundle.number != number:
-            raise AuditFailed(f"it is numbered {bundle.number}: a bundle is missing, out of order, or repeated")
+            raise AuditFailed(
+                f"it has number {bundle.number} instead of {number}: a bundle is missing, out of order, or repeated"
+            )
         if bundle.previous != self.head:
-            raise AuditFailed("it does not follow the bundle before it: its `previous` is another hash")
+            raise AuditFailed("its `previous` is not the hash of the bundle before it")
         if number and bundle.run != self.run:
-            raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self.run!r}")
+            raise AuditFailed(f"it belongs to the run {bundle.run!r}, not to {self.run!r}")
         if isinstance(bundle.facts, RunCreated) is not (number == 0):
-            raise AuditFailed("a chain begins with its run's creation, and has it once")
+            raise AuditFailed("the first bundle of a chain, and only the first, must record the run's creation")
 
     def _created(self, created: RunCreated, bundle: Bundle) -> None:
-        _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
-        _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
-        _require(created.model.version == 0, "a run begins with version 0 of its model")
+        _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not match its hash")
+        _require(created.run_file.get("name") == bundle.run, "the run file belongs to another run")
+        _require(created.model.version == 0, "the run does not begin with version 0 of its model")
         self.run, self.created, self._versions = bundle.run, created, [created.model]
         codec = section_of(created.run_file, "codec", CodecSection)
         self._codec = codec.first(_layout(created).n_values, codec_key(_seed(created), 1))
@@ -147,9 +149,12 @@ class Auditor:
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
         assert created is not None, "the first bundle is the run's creation"
-        _require(ended.run_file_sha256 == created.run_file_sha256, "it is of another run file")
+        _require(
+            ended.run_file_sha256 == created.run_file_sha256,
+            "its run file is not the one that the run was created with",
+        )
         layout_digest = hashlib.sha256(created.layout.encode()).hexdigest()
-        _require(ended.layout_digest == layout_digest, "it is of another model layout")
+        _require(ended.layout_digest == layout_digest, "its model layout is not the one that the run was created with")
         _check_plan(ended, bundle, created.run_file)
         _check_sum(ended)
         for one in ended.clients:
@@ -162,21 +167,23 @@ class Auditor:
 
     def _check_models(self, ended: RoundEnded) -> None:
         """Check that it began with the newest model, and made the next one or none."""
-        _require(ended.model_in == self._versions[-1], "the model that it began with is not the run's newest before it")
+        _require(ended.model_in == self._versions[-1], "it did not begin with the run's newest model")
         is_model = ended.committed and ended.plan.task.makes_model
-        _require((ended.sum is not None) is is_model, "it has a sum without a model, or a model without a sum")
+        _require((ended.sum is not None) is is_model, "it has a sum but made no model, or made a model but has no sum")
         back_to, made = ended.rolled_back_to, ended.model_out
         _require(
             (made is not None) is (is_model or back_to is not None),
-            "it names a new model and made none, or made one and names none",
+            "it names a new model but made none, or made one but does not name it",
         )
         if made is None:
             return
-        _require(made.version == len(self._versions), f"the version after its model is {len(self._versions)}")
+        _require(
+            made.version == len(self._versions), f"its model has version {made.version}, not {len(self._versions)}"
+        )
         if back_to is not None:
             source = self._versions[back_to] if 0 <= back_to < len(self._versions) else None
             same = source is not None and replace(source, version=made.version) == made
-            _require(same, f"it went back to version {back_to}, but to another model")
+            _require(same, f"it rolled back to version {back_to}, but its model is not that version's")
         self._versions.append(made)
 
     def _check_place(self, ended: RoundEnded) -> None:
@@ -187,15 +194,18 @@ class Auditor:
                 self._n_canaries += 1
                 first = (1, self._n_canaries)
                 _require(place == first, f"the canary's round and attempt should be {first}, not {place}")
-                _require(self._training == (1, 1), "a canary comes before the first round")
+                _require(self._training == (1, 1), "it is a canary, but an attempt at the first round came before it")
             case Task.TRAINING:
-                _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
+                _require(place == self._training, f"its round and attempt should be {self._training}, not {place}")
                 self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
             case Task.EVALUATION:
                 last = self._evaluation
-                _require(ended.round == self._training[0] - 1, "it evaluates another round than the last")
+                _require(ended.round == self._training[0] - 1, "it does not evaluate the last round")
                 expected = last[1] if ended.round == last[0] else 1
-                _require(ended.attempt == expected, f"it should be attempt {expected} at this evaluation")
+                _require(
+                    ended.attempt == expected,
+                    f"its attempt at this evaluation should be {expected}, not {ended.attempt}",
+                )
                 self._evaluation = (ended.round, ended.attempt + 1)
             case _:
                 assert_never(ended.plan.task)
@@ -234,20 +244,25 @@ class Auditor:
             numbers = section.after(codec, self._summed[0], plan, self._summed[1], key)
         expected = replace(plan, codec=numbers[0], secure=numbers[1])
         expected = expected if ended.attempt == 1 else plan.numbered_as(expected)
-        _require(plan == expected, "its masked numbers do not follow from the run file and the round before it")
+        _require(
+            plan == expected, "its plan for masked updates does not follow from the run file and the round before it"
+        )
         if privacy is not None:
             counts, before = counted(plan.n_released, "revealed sum"), self._n_revealed
             were = agreeing(before, "was", "were")
-            _require(plan.n_released >= before, f"it counts {counts}, and {before} {were} before it")
+            _require(plan.n_released >= before, f"it counts {counts}, but {before} {were} revealed before it")
             self._noise, self._n_revealed = plan.secure.noise, plan.n_released + (ended.sum is not None)
         if ended.sum is not None:
             if ended.sum.shown is None:
-                raise AuditFailed("its sum lacks what the next round's numbers are made from (`shown`)")
+                raise AuditFailed("its sum has no `shown`, from which the next round's plan is made")
             self._summed = (plan.codec, plan.secure), ended.sum.shown
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
-        _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
+        _require(
+            (report is None) is (one.weight is None),
+            f"{one.client} has a report without a weight, or a weight without a report",
+        )
         if report is None:
             return
         is_masked = ended.plan.is_secure  # so the report does not say its weight
@@ -340,7 +355,7 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     plan = ended.plan
     _require(
         (plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt),
-        "its plan is of another round",
+        "its plan belongs to another round",
     )
     _require(ended.grid == plan.grid, "its grid does not follow from its plan")
     aggregation = run_file.get("aggregation")
@@ -348,18 +363,20 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
         raise AuditFailed("the run file has no section [aggregation]")
     named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
     asked = tuple(aggregation.get(key) for key in ("max_abs", "sample_count_max", "server_learning_rate"))
-    _require(named == asked, "max_abs, sample_count_max or server_learning_rate are not those of the run file")
+    _require(named == asked, "its max_abs, sample_count_max or server_learning_rate differs from the run file")
 
 
 def _check_sum(ended: RoundEnded) -> None:
     names = [one.client for one in ended.clients]
-    _require(names == sorted(set(names)), "its clients are not in the order of their names, each once")
+    _require(names == sorted(set(names)), "its clients are not sorted by name, or one appears twice")
     if ended.sum is None:
         return
     accepted = ended.accepted
-    _require(ended.sum.n_clients == len(accepted), "its sum has more or fewer reports than were accepted")
+    n_summed, n_accepted = ended.sum.n_clients, len(accepted)
+    _require(n_summed == n_accepted, f"its sum has {n_summed} reports, but the bundle has {n_accepted} accepted ones")
     total = sum(one.weight or 0 for one in accepted)
-    _require(ended.sum.total_weight == total, f"its sum has the weight {ended.sum.total_weight}, the reports {total}")
+    summed = ended.sum.total_weight
+    _require(summed == total, f"its sum has the weight {summed}, but its reports have {total} together")
 
 
 def _work(one: Participant) -> dict[str, Any]:

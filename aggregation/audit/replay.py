@@ -26,11 +26,13 @@ class Replay:
 
     def __init__(self, ended: RoundEnded, layout: Layout) -> None:
         if ended.sum is None:
-            raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
+            raise AuditFailed(
+                f"round {ended.round}, attempt {ended.attempt}, made no model, so there is nothing to replay"
+            )
         if ended.plan.is_secure:
             raise AuditFailed(
-                f"round {ended.round} was a secure one: its updates were masked, so its sum cannot be made again; only "
-                "its signature can be checked"
+                f"round {ended.round} was a secure round: its updates were masked, so it cannot be replayed. Only the "
+                "signature of its bundle can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
@@ -43,18 +45,24 @@ class Replay:
         try:
             self._total.add(self.codec.integers(header, pieces, self._rank(one)), one.weight)
         except (UpdateRefused, ValueError) as error:
-            raise AuditFailed(f"the update of {one.client} could never be accepted: {error}") from error
+            raise AuditFailed(
+                f"the update of {one.client} is invalid, so it cannot have been accepted: {error}"
+            ) from error
 
     def require_sum(self) -> str:
         """Check that the updates add up to the bundle's sum; return its hash."""
         total, expected = self._total, self._expected
         if (total.n_folded, total.total_weight) != (expected.n_clients, expected.total_weight):
-            folded = counted(total.n_folded, "update was", "updates were")
-            raise AuditFailed(f"{folded} folded, the bundle's sum is of {expected.n_clients}")
+            raise AuditFailed(
+                f"the sum has {counted(total.n_folded, 'update')} of weight {total.total_weight} together, but the "
+                f"bundle's sum has {expected.n_clients} of weight {expected.total_weight}"
+            )
         if (found := sum_sha256(total)) != expected.sha256:
             raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
         if (rms := self.codec.update_rms(total)) != expected.update_rms:
-            raise AuditFailed(f"the updates have the root mean square {rms}, the bundle says {expected.update_rms}")
+            raise AuditFailed(
+                f"the updates have the root mean square {rms}, not {expected.update_rms} as in the bundle"
+            )
         return found
 
     def write_model(self, start: Values, master: Values, public: Values, change_step: float | None) -> None:

@@ -92,7 +92,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if any(before.name >= after.name for before, after in pairwise(self.tensors)):
-            raise LayoutError("not a layout: the tensors must be in the order of their names, each name once")
+            raise LayoutError("invalid layout: its tensors must be sorted by name, each name once")
         offset, owners = 0, dict[str, TensorSpec]()
         for spec in self.tensors:
             _require_spec(spec, offset, owners)
@@ -123,12 +123,12 @@ class Layout:
         try:
             rows = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise LayoutError(f"not a layout: {error}") from error
+            raise LayoutError(f"invalid layout: {error}") from error
         if not isinstance(rows, list):
-            raise LayoutError("not a layout: not an array")
+            raise LayoutError("invalid layout: it must be a JSON array")
         layout = cls(tuple(map(_spec_of_row, cast(list[object], rows))))
         if layout.to_json() != text:
-            raise LayoutError("not a layout: not in canonical form")
+            raise LayoutError("invalid layout: it is not in canonical form")
         return layout
 
     def to_json(self) -> str:
@@ -185,19 +185,25 @@ def _spec_of_row(row: object) -> TensorSpec:
                 return TensorSpec(name, shape, dtype, offset, tied_to)
         case _:
             pass
-    raise LayoutError("not a layout: each row must be [name, shape, dtype, offset, tied_to]")
+    raise LayoutError("invalid layout: each row must be [name, shape, dtype, offset, tied_to]")
 
 
 def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) -> None:
     """Refuse a tensor that cannot follow these owners at this offset. Add it to `owners` if it owns its values."""
     if spec.dtype not in _ITEM_BYTES or spec.offset != offset or len(spec.shape) > _DIMENSIONS_MAX:
-        raise LayoutError(f"not a layout: tensor {spec.name!r} is malformed")
+        raise LayoutError(
+            f"invalid layout: tensor {spec.name!r} has an unknown dtype, a wrong offset, or more than "
+            f"{_DIMENSIONS_MAX} dimensions"
+        )
     if any(not 0 <= size <= N_VALUES_MAX for size in spec.shape) or offset + spec.n_values > N_VALUES_MAX:
-        raise LayoutError(f"not a layout: tensor {spec.name!r} has an impossible shape")
+        raise LayoutError(f"invalid layout: tensor {spec.name!r} has a negative size, or too many values")
     if spec.tied_to is None:
         owners[spec.name] = spec
     elif (owner := owners.get(spec.tied_to)) is None or (owner.shape, owner.dtype) != (spec.shape, spec.dtype):
-        raise LayoutError(f"not a layout: tensor {spec.name!r} is tied to a tensor that is not before it, or differs")
+        raise LayoutError(
+            f"invalid layout: tensor {spec.name!r} is tied to a tensor that does not come before it, or has another "
+            "shape or dtype"
+        )
 
 
 def _dtype_of(name: str, tensor: object) -> str:
@@ -208,7 +214,9 @@ def _dtype_of(name: str, tensor: object) -> str:
     if dtype not in _ITEM_BYTES:
         raise LayoutError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be averaged")
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-        raise LayoutError(f"tensor {name!r} is sparse or on the meta device; lay out a dense model with values")
+        raise LayoutError(
+            f"tensor {name!r} is sparse, or on the meta device without values; use a dense model with values"
+        )
     return dtype
 
 

@@ -53,11 +53,11 @@ class CodecPlan:
         if self.clip_norm is not None and not NORM_MIN <= self.clip_norm <= NORM_MAX:
             raise ValueError(f"clip_norm must lie between 2^-60 and 2^60, not {self.clip_norm!r}")
         if self.codec is Codec.MASKED:
-            raise ValueError("masked updates hold the integers of the integer codec: plan that, and a secure round")
+            raise ValueError("the codec masked cannot be planned: plan the codec integer, and a secure round")
         if self.codec in (Codec.FLOAT32, Codec.INTEGER) and (
             self.parameters or self.feedback or self.momentum is not None
         ):
-            raise ValueError(f"{self.codec.name.lower()} takes no parameters, error feedback or momentum")
+            raise ValueError(f"the codec {self.codec.name.lower()} takes no parameters, error feedback or momentum")
         if self.codec is Codec.INTEGER and not self._has_step():
             raise ValueError(f"inverse_step must be a float32 between 2^-100 and 2^100, not {self.inverse_step!r}")
 
@@ -140,6 +140,6 @@ def _require_bounds(max_abs: float, total_weight_max: int) -> None:
         raise ValueError(f"max_abs must lie between 2^-64 and 2^64, not {max_abs}")
     if not 1 <= total_weight_max <= TOTAL_WEIGHT_MAX:
         raise ValueError(
-            f"the weights of a round may sum to between 1 and 2^38, not {total_weight_max}: "
+            f"the weights of a round may add up to at least 1 and at most 2^38, not {total_weight_max}: "
             "lower sample_count_max or the number of clients asked"
         )

@@ -37,8 +37,8 @@ class NoisePlan:
         require_honest(self.least, self.colluders)
         if not VARIANCE_MIN <= self.variance_per_client <= VARIANCE_MAX:
             raise ValueError(
-                f"each client would add noise of a variance of {self.variance_per_client!r:.40} squared steps; it must "
-                "lie between 2^-20 and 2^34. Take a larger step, or less noise"
+                f"the noise of each client would have a variance of {self.variance_per_client!r:.40} squared steps; it "
+                "must lie between 2^-20 and 2^34. Take a larger step, or less noise"
             )
 
     @classmethod
@@ -53,8 +53,8 @@ def require_honest(least: int, colluders: int) -> None:
     """Raise `ValueError` unless a sum of `least` clients has at least one honest client."""
     if not 0 <= colluders < least:
         raise ValueError(
-            f"colluders must lie between 0 and {least - 1}, fewer than the {least} clients of the smallest sum, not "
-            f"{colluders!r:.40}"
+            f"colluders must lie between 0 and {least - 1}, not {colluders!r:.40}: one of the {least} clients in the "
+            "smallest sum must be honest"
         )
 
 
@@ -110,13 +110,17 @@ class SecurePlan:
             raise ValueError(f"weight_unit must lie between 1 and 2^40, not {self.weight_unit}")
         if not MINIMUM_LEAST <= self.minimum <= self.clients_max <= COHORT_MAX:
             raise ValueError(
-                f"a secure sum has {MINIMUM_LEAST} to {COHORT_MAX} clients; minimum = {self.minimum} of "
-                f"{self.clients_max} is no such number"
+                f"minimum must be at least {MINIMUM_LEAST}, and clients_max at least minimum and at most {COHORT_MAX}; "
+                f"they are {self.minimum} and {self.clients_max}"
             )
         if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
-            raise ValueError("a private round sends nothing without noise: leave out metrics and weights")
+            raise ValueError(
+                "clients of a private round send nothing without noise: leave out metrics, evaluation and weights"
+            )
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
-            raise ValueError(f"minimum_work is a share of the steps, 0 to 1, not {self.minimum_work!r:.40}")
+            raise ValueError(
+                f"minimum_work, a share of the steps, must lie between 0 and 1, not {self.minimum_work!r:.40}"
+            )
         for names in (self.metrics, self.evaluation):
             require_metric_names(names)
 

@@ -65,8 +65,8 @@ class Task(StrEnum):
         """What happens when it has closed, in words."""
         return {
             Task.TRAINING: "making the new model",
-            Task.EVALUATION: "adding up what was measured",
-            Task.CANARY: "judging what was tried",
+            Task.EVALUATION: "adding up the measurements",
+            Task.CANARY: "judging the clients",
         }[self]
 
 
@@ -123,10 +123,10 @@ class CoverageFloor:
                 require_slug(name, what)
             if len(set(names)) < len(names):
                 raise ValueError(
-                    f"name {what} once; coverage repeats {sorted({n for n in names if names.count(n) > 1})}"
+                    f"coverage repeats {sorted({n for n in names if names.count(n) > 1})}; name {what} only once"
                 )
         if self.strict and not self.is_set:
-            raise ValueError("strict coverage needs samples, sites or tiers to insist on")
+            raise ValueError("strict = true in [coverage] needs samples, sites or tiers: set one of them")
 
     @property
     def is_set(self) -> bool:
@@ -163,7 +163,7 @@ class RoundPlan:
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
         if self.number < 1 or self.attempt < 1:
-            raise ValueError(f"round and attempt count from 1, not {self.number} and {self.attempt}")
+            raise ValueError(f"round and attempt must be at least 1, not {self.number} and {self.attempt}")
         require_within(self.target, "target", 1, TARGET_MAX)
         if not 1 <= self.minimum <= self.target:
             raise ValueError(f"minimum must lie between 1 and target = {self.target}, not {self.minimum}")
@@ -171,7 +171,7 @@ class RoundPlan:
         require_window(self.window_s)
         if (n_named := len(self.coverage.sites) + len(self.coverage.tiers)) > self.target:
             raise ValueError(
-                f"coverage names {n_named} sites and tiers, more than the target of {self.target}; raise it"
+                f"coverage names {n_named} sites and tiers, more than the target of {self.target}; raise target"
             )
         require_sample_count(self.sample_count_max, "sample_count_max")
         _ = self.grid  # refuses bounds that have no grid

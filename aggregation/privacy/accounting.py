@@ -63,7 +63,9 @@ class PublishedSum:
 
     def __post_init__(self) -> None:
         if not (self.variance > 0 and math.isfinite(self.variance) and self.bound_squared > 0 and self.n_values > 0):
-            raise ValueError("a sum is published with noise of a finite variance above zero, a bound and values")
+            raise ValueError(
+                "a published sum needs a variance of noise, a bound and a number of values, all finite and above zero"
+            )
 
     def divergences(self, orders: Sequence[int] = ORDERS) -> Floats:
         """The bound above, for each order."""
@@ -136,7 +138,10 @@ def allowance(epsilon: float, delta: float, rounds: int) -> Allowance:
     """
     order, least = _shared(epsilon, delta)
     if rounds < 1 or epsilon_of([order * least], delta, [order]) > epsilon:
-        raise ValueError(f"no noise keeps {rounds} rounds within epsilon = {epsilon:g} at delta = {delta:g}")
+        raise ValueError(
+            f"no amount of noise keeps {rounds} rounds within epsilon = {epsilon:g} at delta = {delta:g}; "
+            "raise epsilon or delta"
+        )
     return Allowance(order, order * least / rounds)
 
 
@@ -166,12 +171,12 @@ def _best_order(divergences: Sequence[float], delta: float) -> int:
 def _converted(divergences: Sequence[float], delta: float, orders: Sequence[int]) -> tuple[float, int]:
     """Epsilon, and the order that gives it."""
     if not 0 < delta < 1:
-        raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
+        raise ValueError(f"delta must be a probability between 0 and 1, not {delta!r}")
     try:
         from dp_accounting.rdp import compute_epsilon
     except ModuleNotFoundError as error:
         raise AccountantMissing(
-            f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[privacy]'"
+            f"the package {error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[privacy]'"
         ) from error
     epsilon, order = compute_epsilon(orders, divergences, delta)
     return float(epsilon), int(order)

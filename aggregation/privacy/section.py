@@ -40,7 +40,9 @@ class PrivacySection:
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("set either epsilon, a budget for the whole run, or noise_multiplier, not both or neither")
+            raise ValueError(
+                "set exactly one of epsilon (a budget for the whole run) and noise_multiplier (the noise of each round)"
+            )
         for name, least, most in (
             ("epsilon", EPSILON_MIN, EPSILON_MAX),
             ("delta", DELTA_MIN, DELTA_MAX),
@@ -83,8 +85,8 @@ def require_private_model(layout: Layout) -> None:
     """Raise `ValueError` for a model with exact tensors, whose values would travel without noise."""
     if exact := [spec.name for spec in layout.owners() if not spec.is_coded]:
         raise ValueError(
-            f"the model has tensors that travel exactly ({', '.join(exact[:3])}), which would have no noise: for "
-            "[privacy] build it without counters and running statistics, with GroupNorm or LayerNorm, not BatchNorm"
+            f"[privacy] cannot add noise to integer tensors or running statistics, and the model has some "
+            f"({', '.join(exact[:3])}): build it without them, such as with GroupNorm or LayerNorm instead of BatchNorm"
         )
 
 

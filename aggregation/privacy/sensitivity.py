@@ -42,10 +42,13 @@ def rounded_bound(clip: float, n_values: int, beta: float = BETA) -> int:
     bound of 2^53 or more.
     """
     if not (clip > 0 and math.isfinite(clip) and n_values > 0 and 0 < beta <= 1):
-        raise ValueError(f"a bound needs a norm above zero and values, not {clip!r} and {n_values}")
+        raise ValueError(
+            f"a bound needs a finite norm above zero, values, and beta above 0 and at most 1, not {clip!r}, {n_values} "
+            f"and {beta!r}"
+        )
     bound = _bound(clip, n_values, beta)
     if not bound <= BOUND_MAX:
-        raise ValueError(f"updates of a norm of {clip:.3g} steps are too long for exact sums; take a larger step")
+        raise ValueError(f"updates with a norm of {clip:.3g} steps are too large for exact sums; take a larger step")
     return max(math.floor(bound), 1)
 
 

@@ -58,7 +58,7 @@ class Skellam:
 
     def __init__(self, variance: float) -> None:
         if not VARIANCE_MIN <= variance <= VARIANCE_MAX:
-            raise ValueError(f"noise has a variance between 2^-20 and 2^34, not {variance!r:.40}")
+            raise ValueError(f"the variance of noise must lie between 2^-20 and 2^34, not {variance!r:.40}")
         self.variance = variance
         self._n_terms = 1
         while variance / self._n_terms > skellam_table.VARIANCE_MAX:
@@ -73,7 +73,8 @@ class Skellam:
         """
         if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
             raise ValueError(
-                f"noise needs one dimension of int32 or int64, not the shape {list(values.shape)} of {values.dtype}"
+                f"noise can be added to one dimension of int32 or int64, not to "
+                f"shape {list(values.shape)} of {values.dtype}"
             )
         for start, part in self._parts(key, first, values.numel()):
             place = values[start - first : start - first + len(part)]
@@ -88,9 +89,9 @@ class Skellam:
     def _parts(self, key: bytes, first: int, n_values: int) -> Iterator[tuple[int, _Ints]]:
         """Parts of the samples, each with its first number. Each part overwrites the one before."""
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a key of noise has {KEY_BYTES} bytes, not {len(key)}")
+            raise ValueError(f"a noise key must have {KEY_BYTES} bytes, not {len(key)}")
         if not (first >= 0 and 0 <= n_values <= NOISE_VALUES_MAX - first):
-            raise ValueError(f"a key gives at most 2^40 samples, not {n_values} from {first} on")
+            raise ValueError(f"a noise key gives samples 0 to 2^40 - 1, not {n_values} samples from {first} on")
         buffers = _Buffers(min(_PART, n_values))
         for start in range(first, first + n_values, _PART):
             length = min(_PART, first + n_values - start)

@@ -79,7 +79,7 @@ def magnitudes(variance: float) -> list[int]:
     Raises `ValueError` for a variance below 2^-20 or above 2^27.
     """
     if not VARIANCE_MIN <= variance <= VARIANCE_MAX:
-        raise ValueError(f"a table has a variance between 2^-20 and 2^27, not {variance!r}")
+        raise ValueError(f"the variance of a table must lie between 2^-20 and 2^27, not {variance!r}")
     numerator, denominator = float(variance).as_integer_ratio()
     last = _last(variance)
     terms = [0] * (last + 2)

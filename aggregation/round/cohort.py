@@ -58,12 +58,12 @@ def choose(
     for cohort in _draws(plan, able, avoid):
         if len(cohort) >= plan.minimum:
             waiting, reports = counted(len(able), "waiting client"), counted(plan.target, "report")
-            why = f"drew {len(cohort)} of {waiting}, {plan.n_wanted} wanted for {reports}"
+            why = f"drew {len(cohort)} of {waiting}; the round wants {plan.n_wanted} to get {reports}"
             return Choice(_members(cohort, candidates), why, passed_over(cohort, able))
     return Choice(
         None,
-        f"{_wait(len(able))}, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
-        "lower sample_count_max in the run file, or weight by samples",
+        f"{_wait(len(able))}, but a few hold so much of the data that no draw has the minimum of {plan.minimum}: "
+        'lower sample_count_max in the run file, or set weighting = "samples"',
     )
 
 
@@ -89,19 +89,19 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
     n_able, wanted = len(able), plan.n_wanted
     absent, left_s = _absent(plan.coverage, able), plan.patience_s - waited_s
     if n_able < wanted and left_s > 0:
-        return f"{part_of(n_able, wanted, 'client', 'waits', 'wait')}; another {left_s:.1f} s for the rest"
+        return f"{part_of(n_able, wanted, 'client', 'waits', 'wait')}; waiting {left_s:.1f} s more for the rest"
     if n_able < plan.minimum:
         return too_few(plan, n_able)
     if absent and plan.coverage.strict:
-        return f"{_wait(n_able)}, but strict coverage names {some(absent, _ABSENT_SHOWN)}, not among them"
+        return f"{_wait(n_able)}, but strict coverage also needs {some(absent, _ABSENT_SHOWN)}"
     if absent and left_s > 0:
-        return f"{_wait(n_able)}; another {left_s:.1f} s for {some(absent, _ABSENT_SHOWN)}"
+        return f"{_wait(n_able)}; waiting {left_s:.1f} s more for {some(absent, _ABSENT_SHOWN)}"
     return ""
 
 
 def too_few(plan: RoundPlan, n_able: int) -> str:
     """Why a round waits that has too few clients."""
-    return f"{_wait(n_able)}, the round needs at least {plan.minimum}"
+    return f"{_wait(n_able)}, but the round needs at least {plan.minimum}"
 
 
 def _wait(n_clients: int) -> str:

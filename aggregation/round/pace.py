@@ -46,7 +46,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.population < 1 or self.wanted < 1:
-            raise ValueError("population and wanted count clients, from 1 on")
+            raise ValueError(f"population and wanted must be at least 1, not {self.population} and {self.wanted}")
         for name in ("every_s", "check_ins_per_s_max"):
             if not (math.isfinite(value := getattr(self, name)) and value > 0):
                 raise ValueError(f"{name} must be positive, not {value}")

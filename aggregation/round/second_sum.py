@@ -104,7 +104,7 @@ class _Again:
         if complete is None:
             return None
         cohort = {name: Member(1, known[name].sample_count, known[name].tier) for name in sorted(complete.clients)}
-        why = f"the {len(cohort)} of an earlier sum over this model, and no others: all must report"
+        why = f"only the {len(cohort)} clients of an earlier sum over this model are asked, and all must report"
         return Choice(cohort, why, passed_over(cohort, self._able), needs_all=True)
 
     def apart(self) -> Choice | None:
@@ -124,14 +124,14 @@ class _Again:
             return None
         absent = min(([name for name in one.clients if name not in self._here] for one in self.allowed), key=len)
         left_s, here = self.plan.patience_s - self.waited_s, len(self._here)
-        wait = f"{counted(here, 'client waits', 'clients wait')}; another {left_s:.1f} s for {some(absent)}"
+        wait = f"{counted(here, 'client waits', 'clients wait')}; waiting {left_s:.1f} s more for {some(absent)}"
         why = "a sum over this model was already unmasked, and sites accept another only from the same clients"
         return Choice(None, f"{wait}: {why}")
 
     def anybody(self) -> Choice:
         """Any clients, as in any round."""
         choice = choose(self.plan, self.candidates, self.waited_s, self._avoid)
-        why = f"sites may refuse, because a sum over this model was already unmasked: {self._why_not()}"
+        why = f"sites may refuse, because a sum over this model was already unmasked; {self._why_not()}"
         return self._with(choice, why) or choice
 
     # --- the same clients ---------------------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ class _Again:
         """Why the clients of the newest sum are not asked again."""
         clients = self.past.opened[-1].clients
         if removed := [name for name in clients if name in self.past.removed]:
-            return f"of its clients the operator has removed {some(removed)}"
+            return f"the operator has removed clients of that sum: {some(removed)}"
         if liars := [name for name in clients if name in self._barred]:
-            return f"of its clients {some(liars)} broke the protocol"
+            return f"clients of that sum broke the protocol: {some(liars)}"
         if absent := [name for name in clients if name not in self._here]:
-            return f"of its clients {some(absent)} did not come"
-        return "its clients are too near to those of another such sum, or too many for this attempt"
+            return f"clients of that sum are not waiting: {some(absent)}"
+        return "the clients of that sum are too similar to those of another, or too few or too many for this attempt"
 
     # --- the sums before ----------------------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ def _tried_out(run: Run, closing: Closing, trial: CanaryClosed, known: Known) ->
         unfit = tuple(verdict.client for verdict in verdicts if not verdict.passes)
         plan = run.file.canary_plan(closing.plan.attempt + 1).numbered_as(closing.plan)
         again = Recruiting(plan, since=known.now, avoid=unfit)
-        why = f"the canary has failed: {words}. Resume the run to try it on others, where there are some"
+        why = f"the canary has failed: {words}. Resume the run to try other clients, if there are any"
         return replace(end, status=RunStatus.PAUSED, reason=why, next_state=again)
     first = _plan(run, 1, 1, known, record).numbered_as(closing.plan)
     return replace(end, next_state=Recruiting(first, since=known.now))

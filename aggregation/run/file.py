@@ -62,7 +62,7 @@ class RunFile:
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed must lie between 0 and 2^63 - 1, not {self.seed}")
         if len(self.override) > OVERRIDES_MAX:
-            raise ValueError(f"at most {OVERRIDES_MAX} overrides, not {len(self.override)}")
+            raise ValueError(f"a run file has at most {OVERRIDES_MAX} overrides, not {len(self.override)}")
         self.round_plan(1, 1)
         for number in self.rounds_of_change():
             self._check_round(number)
@@ -241,7 +241,9 @@ class RunFile:
     def _check_round(self, number: int) -> None:
         """Raise `ValueError` for overrides beyond the run, or overrides that make a round impossible to plan."""
         if number > self.rounds.count:
-            raise ValueError(f"an override has a round after the last one, which is {self.rounds.count}")
+            raise ValueError(
+                f"an override names a round after the last one, which is {self.rounds.count}: change it, or count"
+            )
         try:
             self.round_plan(number, 1)
             self.training_plan(number)
@@ -263,16 +265,16 @@ def require_named(file: RunFile, members: MemberList) -> None:
     given, line = members.words, f'members_sha256 = "{members.sha256}"'
     if not file.secure:
         raise AnotherList(
-            f"a member list is for secure rounds, and the run file asks for none: for {given} write {line} into a "
-            "section [secure_aggregation], or give no list"
+            f"a member list needs secure aggregation, which this run file does not use: to use {given}, write "
+            f"{line} into a section [secure_aggregation]; otherwise give no list"
         )
     if not named:
         raise AnotherList(
             f"the run file names no member list; to use {given}, write {line} into its section [secure_aggregation]"
         )
     raise AnotherList(
-        f"the run file names another member list ({short_groups(named)}) than {given}: give the one that it names, or "
-        f"write {line} into its [secure_aggregation]"
+        f"the run file names another member list ({short_groups(named)}), not {given}: give the list that it names, or "
+        f"write {line} into its section [secure_aggregation]"
     )
 
 
@@ -291,8 +293,8 @@ def _require_codec(section: CodecSection) -> None:
     if plan.codec is Codec.INTEGER:
         if section.name == "auto":
             raise ValueError(
-                'name = "auto" finds its step by how short entropy coding makes an update, and masked integers all '
-                'have one length: in [codec] set name = "integer" and a step for secure aggregation'
+                'name = "auto" chooses its step from the compressed size of updates, but masked updates cannot be '
+                'compressed: for secure aggregation, set name = "integer" and a step in [codec]'
             )
         return
     if why := why_not_summable(plan):
@@ -300,8 +302,8 @@ def _require_codec(section: CodecSection) -> None:
             f'{section.name} does not work with secure aggregation: {why}; in [codec] set name = "integer"'
         )
     raise ValueError(
-        f"{section.name} could be added up under masks, but only the integer codec is: in [codec] set "
-        'name = "integer" for secure aggregation'
+        f"secure aggregation adds up only updates of the integer codec, not of {section.name}: "
+        'set name = "integer" in [codec]'
     )
 
 
@@ -310,33 +312,35 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
         yield "a canary looks at single updates, and secure aggregation hides them: leave [canary] out"
     if file.rounds.weighting is Weighting.PROPORTIONAL:
         yield (
-            "how often each client was drawn is the coordinator's word, which no client can check under masks, and by "
-            'it one client could be given all the weight: set weighting = "samples" in [rounds] for secure aggregation'
+            "with proportional weighting, the coordinator tells how often each client was drawn. Clients cannot check "
+            "this under masks, so the coordinator could give one client all the weight: "
+            'set weighting = "samples" in [rounds] for secure aggregation'
         )
     if file.evaluation is not None:
         yield (
-            "rounds of evaluation report each client's metrics in the clear, which secure aggregation is to hide: "
-            "leave [evaluation] out, and set evaluate = true in [training]"
+            "in a round of evaluation the coordinator sees each client's metrics, but secure aggregation must hide "
+            "them: leave [evaluation] out, and set evaluate = true in [training]"
         )
     if file.retention.updates != "none":
         yield (
-            "a masked update says nothing once its round is over, so it is not kept: set updates = "
+            "a masked update is useless after its round, so it is not kept: set updates = "
             '"none" in [retention] for secure aggregation'
         )
     if file.coverage.samples:
         yield (
-            "a share of the samples can only be asked for where the coordinator knows each client's count, which "
-            "secure aggregation hides: leave samples out of [coverage], and name sites or tiers"
+            "samples in [coverage] needs each client's sample count, but secure aggregation hides it: leave samples "
+            "out of [coverage], and name sites or tiers instead"
         )
     if file.rounds.self_tuning:
         yield (
-            "self-tuning asks up to three times the target, and secure aggregation needs more than two thirds of those "
-            "asked: set self_tuning = false"
+            "self-tuning asks up to three times as many clients as the target, but secure aggregation needs more "
+            "than two thirds of the asked clients: set self_tuning = false"
         )
     if section.expected_sample_count > file.aggregation.sample_count_max:
         yield (
-            f"no client may have expected_sample_count = {section.expected_sample_count} samples: sample_count_max is "
-            f"{file.aggregation.sample_count_max}"
+            f"expected_sample_count = {section.expected_sample_count} is above sample_count_max = "
+            f"{file.aggregation.sample_count_max}: lower expected_sample_count in [secure_aggregation], or raise "
+            "sample_count_max in [aggregation]"
         )
     yield from _reasons_of_stop(section, file)
 
@@ -347,11 +351,12 @@ def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterat
     name = file.stop.metric.partition(".")[2]
     where, names = ("evaluation", section.evaluation) if file.stop.is_of_evaluation else ("metrics", section.metrics)
     if name not in names:
-        yield f"{file.stop.metric} is not added up: name {name!r} in {where} of [secure_aggregation]"
+        yield f"secure aggregation does not add up {file.stop.metric}: add {name!r} to {where} in [secure_aggregation]"
     if file.stop.minimum >= MINIMUM_LEAST:
         yield (
-            f"that no single client can move {file.stop.metric} takes a look at each client's value, which secure "
-            "aggregation hides: leave [stop] out, or set minimum = 1 there if you trust each client not to end the run"
+            f"minimum = {file.stop.minimum} in [stop] protects {file.stop.metric} against a false value of one client. "
+            "This needs each client's value, but secure aggregation hides it: leave [stop] out, or set minimum = 1 in "
+            "[stop] if you trust each client not to end the run"
         )
 
 
@@ -359,21 +364,21 @@ def _reasons_of_round(file: RunFile, number: int) -> Iterator[str]:
     plan = file.round_plan(number, 1)
     if plan.minimum < MINIMUM_LEAST:
         yield (
-            f"a sum of {counted(plan.minimum, 'client')} hides nobody: set minimum = "
+            f"a sum over {counted(plan.minimum, 'client')} hides no update: set minimum = "
             f"{MINIMUM_LEAST} or more in [rounds] for secure aggregation"
         )
     if plan.n_wanted > COHORT_MAX:
-        yield f"one secure sum has {COHORT_MAX} clients at most, and {plan.n_wanted} are asked; lower target"
+        yield f"a secure round asks at most {COHORT_MAX} clients, not {plan.n_wanted}: lower target or over_selection"
     if (needed := survivors_needed(plan.n_wanted)) > plan.target:
         most = next(n for n in range(plan.n_wanted, 0, -1) if survivors_needed(n) <= plan.target)
         yield (
-            f"of {plan.n_wanted} clients that are asked secure aggregation needs {needed}, more than the target of "
+            f"secure aggregation needs {needed} of the {plan.n_wanted} clients that are asked, more than the target of "
             f"{plan.target}: set over_selection = {math.floor(100 * most / plan.target) / 100:g} or less"
         )
     if plan.n_wanted * plan.sample_count_max > TOTAL_WEIGHT_MAX:
         yield (
-            f"{plan.n_wanted} clients of up to {plan.sample_count_max} samples could count more than 2^38, which "
-            "masked sums have no room for: lower sample_count_max or target"
+            f"{plan.n_wanted} clients with up to {plan.sample_count_max} samples each could have more than 2^38 "
+            "samples together, which is the most that a masked sum can hold: lower sample_count_max or target"
         )
 
 
@@ -385,15 +390,18 @@ def require_private(section: PrivacySection, file: RunFile) -> None:
 
 def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
     if not file.secure:
-        yield "the noise that each client adds protects it only where updates are masked: add [secure_aggregation]"
+        yield (
+            "[privacy] needs masked updates, because noise protects a client only in a masked sum: "
+            "add [secure_aggregation]"
+        )
         return
     section.clip(file.codec.clip_norm)
     if file.training.evaluate or file.stop is not None or any(one.evaluate for one in file.override):
         yield (
             "metrics would be summed without noise: leave out [stop] and evaluate, and measure the models of a private "
-            "run on data that is not the clients'"
+            "run on data that no client holds"
         )
     if any(one.target or one.minimum or one.over_selection for one in file.override):
         yield (
-            "the noise is planned for one size of cohort: leave out target, minimum and over_selection in the overrides"
+            "the noise is planned for one cohort size: leave out target, minimum and over_selection in the overrides"
         )

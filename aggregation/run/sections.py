@@ -74,7 +74,7 @@ class DownlinkSection:
     def __post_init__(self) -> None:
         require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
         if self.name == "model" and self.step != 1.0:
-            raise ValueError('step needs name = "change" beside it')
+            raise ValueError('step has an effect only with name = "change": set name = "change", or leave step out')
 
     @property
     def change_step(self) -> float | None:
@@ -140,7 +140,9 @@ class RetentionSection:
         if self.versions != "all":
             require_within(self.versions, 'versions, if not "all",', 1, ROUNDS_MAX)
         if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
-            raise ValueError(f'updates must be "none", "all" or like "3 rounds", not {self.updates[:40]!r}')
+            raise ValueError(
+                f'updates must be "none", "all" or a number of rounds such as "3 rounds", not {self.updates[:40]!r}'
+            )
 
     @property
     def n_versions(self) -> int | None:
@@ -178,15 +180,17 @@ class Override:
 
     def __post_init__(self) -> None:
         if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
+            last = "the last" if self.last_round is None else self.last_round
             raise ValueError(
-                f"an override must cover rounds from 1 on, not {self.first_round} to {self.last_round or 'the last'}"
+                f"first_round of an override must be at least 1, and at most last_round; this one covers "
+                f"{self.first_round} to {last}"
             )
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps in an override, not both")
         self._check_numbers()
         if not (self.of(RoundsSection) or self.of(TrainingPlan)):
             raise ValueError(
-                f"the override from round {self.first_round} on changes nothing; set a key or leave it out"
+                f"the override from round {self.first_round} on changes nothing; set a key in it, or leave it out"
             )
 
     def _check_numbers(self) -> None:

@@ -100,11 +100,11 @@ class TracedAttempt:
         if self.absent is not None:
             require_within(self.absent, "absent", len(self.absent_clients), EXACT_MAX)
         elif self.absent_clients:
-            raise ValueError("absent_clients are some of the absent, whose number must then be known")
+            raise ValueError("an attempt with absent_clients must also have absent, the number of absent clients")
         for client in self.absent_clients:
             require_within(client, "an absent client", 0, CLIENTS_MAX - 1)
         if (self.reports_wanted is None) is not (self.reports_needed is None):
-            raise ValueError("reports_wanted and reports_needed are known together, or not at all")
+            raise ValueError("an attempt must have both reports_wanted and reports_needed, or neither")
         if self.reports_wanted is not None and self.reports_needed is not None:
             require_within(self.reports_wanted, "reports_wanted", 1, TARGET_MAX)
             require_within(self.reports_needed, "reports_needed", 1, self.reports_wanted)
@@ -129,13 +129,14 @@ class Trace:
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise ValueError(f"format {self.format} is not known here; this version reads {FORMAT}")
+            raise ValueError(f"the trace has format {self.format}, but this version of umbel reads format {FORMAT}")
         require_within(self.clients, "clients", 1, CLIENTS_MAX)
         require_within(len(self.attempts), "the number of attempts", 1, ATTEMPTS_MAX)
         for attempt in self.attempts:
             if (greatest := max(attempt.mentioned)) >= self.clients:
                 raise ValueError(
-                    f"round {attempt.round} has client {greatest}, and there are {self.clients}, numbered from 0"
+                    f"round {attempt.round} names client {greatest}, but the trace has {self.clients} clients, "
+                    f"numbered from 0 to {self.clients - 1}"
                 )
 
 

@@ -89,11 +89,11 @@ class MemberList:
         _require_whole(self.epoch, "epoch", EXACT_MAX)
         _require_whole(self.quorum, "quorum", OFFICERS_MAX)
         if len(self.officers) > OFFICERS_MAX:
-            raise ValueError(f"at most {OFFICERS_MAX} officers, not {len(self.officers)}")
+            raise ValueError(f"a member list has at most {OFFICERS_MAX} officers, not {len(self.officers)}")
         if self.epoch > 1:
             require_sha256(self.previous, "previous, the SHA-256 of the epoch before,")
         elif self.previous:
-            raise ValueError("the first epoch follows no other epoch: previous must be empty")
+            raise ValueError("epoch 1 has no epoch before it, so previous must be empty")
         _require_distinct((*self.members.items(), *self.officers.items()))
 
     @property
@@ -112,11 +112,15 @@ class MemberList:
         if self.quorum < 2:
             found.append("one officer alone can change the list: set a quorum of 2 or more")
         if self.quorum > len(self.officers):
-            found.append(f"a quorum of {self.quorum} cannot be reached with {len(self.officers)} officers")
+            found.append(
+                f"a quorum of {self.quorum} cannot be reached with {len(self.officers)} officers: add some, or lower it"
+            )
         elif 2 * self.quorum <= len(self.officers):
             found.append("two halves of the officers could sign two different lists: set a quorum above half of them")
         if len(self.members) < COHORT_MIN:
-            found.append(f"secure aggregation hides nothing among fewer than {COHORT_MIN} members")
+            found.append(
+                f"secure aggregation needs at least {COHORT_MIN} members to hide their updates, not {len(self.members)}"
+            )
         return tuple(found)
 
 
@@ -129,7 +133,7 @@ class SignedMembers:
 
     def __post_init__(self) -> None:
         if len(self.signatures) > SIGNATURES_MAX:
-            raise ValueError(f"at most {SIGNATURES_MAX} signatures, not {len(self.signatures)}")
+            raise ValueError(f"a member list has at most {SIGNATURES_MAX} signatures, not {len(self.signatures)}")
         for key, signature in self.signatures.items():
             _require_key(key, "a key under signatures")
             if not _SIGNATURE.fullmatch(signature):
@@ -152,8 +156,9 @@ class SignedMembers:
                     )
                 except InvalidSignature as error:
                     raise BadOfficerSignature(
-                        f"the signature of officer {name!r} does not fit epoch {self.list.epoch} of "
-                        f"{self.list.name!r}: it was changed after it was signed, or the file is damaged"
+                        f"the signature of officer {name!r} does not match epoch {self.list.epoch} of "
+                        f"{self.list.name!r}: the list was changed after signing, or the file is damaged; ask the "
+                        "officers for the file again"
                     ) from error
                 names.append(name)
         return tuple(names)
@@ -182,13 +187,18 @@ def check_successor(old: MemberList, new: SignedMembers) -> tuple[str, ...]:
 def require_follows(old: MemberList, new: MemberList) -> None:
     """Raise `NotTheSuccessor` unless `new` claims to be the epoch after `old`. Does not check signatures."""
     if new.name != old.name:
-        raise NotTheSuccessor(f"the known list is {old.name!r}, this one is {new.name!r}")
+        raise NotTheSuccessor(
+            f"this list is named {new.name!r}, but the known list is named {old.name!r}; the name must stay"
+        )
     if new.epoch != old.epoch + 1:
-        raise NotTheSuccessor(f"after epoch {old.epoch} of {old.name!r} comes {old.epoch + 1}, not {new.epoch}")
+        raise NotTheSuccessor(
+            f"the known list is epoch {old.epoch} of {old.name!r}, so the next must be epoch {old.epoch + 1}, not "
+            f"{new.epoch}"
+        )
     if new.previous != old.sha256:
         raise NotTheSuccessor(
-            f"epoch {new.epoch} of {old.name!r} follows another epoch {old.epoch} than the known one; "
-            "ask the officers which was signed twice"
+            f"epoch {new.epoch} of {old.name!r} does not follow the known epoch {old.epoch}, but another epoch "
+            f"{old.epoch}; ask the officers which of the two is right"
         )
 
 
@@ -197,8 +207,8 @@ def _require_quorum(signed: SignedMembers, asked: MemberList, whose: str) -> tup
     if len(signers) < asked.quorum:
         found = f"{len(signers)} of {whose} officers" + (f" ({', '.join(signers)})" if signers else "")
         raise TooFewSignatures(
-            f"epoch {signed.list.epoch} of {signed.list.name!r} is signed by {found}, and {asked.quorum} must: "
-            "have more of them sign it"
+            f"epoch {signed.list.epoch} of {signed.list.name!r} is signed by {found}, but {asked.quorum} must "
+            "sign it: ask more of them to sign"
         )
     return signers
 
@@ -217,13 +227,13 @@ def _require_distinct(entries: Iterable[tuple[str, str]]) -> None:
 def _require_key(text: str, what: str) -> bytes:
     raw = public_key_bytes(text, what)
     if public_key_text(raw) != text:  # base64 of 32 bytes has two spare bits, so one key would have four spellings
-        raise ValueError(f"{what} is not in canonical base64")
+        raise ValueError(f"{what} is not in canonical base64: encode its {len(raw)} bytes again")
     return raw
 
 
 def _require_whole(value: int, what: str, most: int) -> None:
     if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{what} must be a whole number from 1 to {most}")
+        raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r:.40}")
 
 
 def _signed(members: MemberList) -> bytes:
@@ -237,19 +247,19 @@ def read_members(data: bytes) -> SignedMembers:
     malformed names and public keys.
     """
     if len(data) > FILE_BYTES_MAX:
-        raise MalformedMembers(f"this is no member list: it has more than {FILE_BYTES_MAX} bytes")
+        raise MalformedMembers(f"this is not a member list: it has more than {FILE_BYTES_MAX} bytes")
     try:
         whole = _object(parsed(data.decode()), "the file", ("list", "signatures"))
         return SignedMembers(_list(whole["list"]), _texts(whole["signatures"], "signatures"))
     except ValueError as error:
-        raise MalformedMembers(f"this is no member list: {error}") from error
+        raise MalformedMembers(f"this is not a member list: {error}") from error
 
 
 def members_bytes(signed: SignedMembers) -> bytes:
     """The bytes of a member list's file, indented for people. Raises `ValueError` for more than `FILE_BYTES_MAX`."""
     data = (json.dumps({"list": asdict(signed.list), "signatures": {**signed.signatures}}, indent=2) + "\n").encode()
     if len(data) > FILE_BYTES_MAX:
-        raise ValueError(f"a member list has at most {FILE_BYTES_MAX} bytes, this one {len(data)}")
+        raise ValueError(f"this member list would have {len(data)} bytes, and at most {FILE_BYTES_MAX} are allowed")
     return data
 
 
@@ -257,9 +267,9 @@ def _list(value: Json) -> MemberList:
     found = _object(value, "list", _LIST_KEYS)
     name, epoch, quorum, previous = (found[key] for key in ("name", "epoch", "quorum", "previous"))
     if type(found["format"]) is not int or found["format"] != FORMAT:
-        raise ValueError(f"its format is not {FORMAT}; install the umbel that it was made with")
+        raise ValueError(f"its format is not {FORMAT}; install the version of umbel that made it")
     if not (isinstance(name, str) and isinstance(previous, str)):
-        raise ValueError("name and previous must be texts")
+        raise ValueError("name and previous must be strings")
     if not (isinstance(epoch, int) and isinstance(quorum, int)):
         raise ValueError("epoch and quorum must be whole numbers")
     members, officers = _texts(found["members"], "members"), _texts(found["officers"], "officers")
@@ -272,7 +282,7 @@ def _object(value: Json, what: str, keys: tuple[str, ...]) -> dict[str, Json]:
     if stray := sorted(value.keys() - set(keys)):
         raise ValueError(f"{what} has an unknown key {stray[0][:63]!r}")
     if missing := [key for key in keys if key not in value]:
-        raise ValueError(f"{what} has no {missing[0]!r}")
+        raise ValueError(f"{what} has no key {missing[0]!r}")
     return value
 
 
@@ -281,5 +291,5 @@ def _texts(value: Json, what: str) -> dict[str, str]:
         raise ValueError(f"{what} must be an object")
     texts = {key: text for key, text in value.items() if isinstance(text, str)}
     if len(texts) < len(value):
-        raise ValueError(f"every entry of {what} must be a text")
+        raise ValueError(f"every entry of {what} must be a string")
     return texts

@@ -32,10 +32,10 @@ _SMALL_ORDER_Y = frozenset(
 def require_public_key(raw: bytes, what: str = "public_key") -> None:
     """Raise `ValueError` unless `raw` can be an Ed25519 public key that was made from a private key."""
     if len(raw) != KEY_BYTES:
-        raise ValueError(f"{what} must be the {KEY_BYTES} raw bytes of an Ed25519 key, not {len(raw)}, in base64")
+        raise ValueError(f"{what} must be an Ed25519 key of {KEY_BYTES} raw bytes, in base64; it has {len(raw)} bytes")
     y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
     if y >= _FIELD_PRIME or y in _SMALL_ORDER_Y:
-        raise ValueError(f"{what} is a point that belongs to no private key; make the key with an Ed25519 library")
+        raise ValueError(f"{what} is a public key that has no private key; make a key pair with an Ed25519 library")
 
 
 def public_key_bytes(text: str, what: str = "public_key") -> bytes:

@@ -96,9 +96,10 @@ class Claims:
         except (InvalidSignature, ValueError) as error:
             raise BadSignature(f"the signature does not match the key of {self.key_id!r}") from error
         if abs(now - self.created) > CLOCK_SKEW_S:
+            way = "ahead of" if self.created > now else "behind"
             raise StaleSignature(
-                f"the request was signed {self.created - now:+.0f} s from the coordinator's clock, allowed are "
-                f"{CLOCK_SKEW_S} s; set the clock of this machine"
+                f"the request was signed {abs(now - self.created):.0f} s {way} the coordinator's clock, and at most "
+                f"{CLOCK_SKEW_S} s are allowed; set the clock of this machine"
             )
 
 
@@ -146,7 +147,7 @@ def parse(headers: SignedHeaders) -> Claims:
     signature = _SIGNATURE.fullmatch(headers.signature)
     if label != "umbel" or match is None or signature is None:
         raise MalformedSignature(
-            "the request needs the headers Content-Digest, Signature-Input and Signature; see docs/reference/wire.md"
+            "the headers Signature-Input and Signature are missing, or not in the form of docs/reference/wire.md"
         )
     return Claims(
         key_id=match["keyid"],

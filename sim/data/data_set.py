@@ -165,7 +165,10 @@ def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices
         raise DataError(f"test_share must lie between 0 and 1, not {share}")
     n_out = max(1, int(np.ceil(round(share * len(labels), 9))))
     if n_out >= len(labels):
-        raise DataError(f"of {len(labels)} samples {n_out} would be held out; choose a smaller test_share")
+        raise DataError(
+            f"{n_out} of {len(labels)} samples would be held out, and none left to train on; choose a smaller "
+            "test_share"
+        )
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -205,6 +205,6 @@ def _own(name: str) -> DataSet:
             return from_samples(made, name)
         case _:
             raise DataError(
-                f"{name} gave a {type(made).__name__}; it must give a DataSet, "
-                "as umbel.sim.data.sets.arrays.dataset(inputs, targets) makes one"
+                f"{name} returned a {type(made).__name__}; it must return a DataSet, "
+                "such as umbel.sim.data.sets.arrays.dataset(inputs, targets) makes"
             )

@@ -218,12 +218,15 @@ def _execute(data: Path, *statements: str) -> None:
         ("UPDATE audits SET bundle = replace(bundle, '\"round\":1', '\"round\":7') WHERE number = 1", "it was changed"),
         ("UPDATE audits SET sha256 = (SELECT sha256 FROM audits WHERE number = 0) WHERE number = 1", "it was changed"),
         ("UPDATE audits SET signature = (SELECT signature FROM audits WHERE number = 0) WHERE number = 1", "signature"),
-        ("DELETE FROM audits WHERE number = 1", "bundle 1 (round 2): it is numbered 2: a bundle is missing"),
-        ("DELETE FROM audits WHERE number = 2", "bundles are missing or replaced"),
-        ("DELETE FROM audits WHERE number = 0", "bundle 0 (round 1): it is numbered 1"),
+        (
+            "DELETE FROM audits WHERE number = 1",
+            "bundle 1 (round 2): it has number 2 instead of 1: a bundle is missing",
+        ),
+        ("DELETE FROM audits WHERE number = 2", "bundles are missing, or were replaced"),
+        ("DELETE FROM audits WHERE number = 0", "bundle 0 (round 1): it has number 1 instead of 0"),
         (
             "UPDATE audits SET number = CASE number WHEN 1 THEN 12 ELSE 11 END WHERE number > 0",
-            "bundle 1 (round 2): it is numbered 2",
+            "bundle 1 (round 2): it has number 2 instead of 1",
         ),
     ],
 )
@@ -262,7 +265,7 @@ def test_a_chain_cut_off_together_with_its_head_is_noticed_by_who_noted_it(
     cut = "UPDATE runs SET audit_number = 1, audit_sha256 = (SELECT sha256 FROM audits WHERE number = 1)"
     _execute(tmp_path, "DELETE FROM audits WHERE number = 2", cut)
     in_house(tmp_path, act)
-    assert f"no bundle of this chain has the hash {noted[:16]}… that was noted" in capsys.readouterr().err
+    assert f"no bundle of this chain has the noted hash {noted[:16]}…" in capsys.readouterr().err
 
 
 def test_another_key_than_the_pinned_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def _as_images(inputs: Tensor) -> Tensor:
     images = inputs.unflatten(1, (side, side)) if inputs.dim() == 2 and side * side == inputs.shape[1] else inputs
     if not inputs.is_floating_point() or images.dim() not in (3, 4) or images.shape[-2:] != (side, side):
         raise ValueError(
-            f"square images of real numbers can be rotated, not inputs of shape {tuple(inputs.shape[1:])} "
-            f'and {inputs.dtype}; use features of kind = "noise", or other data'
+            f"only square images of floating-point numbers can be rotated, not inputs of shape "
+            f'{tuple(inputs.shape[1:])} and dtype {inputs.dtype}; use features of kind = "noise", or other data'
         )
     return images.unsqueeze(1) if images.dim() == 3 else images

@@ -125,7 +125,8 @@ def shard_partition(labels: Labels, n_clients: int, shards_each: int, seed: int)
     n_shards = n_clients * shards_each
     if n_clients < 1 or shards_each < 1 or n_shards > len(labels):
         raise ValueError(
-            f"{len(labels)} samples cannot be cut into {shards_each} shards for each of {n_clients} clients"
+            f"{len(labels)} samples cannot be cut into {shards_each} shards for each of {n_clients} clients; use fewer "
+            "clients, or a smaller shards_each"
         )
     size, n_longer = divmod(len(labels), n_shards)
     client_of = np.empty(n_shards, dtype=np.int64)
@@ -145,7 +146,9 @@ def classes_partition(
     """
     pools = _pools(labels, rng)
     if not 1 <= classes_each <= len(pools):
-        raise ValueError(f"a client can have from 1 to {len(pools)} labels, all there are, not {classes_each}")
+        raise ValueError(
+            f"classes_each must lie between 1 and {len(pools)}, the number of labels in the data, not {classes_each}"
+        )
     keys = rng.random((n_clients, len(pools)), dtype=np.float32)
     keys[np.arange(n_clients), rng.permutation(n_clients) % len(pools)] = -1
     has = np.zeros(keys.shape, dtype=np.bool_)
@@ -155,8 +158,8 @@ def classes_partition(
         clients = rng.permutation(np.flatnonzero(is_owner))
         if len(clients) > len(pool):
             raise ValueError(
-                f"label {labels[pool[0]]} has {len(pool)} samples for {len(clients)} clients that are to have some; "
-                "use fewer clients or fewer classes_each"
+                f"label {labels[pool[0]]} has {len(pool)} samples, too few for the {len(clients)} clients that need "
+                "one; use fewer clients, or a smaller classes_each"
             )
         if len(clients):
             owners[pool] = clients[np.arange(len(pool)) % len(clients)]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import counted, some
 from umbel.aggregation.types import require_within
 
 Labels = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ def require_option(choice: str, of: str, chosen: str, name: str, value: object) 
     if of == chosen and value is None:
         raise ValueError(f'{choice} = "{of}" needs {name}; set it beside the {choice}')
     if of != chosen and value is not None:
-        raise ValueError(f'{name} is of {choice} = "{of}", not of {choice} = "{chosen}"; leave it out')
+        raise ValueError(f'{name} is for {choice} = "{of}", not for {choice} = "{chosen}"; leave it out')
 
 
 def shards_of(owners: Indices, n_clients: int) -> tuple[Indices, ...]:
@@ -129,13 +129,14 @@ def natural_partition(
     found, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     called: list[str] = [str(group) if names is None else str(names[group]) for group in found]
     if only is not None and (unknown := sorted(set(only) - set(called))):
-        raise ValueError(f"there is no group {', '.join(unknown)}; there are {some(called)}")
+        raise ValueError(f"there is no group {', '.join(unknown)}; the groups are {some(called)}")
     kept = np.flatnonzero((sizes >= least) & np.array([only is None or name in only for name in called]))
     wanted = 1 if n_clients is None else n_clients
     if len(kept) < wanted:
+        named = "" if only is None else " and its name in only"
         raise ValueError(
-            f"{len(kept)} of {len(found)} groups ({some(called)}) hold at least {least} samples, {wanted} must; "
-            "use fewer clients, or ask for fewer samples of each"
+            f"{counted(len(found), 'group')} ({some(called)}) can give {counted(len(kept), 'client')}, not {wanted}: a "
+            f"group needs at least {counted(least, 'sample')}{named}; use fewer clients, or a smaller min_samples"
         )
     if n_clients is not None:
         kept = np.sort(rng.choice(kept, n_clients, replace=False))
@@ -180,7 +181,7 @@ def require_enough(n_samples: int, n_clients: int, least: int) -> None:
     if n_samples < n_clients * least:
         raise ValueError(
             f"{n_samples} samples are too few for {n_clients} clients with at least {least} each; "
-            "use fewer clients, or ask for fewer samples of each"
+            "use fewer clients, or a smaller min_samples"
         )
 
 

@@ -86,20 +86,22 @@ class PartitionSection:
         if self.scheme != "natural":
             require_option("scheme", "natural", self.scheme, "only", self.only)
         if self.only == ():
-            raise ValueError("only is empty; name a group, or leave it out for all")
+            raise ValueError("only is empty; name a group in it, or leave it out to use all groups")
         for scheme, name in _NEEDED.items():
             value = getattr(self, name)
             require_option("scheme", scheme, self.scheme, name, value)
             if value is not None:
                 require_within(value, name, *((ALPHA_MIN, ALPHA_MAX) if name == "alpha" else (1, EACH_MAX)))
         if self.by == "class" and self.scheme != "dirichlet":
-            raise ValueError(f'by = "class" is of scheme = "dirichlet", not of scheme = "{self.scheme}"; leave it out')
+            raise ValueError(
+                f'by = "class" is for scheme = "dirichlet", not for scheme = "{self.scheme}"; leave it out'
+            )
         if self.balanced and self.by != "class":
-            raise ValueError('balanced is of scheme = "dirichlet" with by = "class"; leave it out')
+            raise ValueError('balanced is only for scheme = "dirichlet" with by = "class"; leave it out')
         if self.sizes.law != "equal" and not self._takes_sizes:
             raise ValueError(
-                "sizes are chosen for iid, and for dirichlet by client; "
-                f'of scheme = "{self.scheme}" they follow from the scheme, leave them out'
+                'sizes are only for scheme = "iid", and for scheme = "dirichlet" with by = "client". '
+                f'Here scheme = "{self.scheme}" decides the sizes; leave sizes out'
             )
 
     @property
@@ -129,8 +131,8 @@ def split(
     partition = _dealt(section, labels, derive_seed(seed, "partition"), groups, group_names)
     if (least := int(partition.sizes.min())) < section.min_samples:
         raise ValueError(
-            f'with scheme = "{section.scheme}" a client would get {least} samples, min_samples = {section.min_samples} '
-            "is asked for; use fewer clients, or ask for fewer samples of each"
+            f'with scheme = "{section.scheme}" a client would get {least} samples, but min_samples is '
+            f"{section.min_samples}; use fewer clients, or a smaller min_samples"
         )
     return with_holdouts(partition, section.holdout, derive_seed(seed, "holdout"))
 

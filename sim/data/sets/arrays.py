@@ -49,7 +49,7 @@ def dataset(
     classes, n_found = _classes(all_targets, test_targets)
     n_classes = n_found if n_classes is None else n_classes
     if n_found > n_classes:
-        raise DataError(f"there are targets up to {n_found - 1}; n_classes must be at least {n_found}")
+        raise DataError(f"the targets have {n_found} classes, so n_classes must be at least {n_found}, not {n_classes}")
     samples = _paired(all_inputs, classes[: len(all_targets)], "inputs")
     if groups is not None and len(groups) != len(samples):
         raise DataError(f"there are {len(samples)} samples and {len(groups)} groups; name the group of each sample")
@@ -60,7 +60,10 @@ def dataset(
         rows, held = np.arange(len(samples)), np.empty(0, dtype=np.int64)
         measured = _paired(_inputs(test[0], "test inputs"), classes[len(all_targets) :], "test inputs")
         if measured.inputs.shape[1:] != samples.inputs.shape[1:]:
-            raise DataError("test inputs must have the shape of inputs")
+            raise DataError(
+                f"each of test inputs has the shape {tuple(measured.inputs.shape[1:])}; it must be that of inputs, "
+                f"{tuple(samples.inputs.shape[1:])}"
+            )
     holders = None if groups is None else natural_of(group_kind, _array(groups), rows, held)
     return DataSet(name, samples, rows, measured, n_classes, holders)
 
@@ -105,9 +108,11 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=known))
     taken = tensor.to(_TAKEN_AS.get(tensor.dtype, tensor.dtype))
     if taken.is_floating_point() and not bool(taken.isfinite().all()):
-        raise DataError(f"{what} hold numbers that are not finite (nan, inf); leave those samples out, or fill them in")
+        raise DataError(
+            f"not all numbers of {what} are finite (some are nan or inf); leave those samples out, or replace them"
+        )
     if 0 in taken.shape[1:]:
-        raise DataError(f"each of {what} holds no number: the shape is {tuple(taken.shape)}")
+        raise DataError(f"{what} must hold numbers, but the shape {tuple(taken.shape)} has room for none")
     return taken
 
 
@@ -119,14 +124,16 @@ def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[np
     """The class of every sample, those of the test set last, and the number of classes."""
     targets = train if test is None else np.concatenate([train, test])
     if targets.ndim != 1 or not len(targets):
-        raise DataError("targets must be one class for each input, and at least one")
+        raise DataError("targets must be one class for each input, and must not be empty")
     if targets.dtype.kind in "US":
         names, numbers = np.unique(targets, return_inverse=True)
         return numbers.astype(np.int64), len(names)
     if targets.dtype.kind not in "biu" or targets.min() < 0:
-        raise DataError(f"targets must be whole numbers from 0 on, or texts, not {targets.dtype} such as {targets[0]}")
+        raise DataError(
+            f"targets must be whole numbers from 0 on, or strings, not {targets.dtype} such as {targets[0]}"
+        )
     if (greatest := int(targets.max())) >= CLASSES_MAX:
-        raise DataError(f"there are targets up to {greatest}; number the classes from 0 on, or name them by texts")
+        raise DataError(f"there are targets up to {greatest}; number the classes from 0 on, or name them by strings")
     return targets.astype(np.int64), greatest + 1
 
 

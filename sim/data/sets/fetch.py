@@ -148,19 +148,23 @@ def have(source: DataSource, folder: Path | None) -> Path:
     """
     if folder is None:
         raise DataError(
-            f"{source.title} is read from files: name their folder: data=DIR, or on the command line --data DIR"
+            f"{source.title} is read from files, and no folder for them is set: pass data=DIR, or --data DIR on the "
+            "command line"
         )
     place = folder / source.folder
     missing = [file for file in source.files if not (place / file.name).exists()]
     if not missing:
         return place
     if source.address is None:
-        raise DataError(f"{_by_hand(missing, place)}; no source offers {source.title} in this form for good")
+        raise DataError(
+            f"{source.title} cannot be fetched, because no source offers it permanently in this form: "
+            f"{_by_hand(missing, place)}"
+        )
     place.mkdir(parents=True, exist_ok=True)
     try:
         _fetch(source, source.address, missing, place)
     except _NotFetched as error:
-        raise DataError(f"{error}. Try again, or: {_by_hand(missing, place)}") from error
+        raise DataError(f"{error}. Try again, or {_by_hand(missing, place)}") from error
     return place
 
 
@@ -187,7 +191,7 @@ def _bytes_of(http: httpx.Client, url: str, bytes_max: int) -> bytes:
     try:
         with http.stream("GET", url) as answer:
             if not answer.is_success:
-                raise _NotFetched(f"{url} answers {answer.status_code}")
+                raise _NotFetched(f"{url} answers with HTTP status {answer.status_code}")
             for piece in answer.iter_raw():
                 if len(data) + len(piece) > bytes_max:
                     raise _NotFetched(f"{url} is longer than {bytes_max} bytes")
@@ -203,16 +207,16 @@ def _unpacked(packed: bytes, archive: Archive, file: RemoteFile) -> bytes:
         with zipfile.ZipFile(io.BytesIO(packed)) as opened:
             name = next((name for name in opened.namelist() if Path(name).name == file.name), None)
             if name is None:
-                raise _NotFetched(f"{archive.name} holds no {file.name}")
+                raise _NotFetched(f"{archive.name} does not contain {file.name}")
             with opened.open(name) as member:
                 return member.read(file.n_bytes + 1)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise _NotFetched(f"{archive.name} is no ZIP file that can be read: {error}") from error
+        raise _NotFetched(f"{archive.name} cannot be read as a ZIP file: {error}") from error
 
 
 def _keep(data: bytes, file: RemoteFile, url: str, place: Path) -> None:
     if len(data) != file.n_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise _NotFetched(f"{url} is not the {file.name} that is known: its SHA-256 differs")
+        raise _NotFetched(f"{url} is not the expected {file.name}: its length or SHA-256 differs")
     descriptor, part = tempfile.mkstemp(prefix=f".{file.name}.", dir=place)
     try:
         with os.fdopen(descriptor, "wb") as out:

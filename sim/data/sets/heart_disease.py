@@ -78,11 +78,11 @@ def complete_records(path: Path, hospital: str) -> Records:
     except ValueError as error:
         raise DataError(f"{path} is not the file of UCI Heart Disease: {error}") from error
     if any(len(row) != _N_COLUMNS for row in rows):
-        raise DataError(f"{path} is not the file of UCI Heart Disease: a record has not {_N_COLUMNS} values")
+        raise DataError(f"{path} is not the file of UCI Heart Disease: a record does not have {_N_COLUMNS} values")
     records = np.array(rows, dtype=np.float64).reshape(-1, _N_COLUMNS)
     whole = records[np.isfinite(records[:, _KEPT]).all(1)]
     if len(whole) != (expected := _SPLIT[hospital][0]):
-        raise DataError(f"{path} holds {len(whole)} complete records, UCI's file {expected}: take that one")
+        raise DataError(f"{path} has {len(whole)} complete records, but UCI's file has {expected}: use UCI's file")
     return whole
 
 

@@ -110,7 +110,9 @@ def from_flwr_datasets(
     With `test_split` None, a share of the partitions is held out.
     """
     if split not in data.partitioners:
-        raise DataError(f"the federated data set partitions {_listed(data.partitioners)}, not {split!r}")
+        raise DataError(
+            f"the federated data set has no partitions of {split!r}, only of {_listed(data.partitioners)}; choose one"
+        )
     test = None if test_split is None else data.load_split(test_split)
     return from_partitioner(data.partitioners[split], input, target, test=test)
 
@@ -119,7 +121,7 @@ def _parts(data: HuggingFaceTable | Mapping[str, HuggingFaceTable]) -> tuple[Hug
     if not isinstance(data, Mapping):
         return data, None
     if "train" not in data:
-        raise DataError(f"there is no part 'train' among {_listed(data)}; give one of these itself")
+        raise DataError(f"the data has no part 'train', only {_listed(data)}; give one of these parts instead")
     return data["train"], data.get("test")
 
 
@@ -128,7 +130,9 @@ def _inputs(table: HuggingFaceTable, input: Columns) -> Tensor:
     columns = _columns(table, names)
     values = columns[names[0]] if isinstance(input, str) else np.column_stack([columns[name] for name in names])
     if values.dtype.kind not in "biuf":
-        raise DataError(f"column {input!r} holds no numbers of one shape; pad, crop or encode it with map() first")
+        raise DataError(
+            f"column {input!r} must hold numbers, all of one shape; pad, crop or encode it with map() first"
+        )
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return _image(tensor) if tensor.dtype == torch.uint8 and tensor.ndim > 2 else tensor
 
@@ -149,7 +153,7 @@ def _targets(table: HuggingFaceTable, target: str) -> _Values:
 def _columns(table: HuggingFaceTable, names: list[str]) -> Mapping[str, _Values]:
     """Whole columns as arrays; images and the like are decoded by the library."""
     if missing := [name for name in names if name not in table.column_names]:
-        raise DataError(f"there is no column {missing[0]!r} among {_listed(table.column_names)}")
+        raise DataError(f"there is no column {missing[0]!r}; the columns are {_listed(table.column_names)}")
     rows = table.with_format("numpy", columns=names)[:]
     return {name: np.asarray(rows[name]) for name in names}
 

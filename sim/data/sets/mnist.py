@@ -64,14 +64,14 @@ def read_idx(path: Path) -> Array:
 def _read(file: Readable) -> Array:
     zero, kind, n_dimensions = _HEAD.unpack(_exactly(file, _HEAD.size))
     if zero or kind not in _TYPES or n_dimensions > _DIMENSIONS_MAX:
-        raise NotIdx("it does not begin with two zeros, a known type and a number of dimensions")
+        raise NotIdx(f"its header must be two zeros, a known type and a number of dimensions up to {_DIMENSIONS_MAX}")
     shape = [_SIZE.unpack(_exactly(file, _SIZE.size))[0] for _ in range(n_dimensions)]
     dtype = np.dtype(_TYPES[kind])
     if (n_bytes := math.prod(shape) * dtype.itemsize) > BYTES_MAX:
-        raise NotIdx(f"its header declares {n_bytes} bytes, {BYTES_MAX} are allowed")
+        raise NotIdx(f"its header declares {n_bytes} bytes, but at most {BYTES_MAX} are allowed")
     values = np.frombuffer(_exactly(file, n_bytes), dtype).reshape(shape)
     if file.read(1):
-        raise NotIdx(f"bytes follow the {n_bytes} that its header declares")
+        raise NotIdx(f"it has more than the {n_bytes} bytes that its header declares")
     return values.astype(dtype.newbyteorder("="))
 
 
@@ -98,7 +98,7 @@ def _samples(folder: Path, part: str) -> SampleSet:
     images_path, labels_path = folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
-        raise NotIdx(f"{images_path} holds no images of 28 by 28 bytes")
+        raise NotIdx(f"{images_path} does not hold images of 28 by 28 bytes")
     if labels.dtype != np.uint8 or labels.shape != images.shape[:1] or labels.max(initial=0) >= N_CLASSES:
         raise NotIdx(f"{labels_path} does not hold a digit for each image of {images_path.name}")
     pixels = torch.from_numpy(images).view(-1, N_PIXELS).to(torch.float32).div_(255)

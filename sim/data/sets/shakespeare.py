@@ -48,7 +48,7 @@ def lines_of_roles(path: Path) -> Mapping[str, Sequence[str]]:
     """What each role says, line by line, by its name: the play and the speaker."""
     header, *rows = [line.split("\t") for line in _text(path).splitlines()]
     if header != _HEADER or any(len(row) != len(_HEADER) for row in rows):
-        raise DataError(f"{path} must be lines of the columns {', '.join(_HEADER)}, with a tab between them")
+        raise DataError(f"every line of {path} must have the columns {', '.join(_HEADER)}, with tabs between them")
     lines = defaultdict[str, list[str]](list)
     for _, play, _, speaker, text in rows:
         if speaker not in ("", _DIRECTIONS):

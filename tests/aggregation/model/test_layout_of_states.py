@@ -239,7 +239,7 @@ def test_a_layout_with_one_character_changed_is_another_or_refused(layout: Layou
     ],
 )
 def test_what_to_json_never_writes_is_refused(text: str) -> None:
-    with pytest.raises(LayoutError, match="not a layout"):
+    with pytest.raises(LayoutError, match="invalid layout"):
         Layout.from_json(text)
 
 

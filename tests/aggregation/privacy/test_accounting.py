@@ -182,7 +182,7 @@ def test_a_sum_that_cannot_be_is_refused(variance: float, bound: int, n: int) ->
 
 
 def test_a_budget_that_no_noise_keeps_to_is_refused() -> None:
-    with pytest.raises(ValueError, match="no noise keeps"):
+    with pytest.raises(ValueError, match="no amount of noise keeps"):
         allowance(1e-6, 1e-12, 1)
 
 

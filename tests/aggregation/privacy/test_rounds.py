@@ -93,9 +93,9 @@ def test_what_is_charged_is_the_worst_case() -> None:
 
 @pytest.mark.parametrize(("least", "colluders"), [(3, 3), (3, 4), (3, -1)])
 def test_a_sum_with_no_honest_client_for_sure_is_refused(least: int, colluders: int) -> None:
-    with pytest.raises(ValueError, match="fewer than the 3 clients"):
+    with pytest.raises(ValueError, match="one of the 3 clients in the smallest sum must be honest"):
         NoisePlan.of(1.0, 100, 1000, least=least, colluders=colluders)
-    with pytest.raises(ValueError, match="fewer than the 3 clients"):
+    with pytest.raises(ValueError, match="one of the 3 clients in the smallest sum must be honest"):
         plan(least=least, colluders=colluders)
 
 

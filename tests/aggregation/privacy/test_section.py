@@ -15,8 +15,8 @@ ROUND: dict[str, Any] = {"rounds": 30, "least": 7, "n_values": 100_000, "inverse
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "set either epsilon"),
-        ({"epsilon": 1.0, "noise_multiplier": 1.0}, "not both"),
+        ({}, "set exactly one of epsilon"),
+        ({"epsilon": 1.0, "noise_multiplier": 1.0}, "set exactly one of epsilon"),
         ({"epsilon": 0.0}, "epsilon must lie between 0.01 and 100"),
         ({"epsilon": math.nan}, "epsilon must lie"),
         ({"epsilon": 1.0, "delta": 0.0}, "delta must lie"),
@@ -63,7 +63,7 @@ def test_the_noise_in_units_of_the_weights_hardly_depends_on_a_fine_step() -> No
 
 
 def test_more_colluders_than_the_smallest_sum_bears_are_refused() -> None:
-    with pytest.raises(ValueError, match="fewer than the 7 clients"):
+    with pytest.raises(ValueError, match="one of the 7 clients in the smallest sum must be honest"):
         PrivacySection(epsilon=1.0, colluders=7).plan(**ROUND)
 
 

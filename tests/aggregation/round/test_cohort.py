@@ -27,13 +27,13 @@ def test_enough_clients_start_the_round_at_once() -> None:
     choice = choose(PLAN, waiting(9), waited_s=0)
     assert choice.cohort is not None
     assert len(choice.cohort) == 6
-    assert choice.why == "drew 6 of 9 waiting clients, 6 wanted for 4 reports"
+    assert choice.why == "drew 6 of 9 waiting clients; the round wants 6 to get 4 reports"
 
 
 def test_the_round_waits_for_a_full_cohort_while_it_has_patience() -> None:
     choice = choose(PLAN, waiting(5), waited_s=4)
     assert choice.cohort is None
-    assert choice.why == "5 of 6 clients wait; another 2.0 s for the rest"
+    assert choice.why == "5 of 6 clients wait; waiting 2.0 s more for the rest"
 
 
 def test_out_of_patience_the_minimum_is_enough() -> None:
@@ -44,7 +44,7 @@ def test_out_of_patience_the_minimum_is_enough() -> None:
 def test_below_the_minimum_the_round_waits_for_ever() -> None:
     choice = choose(PLAN, waiting(1), waited_s=1e9)
     assert choice.cohort is None
-    assert choice.why == "1 client waits, the round needs at least 2"
+    assert choice.why == "1 client waits, but the round needs at least 2"
 
 
 def test_one_client_makes_a_round_if_the_plan_says_so() -> None:
@@ -147,7 +147,7 @@ def test_the_round_waits_for_what_is_named_while_it_has_patience() -> None:
     plan = covered(Weighting.SAMPLES, ("north",), ("rare",))
     choice = choose(plan, waiting(9), waited_s=4)
     assert choice.cohort is None
-    assert choice.why == "9 clients wait; another 2.0 s for site north, tier rare"
+    assert choice.why == "9 clients wait; waiting 2.0 s more for site north, tier rare"
     assert choose(plan, waiting(9), waited_s=6).cohort is not None
 
 

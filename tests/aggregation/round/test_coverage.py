@@ -149,7 +149,7 @@ def test_a_round_whose_floor_is_strict_begins_when_all_that_is_named_waits() -> 
     others = tuple(Candidate(client, 10, "ward") for client in (A, B, C))
     state, commands = advance(Recruiting(plan, since=0.0), Gathered(1e6, others))
     assert isinstance(state, Recruiting)
-    assert state.why == "3 clients wait, but strict coverage names site d, tier lab, not among them"
+    assert state.why == "3 clients wait, but strict coverage also needs site d, tier lab"
     assert commands == ()
     state, _ = advance(state, Gathered(1e6, (*others, Candidate(D, 10, "lab"))))
     assert isinstance(state, Training)
@@ -161,13 +161,13 @@ def test_a_round_whose_floor_is_strict_begins_when_all_that_is_named_waits() -> 
 def test_each_gap_says_what_is_missing_why_and_how_much_data_that_is() -> None:
     floor = CoverageFloor(0.9, (B, D, NOWHERE), ("lab", "ward", "moon"))
     assert gaps(roll(floor, (A,), d="low battery")) == (
-        Gap("samples", "", "100 of 1000 samples are in, 10% of at least 90%", 900),
+        Gap("samples", "", "100 of 1000 samples are in, which is 10% and not 90%", 900),
         Gap("site", "b", "has not reported yet", 100, may_close=True),
         Gap("site", "d", "low battery", 500),
         Gap("site", "nowhere", "was not waiting when the cohort was drawn", 0),
-        Gap("tier", "lab", "none of its 2 clients is in", 800),
-        Gap("tier", "ward", "100 of 200 samples are in, 50% of at least 90%", 100, may_close=True),
-        Gap("tier", "moon", "no client of it was waiting when the cohort was drawn", 0),
+        Gap("tier", "lab", "none of its 2 clients has reported", 800),
+        Gap("tier", "ward", "100 of 200 samples are in, which is 50% and not 90%", 100, may_close=True),
+        Gap("tier", "moon", "none of its clients was waiting when the cohort was drawn", 0),
     )
 
 
@@ -221,7 +221,7 @@ def test_those_who_were_not_drawn_are_counted_through_to_the_end() -> None:
         ({"samples": 1.1}, "between 0 and 1"),
         ({"samples": float("nan")}, "between 0 and 1"),
         ({"sites": ("no such site",)}, "a site must be"),
-        ({"tiers": ("a", "a")}, "name a tier once"),
+        ({"tiers": ("a", "a")}, "name a tier only once"),
         ({"strict": True}, "needs samples, sites or tiers"),
     ],
 )

@@ -130,7 +130,8 @@ def test_enough_others_are_drawn_as_in_any_round() -> None:
     assert not choice.needs_all
     assert choice.passed_over == PassedOver(5, 0)
     assert choice.why == (
-        "drew 6 of 6 waiting clients, 6 wanted for 5 reports; none of them is in an earlier sum over this model"
+        "drew 6 of 6 waiting clients; the round wants 6 to get 5 reports; "
+        "none of them is in an earlier sum over this model"
     )
 
 
@@ -139,7 +140,7 @@ def test_where_others_are_too_few_the_very_same_are_asked_and_nobody_else() -> N
     assert cohort == set(FLEET[:5])
     assert choice.needs_all
     assert choice.passed_over == PassedOver(5, 0)
-    assert choice.why == "the 5 of an earlier sum over this model, and no others: all must report"
+    assert choice.why == "only the 5 clients of an earlier sum over this model are asked, and all must report"
 
 
 def test_the_same_are_waited_for_by_name_as_long_as_patience_lasts() -> None:
@@ -147,15 +148,16 @@ def test_the_same_are_waited_for_by_name_as_long_as_patience_lasts() -> None:
     cohort, choice = chosen(present, waited_s=4.0)
     assert not cohort
     assert choice.why == (
-        "5 clients wait; another 2.0 s for c03, c04: "
+        "5 clients wait; waiting 2.0 s more for c03, c04: "
         "a sum over this model was already unmasked, and sites accept another only from the same clients"
     )
     cohort, choice = chosen(present, waited_s=6.0)
     assert cohort == set(present)
     assert not choice.needs_all
     assert choice.why == (
-        "drew 5 of 5 waiting clients, 6 wanted for 5 reports; sites may refuse, because a sum over this model was "
-        "already unmasked: of its clients c03, c04 did not come"
+        "drew 5 of 5 waiting clients; the round wants 6 to get 5 reports; "
+        "sites may refuse, because a sum over this model was "
+        "already unmasked; clients of that sum are not waiting: c03, c04"
     )
 
 
@@ -178,7 +180,7 @@ def test_who_has_lied_is_left_out_where_enough_others_wait_and_the_sites_decide(
     liar = replace(PAST, avoid=frozenset(FLEET[:1]), liars=frozenset(FLEET[:1]))
     cohort, choice = chosen(FLEET[:7], liar)
     assert (cohort, choice.needs_all) == (set(FLEET[1:7]), False)
-    assert choice.why.endswith("already unmasked: of its clients c00 broke the protocol")
+    assert choice.why.endswith("already unmasked; clients of that sum broke the protocol: c00")
     cohort, choice = chosen(FLEET[:6], liar)
     assert (cohort, choice.needs_all) == (set(FLEET[:5]), True)
 
@@ -186,14 +188,14 @@ def test_who_has_lied_is_left_out_where_enough_others_wait_and_the_sites_decide(
 def test_for_who_was_removed_nobody_waits_and_the_sites_decide() -> None:
     cohort, choice = chosen(FLEET[1:7], replace(PAST, removed=frozenset(FLEET[:1])))
     assert (cohort, choice.needs_all) == (set(FLEET[1:7]), False)
-    assert choice.why.endswith("already unmasked: of its clients the operator has removed c00")
+    assert choice.why.endswith("already unmasked; the operator has removed clients of that sum: c00")
 
 
 def test_of_two_sums_that_are_too_near_each_other_neither_can_be_made_again() -> None:
     near = OpenedSum((*FLEET[:4], FLEET[5]), 6)
     cohort, choice = chosen(FLEET[:6], Past((OPENED, near)))
     assert (cohort, choice.needs_all) == (set(FLEET[:6]), False)
-    assert "too near to those of another such sum" in choice.why
+    assert "too similar to those of another" in choice.why
 
 
 def test_of_two_sums_without_a_common_client_either_can_the_newer_first() -> None:
@@ -230,4 +232,4 @@ def test_while_a_cohort_is_asked_again_the_round_says_whom_it_needs() -> None:
     assert fresh.secure
     assert again.secure
     assert fresh.secure.why == ""
-    assert again.secure.why.startswith("the 6 of an earlier sum over this model")
+    assert again.secure.why.startswith("only the 6 clients of an earlier sum over this model")

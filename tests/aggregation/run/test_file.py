@@ -66,8 +66,8 @@ def test_a_false_in_an_override_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"first_round": 0, "target": 4}, "rounds from 1 on"),
-        ({"first_round": 4, "last_round": 3, "target": 4}, "not 4 to 3"),
+        ({"first_round": 0, "target": 4}, "must be at least 1, and at most last_round"),
+        ({"first_round": 4, "last_round": 3, "target": 4}, "covers 4 to 3"),
         ({"first_round": 1}, "changes nothing"),
         ({"first_round": 1, "local_epochs": 1, "local_steps": 1}, "not both"),
         ({"first_round": 11, "target": 4}, "after the last one, which is 10"),
@@ -179,9 +179,9 @@ def test_what_is_summed_with_noise_is_allowed() -> None:
         ({"training": TrainingPlan(evaluate=True)}, "metrics would be summed without noise"),
         ({"stop": StopRule("training.loss", patience=3, minimum=1)}, "metrics would be summed without noise"),
         ({"override": (Override(2, 2, evaluate=True),)}, "metrics would be summed without noise"),
-        ({"override": (Override(2, 2, target=7),)}, "one size of cohort"),
-        ({"override": (Override(2, 2, minimum=7),)}, "one size of cohort"),
-        ({"override": (Override(2, 2, over_selection=1.1),)}, "one size of cohort"),
+        ({"override": (Override(2, 2, target=7),)}, "one cohort size"),
+        ({"override": (Override(2, 2, minimum=7),)}, "one cohort size"),
+        ({"override": (Override(2, 2, over_selection=1.1),)}, "one cohort size"),
         ({"codec": CodecSection("integer", step=0.01)}, "has no bound"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
@@ -193,7 +193,9 @@ def test_what_would_show_more_than_sums_with_noise_is_refused(changes: dict[str,
 
 def test_a_model_with_values_that_travel_exactly_has_no_private_rounds() -> None:
     require_private_model(Layout.of_state({"w": torch.zeros(3)}))
-    with pytest.raises(ValueError, match=r"travel exactly \(n\), which would have no noise"):
+    with pytest.raises(
+        ValueError, match=r"cannot add noise to integer tensors or running statistics, and the model has some \(n\)"
+    ):
         require_private_model(Layout.of_state({"w": torch.zeros(3), "n": torch.tensor(0)}))
 
 
@@ -213,12 +215,12 @@ def test_the_list_that_the_file_names_is_its_own() -> None:
 def test_masked_updates_that_are_switched_off_are_bound_to_no_list() -> None:
     off = replace(PLAIN, secure_aggregation=SecureAggregationSection(enabled=False, members_sha256=FIRST.sha256))
     assert off.members_sha256 == ""
-    with pytest.raises(AnotherList, match="asks for none"):
+    with pytest.raises(AnotherList, match="does not use"):
         require_named(off, FIRST)
 
 
 REFUSED = {
-    "of a plain run": (PLAIN, FIRST, "the run file asks for none"),
+    "of a plain run": (PLAIN, FIRST, "this run file does not use"),
     "of a run that names none": (UNBOUND, FIRST, "the run file names no member list"),
     "of another epoch": (BOUND, SECOND, "the run file names another member list"),
 }

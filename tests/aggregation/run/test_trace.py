@@ -126,8 +126,8 @@ def test_whatever_a_client_says_of_its_work_there_is_a_trace(steps: int, train_s
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": 2}, "format 2 is not known"),
-        ({"clients": 1}, "client 2, and there are 1"),
+        ({"format": 2}, "format 2, but this version of umbel reads format 1"),
+        ({"clients": 1}, "client 2, but the trace has 1"),
         ({"attempts": ()}, "number of attempts"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_trace_that_cannot_be_is_refused(change: dict[str, Any], why: str) -> 
         ({"over_selection": 0.0, "reports_wanted": 2, "reports_needed": 1}, "over_selection"),
         ({"waiting": 1}, "waiting"),
         ({"absent": 1}, "absent must lie between 2"),
-        ({"absent": None}, "must then be known"),
+        ({"absent": None}, "must also have absent"),
         ({"bytes_up": 1 << 60}, "bytes_up"),
     ],
 )

@@ -53,45 +53,54 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
     [
         (replace(FILE, codec=CodecSection()), r'float32 does not work with secure aggregation.*name = "integer"'),
         (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*its own.*name = "integer"'),
-        (replace(FILE, codec=CodecSection("mask")), r'mask could be added up under masks.*name = "integer"'),
-        (replace(FILE, codec=CodecSection("lowrank")), r'lowrank could be added up.*name = "integer"'),
-        (replace(FILE, codec=CodecSection("auto")), r'"auto" finds its step.*name = "integer" and a step'),
+        (
+            replace(FILE, codec=CodecSection("mask")),
+            r'only updates of the integer codec, not of mask.*name = "integer"',
+        ),
+        (replace(FILE, codec=CodecSection("lowrank")), r'not of lowrank.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("auto")), r'"auto" chooses its step.*name = "integer" and a step'),
         (replace(FILE, canary=CanarySection()), r"looks at single updates.*leave \[canary\] out"),
-        (replace(FILE, evaluation=EvaluationSection(1, 3)), r"in the clear.*set evaluate = true in \[training\]"),
-        (replace(FILE, retention=RetentionSection(updates="all")), r'masked update says nothing.*updates = "none"'),
-        (replace(FILE, coverage=CoverageFloor(samples=0.5)), r"knows each client's count.*name sites or tiers"),
-        (replace(FILE, rounds=replace(ROUNDS, self_tuning=True)), r"three times the target.*self_tuning = false"),
+        (
+            replace(FILE, evaluation=EvaluationSection(1, 3)),
+            r"sees each client's metrics.*set evaluate = true in \[training\]",
+        ),
+        (replace(FILE, retention=RetentionSection(updates="all")), r'masked update is useless.*updates = "none"'),
+        (replace(FILE, coverage=CoverageFloor(samples=0.5)), r"needs each client's sample count.*name sites or tiers"),
+        (
+            replace(FILE, rounds=replace(ROUNDS, self_tuning=True)),
+            r"three times as many clients as the target.*self_tuning = false",
+        ),
         (
             replace(FILE, stop=StopRule("evaluation.loss", patience=3)),
-            r"a look at each client's value.*set minimum = 1",
+            r"needs each client's value.*set minimum = 1",
         ),
         (
             replace(FILE, stop=StopRule("evaluation.auc", patience=3, minimum=1)),
-            r"name 'auc' in evaluation of \[secure_aggregation\]",
+            r"add 'auc' to evaluation in \[secure_aggregation\]",
         ),
-        (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"name 'auc' in metrics"),
-        (replace(FILE, rounds=replace(ROUNDS, minimum=1)), r"^a sum of 1 client hides nobody: set minimum = 3"),
-        (replace(FILE, rounds=replace(ROUNDS, minimum=2)), r"^a sum of 2 clients hides nobody"),
+        (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"add 'auc' to metrics"),
+        (replace(FILE, rounds=replace(ROUNDS, minimum=1)), r"^a sum over 1 client hides no update: set minimum = 3"),
+        (replace(FILE, rounds=replace(ROUNDS, minimum=2)), r"^a sum over 2 clients hides no update"),
         (
             replace(FILE, rounds=replace(ROUNDS, over_selection=1.5)),
-            r"of 14 clients that are asked secure aggregation needs 10, more than the target of 9: "
+            r"secure aggregation needs 10 of the 14 clients that are asked, more than the target of 9: "
             r"set over_selection = 1.44 or less",
         ),
         (
             replace(FILE, rounds=replace(ROUNDS, target=60_000, over_selection=1.1)),
-            r"65536 clients at most, and 66000 are asked; lower target",
+            r"at most 65536 clients, not 66000: lower target",
         ),
         (
             replace(FILE, rounds=replace(ROUNDS, weighting=Weighting.PROPORTIONAL)),
-            r"one client could be given all the weight: set weighting = \"samples\"",
+            r"could give one client all the weight: set weighting = \"samples\"",
         ),
         (
             replace(FILE, aggregation=AggregationSection(sample_count_max=100)),
-            r"no client may have expected_sample_count = 128 samples: sample_count_max is 100",
+            r"expected_sample_count = 128 is above sample_count_max = 100",
         ),
         (
             replace(FILE, override=(Override(3, 4, minimum=2),)),
-            r"^with its overrides, round 3: a sum of 2 clients hides nobody",
+            r"^with its overrides, round 3: a sum over 2 clients hides no update",
         ),
     ],
 )

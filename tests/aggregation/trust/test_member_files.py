@@ -45,7 +45,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
 MALFORMED = {
     "nothing": (b"", "Expecting value"),
     "no UTF-8": (b"\xff", "utf-8"),
-    "a byte order mark": (b"\xef\xbb\xbf" + TEXT.encode(), "this is no member list"),
+    "a byte order mark": (b"\xef\xbb\xbf" + TEXT.encode(), "this is not a member list"),
     "two files": (TEXT.encode() * 2, "Extra data"),
     "an array": (b"[]", "the file must be an object"),
     "nested deeply": (b"[" * 200_000, "nested too deeply"),
@@ -59,8 +59,8 @@ MALFORMED = {
     ),
     "an unknown key": (changed(lambda found: found.update(more=1)), "unknown key 'more'"),
     "an unknown key of the list": (changed(lambda found: found["list"].update(expires=1)), "unknown key 'expires'"),
-    "no signatures": (changed(lambda found: found.pop("signatures")), "has no 'signatures'"),
-    "no quorum": (changed(lambda found: found["list"].pop("quorum")), "has no 'quorum'"),
+    "no signatures": (changed(lambda found: found.pop("signatures")), "has no key 'signatures'"),
+    "no quorum": (changed(lambda found: found["list"].pop("quorum")), "has no key 'quorum'"),
     "another format": (changed(lambda found: found["list"].update(format=2)), "format is not 1"),
     "format true": (changed(lambda found: found["list"].update(format=True)), "format is not 1"),
     "format 1.0": (changed(lambda found: found["list"].update(format=1.0)), "format is not 1"),
@@ -69,10 +69,10 @@ MALFORMED = {
     "epoch true": (changed(lambda found: found["list"].update(epoch=True)), "whole number"),
     "an epoch beyond 2^53": (changed(lambda found: found["list"].update(epoch=1 << 53)), "whole number"),
     "quorum 0": (changed(lambda found: found["list"].update(quorum=0)), "whole number"),
-    "a name that is none": (changed(lambda found: found["list"].update(name=None)), "must be texts"),
+    "a name that is none": (changed(lambda found: found["list"].update(name=None)), "must be strings"),
     "members in an array": (changed(lambda found: found["list"].update(members=[])), "members must be an object"),
     "officers in an array": (changed(lambda found: found["list"].update(officers=[])), "officers must be an object"),
-    "a key that is none": (changed(lambda found: found["list"]["members"].update(north=1)), "must be a text"),
+    "a key that is none": (changed(lambda found: found["list"]["members"].update(north=1)), "must be a string"),
     "half a surrogate pair": (
         changed(lambda found: found["list"]["members"].update({"\ud800": public_key("east")})),
         "without the other half of its pair",
@@ -109,7 +109,7 @@ def test_a_huge_file_is_refused_before_it_is_read() -> None:
 
 def test_a_list_that_no_site_would_read_is_not_written() -> None:
     sites = {f"site-{number:05}{'x' * 50}": public_key(str(number)) for number in range(8500)}
-    with pytest.raises(ValueError, match="at most 1000000 bytes"):
+    with pytest.raises(ValueError, match="at most 1000000 are allowed"):
         members_bytes(SignedMembers(MemberList("pilot", 1, sites, {}, 1), {}))
 
 

@@ -53,7 +53,7 @@ def test_a_quorum_of_its_officers_makes_a_first_list(n_signers: int) -> None:
 
 
 def test_strangers_and_members_do_not_count() -> None:
-    with pytest.raises(TooFewSignatures, match=r"signed by 1 of its own officers \(anna\), and 2 must"):
+    with pytest.raises(TooFewSignatures, match=r"signed by 1 of its own officers \(anna\), but 2 must"):
         check_first(signed(FIRST, "anna", "mallory", "north"))
 
 
@@ -78,7 +78,7 @@ CHANGES: Mapping[str, MemberList] = {
 
 @pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
 def test_a_list_that_was_changed_after_it_was_signed_is_refused(changed: MemberList) -> None:
-    with pytest.raises(BadOfficerSignature, match="changed after it was signed"):
+    with pytest.raises(BadOfficerSignature, match="the list was changed after signing"):
         check_first(SignedMembers(changed, signed(FIRST, *OFFICERS).signatures))
 
 
@@ -158,7 +158,9 @@ def test_what_every_officer_has_signed_and_does_not_follow_is_refused(shown: Mem
 
 
 def test_an_older_epoch_is_refused() -> None:
-    with pytest.raises(NotTheSuccessor, match="after epoch 2 of 'pilot' comes 3, not 1"):
+    with pytest.raises(
+        NotTheSuccessor, match="the known list is epoch 2 of 'pilot', so the next must be epoch 3, not 1"
+    ):
         check_successor(SECOND, signed(FIRST, *OFFICERS))
 
 
@@ -234,7 +236,7 @@ BAD_FACTS: Mapping[str, tuple[dict[str, object], str]] = {
     "epoch true": ({"epoch": True}, "epoch must be a whole number"),
     "quorum 0": ({"quorum": 0}, "quorum must be a whole number"),
     "quorum true": ({"quorum": True}, "quorum must be a whole number"),
-    "a first epoch that follows": ({"previous": "0" * 64}, "follows no other"),
+    "a first epoch that follows": ({"previous": "0" * 64}, "no epoch before it"),
     "a second epoch that does not": ({"epoch": 2}, "previous, the SHA-256"),
     "previous is no hash": ({"epoch": 2, "previous": "A" * 64}, "previous, the SHA-256"),
     "too many officers": ({"officers": {f"o{i}": public_key(f"o{i}") for i in range(OFFICERS_MAX + 1)}}, "at most 100"),
@@ -261,7 +263,7 @@ def test_a_quorum_beyond_the_officers_is_never_reached() -> None:
         (first_list(quorum=1), ("one officer alone", "two halves")),
         (first_list(officers=("anna", "bert", "cleo", "dora")), ("two halves",)),
         (first_list(quorum=4), ("cannot be reached",)),
-        (first_list(sites=("north", "south")), ("fewer than 3 members",)),
+        (first_list(sites=("north", "south")), ("at least 3 members",)),
     ],
     ids=["none", "quorum of one", "half", "too few officers", "too few members"],
 )

@@ -52,7 +52,7 @@ def test_a_second_spelling_of_a_point_is_refused(y: int) -> None:
 
 @pytest.mark.parametrize("n_bytes", [0, 31, 33])
 def test_a_key_of_another_length_is_refused(n_bytes: int) -> None:
-    with pytest.raises(ValueError, match=f"32 raw bytes of an Ed25519 key, not {n_bytes}"):
+    with pytest.raises(ValueError, match=f"Ed25519 key of 32 raw bytes, in base64; it has {n_bytes} bytes"):
         enrol(bytes([9]) * n_bytes)
 
 

@@ -95,9 +95,9 @@ def test_a_list_without_members_is_not_signed(desk: Path) -> None:
 
 
 def test_two_officers_make_a_list_and_the_sites_take_it(desk: Path) -> None:
-    require_refused(members("verify", "1.json"), "signed by 0 of its own officers, and 2 must")
+    require_refused(members("verify", "1.json"), "signed by 0 of its own officers, but 2 must")
     assert told("sign", "1.json", "--key", "anna.pem")["signed_by"] == ["anna"]
-    require_refused(members("verify", "1.json"), "signed by 1 of its own officers (anna), and 2 must")
+    require_refused(members("verify", "1.json"), "signed by 1 of its own officers (anna), but 2 must")
     assert told("sign", "1.json", "--key", "bert.pem")["signed_by"] == ["anna", "bert"]
     verified = told("verify", "1.json")
     assert verified["signed_by"] == ["anna", "bert"]
@@ -120,7 +120,10 @@ def test_a_member_is_removed_in_the_next_epoch(signed_desk: Path) -> None:
         assert members("sign", "2.json", "--key", f"{officer}.pem", "--previous", "1.json").exit_code == 0
     assert told("show", "2.json", "--previous", "1.json")["changes"] == ["member added: east", "member removed: south"]
     assert told("verify", "2.json", "--previous", "1.json")["follows"] == 1
-    require_refused(members("verify", "1.json", "--previous", "2.json"), "after epoch 2 of 'pilot' comes 3, not 1")
+    require_refused(
+        members("verify", "1.json", "--previous", "2.json"),
+        "the known list is epoch 2 of 'pilot', so the next must be epoch 3, not 1",
+    )
     trusted = members("trust", "1.json", "2.json", "--state", "north", "--yes")
     assert trusted.exit_code == 0
     assert trusted.stderr == 'a policy that names an older epoch must name this file now: members = "2.json"\n'
@@ -164,7 +167,9 @@ def test_what_people_see_is_a_table_with_fingerprints(signed_desk: Path) -> None
 def test_a_careful_officer_is_warned(desk: Path) -> None:
     for site in ("north", "south"):
         members("remove", "1.json", site)
-    assert "careful: secure aggregation hides nothing among fewer than 3" in members("show", "1.json").stderr
+    assert (
+        "careful: secure aggregation needs at least 3 members to hide their updates" in members("show", "1.json").stderr
+    )
 
 
 def test_a_person_is_asked_before_the_first_list_is_trusted(signed_desk: Path) -> None:
@@ -251,10 +256,13 @@ REFUSED = {
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
         "not 64 characters (these are not hex digits: 'O')",
     ),
-    "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
+    "a list that follows another": (
+        ("show", "1.json", "--previous", "1.json"),
+        "the known list is epoch 1 of 'pilot', so the next must be epoch 2",
+    ),
     "a signature under a list that follows another": (
         ("sign", "1.json", "--key", "anna.pem", "--previous", "1.json"),
-        "after epoch 1 of 'pilot' comes 2",
+        "the known list is epoch 1 of 'pilot', so the next must be epoch 2",
     ),
 }
 
@@ -291,7 +299,7 @@ def test_a_list_that_was_edited_by_hand_is_refused_by_every_verb(signed_desk: Pa
         ("trust", "1.json", "--state", "s", "--yes"),
         ("remove", "1.json", "south", "--out", "2.json"),
     ):
-        require_refused(members(*arguments), "it was changed after it was signed")
+        require_refused(members(*arguments), "the list was changed after signing")
     assert not Path("2.json").exists()
 
 
@@ -305,13 +313,13 @@ def test_another_file_than_a_list_is_refused_with_what_is_needed(desk: Path) -> 
 def test_a_list_of_another_format_is_not_taken_for_another_file(desk: Path) -> None:
     Path("2.json").write_text(Path("1.json").read_text().replace('"format": 1', '"format": 2'))
     refused = members("show", "2.json")
-    require_refused(refused, "install the umbel that it was made with")
+    require_refused(refused, "install the version of umbel that made it")
     assert "umbel members new" not in refused.stderr
 
 
 def test_a_huge_file_is_refused(desk: Path) -> None:
     Path("huge.json").write_bytes(b" " * (FILE_BYTES_MAX + 1))
-    require_refused(members("show", "huge.json"), "huge.json: this is no member list: it has more than")
+    require_refused(members("show", "huge.json"), "huge.json: this is not a member list: it has more than")
 
 
 def test_a_client_that_runs_is_not_changed_under_its_feet(signed_desk: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_list_that_the_run_file_does_not_name_is_refused_with_the_line_for_it(
 
 def test_what_is_no_list_is_named(site: Path) -> None:
     needed = "; this needs the whole file that `umbel members new` made"
-    require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is no member list", needed)
+    require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is not a member list", needed)
     require_refused(create(SECTIONS["none"], "--members", "absent.json"), "absent.json: No such file")
 
 
@@ -205,8 +205,8 @@ def test_what_is_to_be_careful_of_is_said_apart_from_the_result_once_the_run_is_
 @pytest.mark.parametrize(
     ("officers", "words"),
     [
-        ((), "is signed by 0 of its own officers, and 2 must"),
-        (("anna",), "is signed by 1 of its own officers (anna), and 2 must"),
+        ((), "is signed by 0 of its own officers, but 2 must sign it"),
+        (("anna",), "is signed by 1 of its own officers (anna), but 2 must sign it"),
         (("anna", "bert"), None),
     ],
 )

@@ -250,5 +250,5 @@ def test_a_policy_that_names_an_older_list_than_is_trusted_is_told_which_file_to
 def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:
     path = tmp_path / "pilot.json"
     path.write_bytes(b" " * (FILE_BYTES_MAX + 1))
-    with pytest.raises(MembersRefused, match=r"pilot\.json: this is no member list: it has more than"):
+    with pytest.raises(MembersRefused, match=r"pilot\.json: this is not a member list: it has more than"):
         read_members_file(path)

@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "another list": (
         lambda: _order(bound_run(MEMBERS), text_of(OTHER)),
         "malformed-request",
-        f'write members_sha256 = "{OTHER.sha256}" into its [secure_aggregation]',
+        f'write members_sha256 = "{OTHER.sha256}" into its section [secure_aggregation]',
     ),
     "a list where the file names none": (
         lambda: _order(secure_run(), text_of(MEMBERS)),
@@ -192,12 +192,12 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "what is no list": (
         lambda: _order(bound_run(MEMBERS), "{}"),
         "malformed-request",
-        "members: this is no member list",
+        "members: this is not a member list",
     ),
     "a list with a key twice": (
         lambda: _order(bound_run(MEMBERS), text_of(MEMBERS).replace('"list"', '"signatures": {}, "list"')),
         "malformed-request",
-        "members: this is no member list",
+        "members: this is not a member list",
     ),
     "a list that is too long": (
         lambda: _order(bound_run(MEMBERS), text_of(MEMBERS) + " " * FILE_BYTES_MAX),

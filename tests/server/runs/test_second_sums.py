@@ -165,8 +165,8 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
             async with all_waiting(it, present):
                 await ordered(it, "resume")
                 driver = it.state.coordinator.drivers["demo"]
-                await until("a run that waits for d4", lambda: "s for d4" in driver.state.why)
-                assert "s for d4" in (await it.progress())["live"]["why"]
+                await until("a run that waits for d4", lambda: "s more for d4" in driver.state.why)
+                assert "s more for d4" in (await it.progress())["live"]["why"]
                 removed = await it.http.delete("/v1/admin/clients/d4", headers=it.admin)
                 assert removed.status_code == 204
                 await until("a round that is open", lambda: driver.state.phase == "training")
@@ -174,11 +174,11 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
             why = (await it.progress())["live"]["why"]
             assert why.startswith("0 of 5 reports are in; ")
             assert why.endswith(
-                "sites may refuse, because a sum over this model was already unmasked: "
-                "of its clients the operator has removed d4"
+                "sites may refuse, because a sum over this model was already unmasked; "
+                "the operator has removed clients of that sum: d4"
             )
             assert re.search(
-                r"attempt 2 opened: 6 clients asked, .*: of its clients the operator has removed d4", caplog.text
+                r"attempt 2 opened: 6 clients asked, .*; the operator has removed clients of that sum: d4", caplog.text
             )
             await obeyed(it, "pause", now=True)
             assert driver.state.phase == "recruiting"

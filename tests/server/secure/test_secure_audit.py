@@ -123,7 +123,7 @@ def test_a_sum_that_is_left_out_of_the_count_is_found(private: Audit) -> None:
         if number == 2:
             raw["facts"]["plan"]["n_released"] = 0
 
-    with pytest.raises(AuditFailed, match="it counts 0 revealed sums, and 1 was before it"):
+    with pytest.raises(AuditFailed, match="it counts 0 revealed sums, but 1 was revealed before it"):
         verify(signed_anew(private.lines, forget), [PUBLIC])
 
 
@@ -204,7 +204,7 @@ def test_numbers_that_do_not_follow_are_found(
     number: int, change: Callable[[Json], None], chain: tuple[list[AuditLine], bytes]
 ) -> None:
     forged = signed_anew(chain[0], lambda at, raw: change(raw) if at == number else None)
-    with pytest.raises(AuditFailed, match="masked numbers do not follow"):
+    with pytest.raises(AuditFailed, match="plan for masked updates does not follow"):
         verify(forged, [PUBLIC])
 
 
@@ -231,7 +231,9 @@ def test_an_attempt_after_one_that_has_failed_takes_the_bits_that_no_sum_exceeds
     chain: tuple[list[AuditLine], bytes],
 ) -> None:
     verify(tried_again(chain[0], is_unwrapping=True), [PUBLIC])
-    with pytest.raises(AuditFailed, match=r"bundle 3 \(round 2, attempt 2\): its masked numbers do not follow"):
+    with pytest.raises(
+        AuditFailed, match=r"bundle 3 \(round 2, attempt 2\): its plan for masked updates does not follow"
+    ):
         verify(tried_again(chain[0], is_unwrapping=False), [PUBLIC])
 
 

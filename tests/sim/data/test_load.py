@@ -107,7 +107,7 @@ def test_one_s_own_code_is_found_where_it_is_run(tmp_path: Path, monkeypatch: py
     drawn = [loaded(DataSection("own_wards:drawn")).samples.inputs for _ in range(2)]
     assert torch.equal(*drawn), "what is drawn at random is drawn alike every time"
     for name, why in {
-        "pairs": r"gave a tuple; .* as umbel\.sim\.data\.sets\.arrays\.dataset\(",
+        "pairs": r"returned a tuple; .* such as umbel\.sim\.data\.sets\.arrays\.dataset\(",
         "gone": "name a DataSet",
         "np": "name a DataSet",
     }.items():

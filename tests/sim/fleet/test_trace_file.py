@@ -59,10 +59,10 @@ def changed(*place: str | int, to: object) -> str:
     [
         ("", "JSON"),
         ("[]", "object"),
-        (changed("format", to=2), "format 2 is not known here"),
+        (changed("format", to=2), "format 2, but this version of umbel reads format 1"),
         (changed("format", to="1"), "format: .*integer"),
         (changed("name", to="ward"), "name: "),
-        (changed("clients", to=2), "round 3 has client 2, and there are 2"),
+        (changed("clients", to=2), "round 3 names client 2, but the trace has 2"),
         (changed("clients", to=10_000_000), "clients is 10000000, and the attempts mention [0-9]+ clients"),
         (changed("attempts", 0, "open_s", to=-1), "attempts.0: open_s must lie"),
         (changed("attempts", 0, "open_s", to=float("nan")), "attempts.0.*open_s"),

@@ -65,14 +65,14 @@ def test_a_plan_survives_json() -> None:
         ({"bits": 33}, "bits must lie between 1 and 32, not 33; take a larger step"),
         ({"bits": 0}, "bits"),
         ({"weight_unit": 0}, "weight_unit"),
-        ({"minimum": 2}, "3 to 65536 clients; minimum = 2"),
-        ({"minimum": 13}, "minimum = 13 of 12"),
+        ({"minimum": 2}, "at least 3, .* at most 65536; they are 2 and 12"),
+        ({"minimum": 13}, "they are 13 and 12"),
         ({"clients_max": 65_537}, "65536"),
         ({"metrics": ("loss", "loss")}, "each of them once"),
         ({"evaluation": ("lo ss",)}, "metric name 'lo ss'"),
         ({"metrics": tuple(map(str, range(65)))}, "at most 64"),
-        ({"noise": NOISE, "metrics": ("loss",)}, "sends nothing without noise"),
-        ({"noise": NOISE, "is_proportional": True}, "sends nothing without noise"),
+        ({"noise": NOISE, "metrics": ("loss",)}, "send nothing without noise"),
+        ({"noise": NOISE, "is_proportional": True}, "send nothing without noise"),
     ],
 )
 def test_a_plan_that_no_round_could_have_is_refused(changes: dict[str, object], says: str) -> None:

@@ -58,7 +58,7 @@ def test_a_share_above_nothing_and_up_to_all_is_one(share: float) -> None:
 
 @pytest.mark.parametrize("share", [-1e-9, 1.000001, float("nan")])
 def test_a_plan_refuses_what_is_no_share(share: float) -> None:
-    with pytest.raises(ValueError, match="minimum_work is a share of the steps"):
+    with pytest.raises(ValueError, match="minimum_work, a share of the steps, must lie between 0 and 1"):
         SecurePlan(9, 1, 5, minimum_work=share)
 
 

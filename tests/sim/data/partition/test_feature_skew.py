@@ -116,8 +116,8 @@ def test_inputs_that_cannot_be_changed_are_refused_when_the_population_is_made(
     [
         ({"kind": "noise"}, "needs variance"),
         ({"kind": "rotation"}, "needs angle"),
-        ({"kind": "noise", "variance": 1.0, "angle": 3.0}, 'angle is of kind = "rotation"'),
-        ({"kind": "noise", "variance": 1.0, "turns": 3}, 'turns is of kind = "rotation"'),
+        ({"kind": "noise", "variance": 1.0, "angle": 3.0}, 'angle is for kind = "rotation"'),
+        ({"kind": "noise", "variance": 1.0, "turns": 3}, 'turns is for kind = "rotation"'),
         ({"kind": "noise", "variance": -1.0}, "variance must lie between"),
         ({"kind": "rotation", "angle": 361.0}, "angle must lie between"),
         ({"kind": "rotation", "angle": 1.0, "turns": 0}, "turns must lie between"),

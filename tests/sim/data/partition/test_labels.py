@@ -225,7 +225,7 @@ def test_one_class_of_ten_lies_an_earth_movers_distance_of_1_8_away(classes_each
 
 
 @pytest.mark.parametrize(
-    ("classes_each", "what"), [(0, "from 1 to 2"), (3, "from 1 to 2"), (2, "label 7 has 3 samples")]
+    ("classes_each", "what"), [(0, "between 1 and 2"), (3, "between 1 and 2"), (2, "label 7 has 3 samples")]
 )
 def test_classes_that_cannot_be_dealt_are_refused(classes_each: int, what: str) -> None:
     with pytest.raises(ValueError, match=what):

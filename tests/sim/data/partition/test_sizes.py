@@ -79,7 +79,7 @@ def test_too_few_samples_are_refused_with_what_to_do() -> None:
     ("section", "what"),
     [
         ({"law": "log-normal"}, "needs sigma"),
-        ({"law": "power-law", "sigma": 1.0}, 'sigma is of law = "log-normal"'),
+        ({"law": "power-law", "sigma": 1.0}, 'sigma is for law = "log-normal"'),
         ({"sigma": 1.0}, "leave it out"),
         ({"law": "log-normal", "sigma": float("nan")}, "sigma must lie between"),
         ({"law": "power-law", "exponent": 0.0}, "exponent must lie between"),

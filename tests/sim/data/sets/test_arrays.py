@@ -95,7 +95,7 @@ class Endless(IterableDataset[tuple[Any, int]]):
     ("train", "why"),
     [
         (Squares([2, 3]), "same shape"),
-        (Squares([]), "at least one"),
+        (Squares([]), "must not be empty"),
         (Endless(), "needs a length"),
         (TensorDataset(torch.zeros(3, 2)), "pair"),
     ],
@@ -110,15 +110,15 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
     [
         ({"targets": TARGETS[:-1]}, r"one target \(class\) for each of the inputs"),
         ({"targets": np.array([2**63, *TARGETS[1:]], np.uint64)}, "up to 9223372036854775808; number the classes"),
-        ({"inputs": INPUTS[:, :0]}, "each of inputs holds no number"),
+        ({"inputs": INPUTS[:, :0]}, "inputs must hold numbers"),
         ({"targets": [-1, *TARGETS[1:]]}, "whole numbers from 0 on"),
         ({"targets": [0.5] * 20}, "whole numbers from 0 on"),
         ({"targets": np.zeros((20, 2), dtype=np.int64)}, "one class for each input"),
-        ({"targets": []}, "at least one"),
+        ({"targets": []}, "must not be empty"),
         ({"inputs": np.array(["text"] * 20)}, "must be numbers"),
         ({"inputs": np.array([np.zeros(1), np.zeros(2)] * 10, dtype=object)}, "must be numbers"),
         ({"inputs": 3.0}, r"one target \(class\) for each of the inputs"),
-        ({"test": (INPUTS[:, :2], TARGETS)}, "shape of inputs"),
+        ({"test": (INPUTS[:, :2], TARGETS)}, "must be that of inputs"),
         ({"test": (INPUTS, TARGETS[1:])}, r"one target \(class\) for each of the test inputs"),
         ({"groups": ["a"]}, "20 samples and 1 groups"),
         ({"n_classes": 3}, "n_classes must be at least 4"),
@@ -143,7 +143,7 @@ def test_samples_stay_as_they_are() -> None:
 def test_inputs_that_are_no_numbers_of_float32_are_refused(bad: float) -> None:
     inputs = INPUTS.copy()
     inputs[3, 1] = bad
-    with pytest.raises(DataError, match="inputs hold numbers that are not finite"):
+    with pytest.raises(DataError, match="not all numbers of inputs are finite"):
         dataset(inputs, TARGETS)
-    with pytest.raises(DataError, match="test inputs hold numbers that are not finite"):
+    with pytest.raises(DataError, match="not all numbers of test inputs are finite"):
         dataset(INPUTS, TARGETS, test=(inputs, TARGETS))

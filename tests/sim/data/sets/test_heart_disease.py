@@ -69,10 +69,10 @@ def test_chest_pain_and_ecg_are_columns_of_0_and_1_without_the_first_kind(tmp_pa
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("1,2,3\n", "has not 14 values"),
+        ("1,2,3\n", "does not have 14 values"),
         ("a" + ",1" * 13, "is not the file"),
-        (",".join(["1"] * 14) + "\n", "holds 1 complete records, UCI's file 303"),
-        ("", "holds 0 complete records"),
+        (",".join(["1"] * 14) + "\n", "has 1 complete records, but UCI's file has 303"),
+        ("", "has 0 complete records"),
         ("1," * (1 << 20), "is longer than"),
         ("\x00\xff", "is not the file"),
     ],

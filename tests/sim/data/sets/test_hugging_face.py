@@ -109,12 +109,12 @@ def test_partitions_are_natural_holders() -> None:
 @pytest.mark.parametrize(
     ("given", "input", "target", "why"),
     [
-        (StandIn(SIX), "image", "ill", "no column 'image' among 'pixels', 'colours', 'age'"),
+        (StandIn(SIX), "image", "ill", "no column 'image'; the columns are 'pixels', 'colours', 'age'"),
         (StandIn(SIX), ["age"], "sick", "no column 'sick'"),
-        (StandIn(SIX), "notes", "ill", "'notes' holds no numbers of one shape"),
-        (StandIn(SIX), "ward", "ill", "'ward' holds no numbers of one shape"),
+        (StandIn(SIX), "notes", "ill", "'notes' must hold numbers, all of one shape"),
+        (StandIn(SIX), "ward", "ill", "'ward' must hold numbers, all of one shape"),
         (StandIn(SIX), ["age"], "age", "whole numbers from 0 on"),
-        ({"validation": StandIn(SIX)}, "age", "ill", "no part 'train' among 'validation'"),
+        ({"validation": StandIn(SIX)}, "age", "ill", "no part 'train', only 'validation'"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(given: Any, input: Any, target: str, why: str) -> None:
@@ -123,7 +123,7 @@ def test_columns_that_do_not_fit_are_refused(given: Any, input: Any, target: str
 
 
 def test_a_split_that_is_not_partitioned_is_refused() -> None:
-    with pytest.raises(DataError, match="partitions 'train', not 'validation'"):
+    with pytest.raises(DataError, match="no partitions of 'validation', only of 'train'"):
         from_flwr_datasets(StandInFederated({"train": StandInPartitioner(2)}), "age", "ill", split="validation")
 
 
@@ -139,7 +139,7 @@ def test_the_library_s_own_data_sets_are_like_the_stand_in() -> None:
     parts = datasets.DatasetDict({"train": rows, "test": rows})
     assert shares(from_hugging_face(parts, ["age", "pulse"], "ill", group="ward"))["east"] == [30, 50]
     ragged = datasets.Dataset.from_dict({"notes": [[1.0], [1.0, 2.0]], "ill": [0, 1]})
-    with pytest.raises(DataError, match="no numbers of one shape"):
+    with pytest.raises(DataError, match="must hold numbers, all of one shape"):
         from_hugging_face(ragged, "notes", "ill")
 
 

@@ -57,7 +57,7 @@ def test_a_file_spelled_out_by_hand(tmp_path: Path) -> None:
         (b"\x00\x00\x08\xff" + b"\x00\x00\x00\x01" * 255 + b"\x01", "a number of dimensions"),
         (SPELLED[:10], "ends after 2 of 4"),
         (SPELLED[:-1], "ends after 5 of 6"),
-        (SPELLED + b"\x00", "bytes follow the 6"),
+        (SPELLED + b"\x00", "more than the 6 bytes"),
         (b"\x00\x00\x08\x04" + b"\xff\xff\xff\xff" * 4, "are allowed"),
         (b"\x00\x00\x08\x01\x00\xff\xff\xff", "ends after 0 of 16777215"),
         (gzip.compress(SPELLED, mtime=0)[:-9], "is not an IDX file"),
