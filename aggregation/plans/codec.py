@@ -140,6 +140,6 @@ def _require_bounds(max_abs: float, total_weight_max: int) -> None:
         raise ValueError(f"max_abs must lie between 2^-64 and 2^64, not {max_abs}")
     if not 1 <= total_weight_max <= TOTAL_WEIGHT_MAX:
         raise ValueError(
-            f"the weights of a round may add up to at least 1 and at most 2^38, not {total_weight_max}: "
+            f"the weights of a round must add up to between 1 and 2^38, not {total_weight_max}: "
             "lower sample_count_max or the number of clients asked"
         )

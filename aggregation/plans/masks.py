@@ -115,7 +115,7 @@ class SecurePlan:
             )
         if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
             raise ValueError(
-                "clients of a private round send nothing without noise: leave out metrics, evaluation and weights"
+                "all that clients of a private round send must have noise: leave out metrics, evaluation and weights"
             )
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(

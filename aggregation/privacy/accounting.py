@@ -63,9 +63,7 @@ class PublishedSum:
 
     def __post_init__(self) -> None:
         if not (self.variance > 0 and math.isfinite(self.variance) and self.bound_squared > 0 and self.n_values > 0):
-            raise ValueError(
-                "a published sum needs a variance of noise, a bound and a number of values, all finite and above zero"
-            )
+            raise ValueError("a published sum needs noise of a finite variance, a bound and values, all above zero")
 
     def divergences(self, orders: Sequence[int] = ORDERS) -> Floats:
         """The bound above, for each order."""

@@ -62,8 +62,8 @@ def choose(
             return Choice(_members(cohort, candidates), why, passed_over(cohort, able))
     return Choice(
         None,
-        f"{_wait(len(able))}, but a few hold so much of the data that no draw has the minimum of {plan.minimum}: "
-        'lower sample_count_max in the run file, or set weighting = "samples"',
+        f"{_wait(len(able))}, but a few hold so much of the data that no draw has {plan.minimum} different "
+        'clients: lower sample_count_max in the run file, or set weighting = "samples"',
     )
 
 

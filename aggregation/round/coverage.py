@@ -108,7 +108,7 @@ def _share_gap(roll: Roll) -> Gap | None:
 
 def _too_few(samples: Samples, share: float) -> str:
     are_in = part_of(samples.reported, samples.selected, "sample", "is", "are")
-    return f"{are_in} in, which is {samples.share:.0%} and not {share:.0%}"
+    return f"{are_in} in, which is {samples.share:.0%}; coverage needs {share:.0%}"
 
 
 def _site_gap(roll: Roll, site: ClientId) -> Gap | None:

@@ -242,7 +242,8 @@ class RunFile:
         """Raise `ValueError` for overrides beyond the run, or overrides that make a round impossible to plan."""
         if number > self.rounds.count:
             raise ValueError(
-                f"an override names a round after the last one, which is {self.rounds.count}: change it, or count"
+                f"an override names a round after the last one, which is {self.rounds.count}: change the override, or "
+                "rounds.count"
             )
         try:
             self.round_plan(number, 1)

@@ -182,8 +182,8 @@ class Override:
         if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
             last = "the last" if self.last_round is None else self.last_round
             raise ValueError(
-                f"first_round of an override must be at least 1, and at most last_round; this one covers "
-                f"{self.first_round} to {last}"
+                f"first_round of an override must be at least 1, and at most last_round; this override "
+                f"covers {self.first_round} to {last}"
             )
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps in an override, not both")

@@ -483,7 +483,7 @@ def test_a_private_round_whose_noise_is_not_for_its_updates_is_refused(
 def test_a_private_round_that_weighs_its_updates_is_refused() -> None:
     """Divided by a great unit, a norm is far below the clip that the noise is for."""
     plan = private_double().plan
-    with pytest.raises(ValueError, match="send nothing without noise"):
+    with pytest.raises(ValueError, match="must have noise"):
         replace(plan, weight_unit=2)
 
 

@@ -67,7 +67,7 @@ def test_a_false_in_an_override_is_a_value() -> None:
     ("override", "message"),
     [
         ({"first_round": 0, "target": 4}, "must be at least 1, and at most last_round"),
-        ({"first_round": 4, "last_round": 3, "target": 4}, "covers 4 to 3"),
+        ({"first_round": 4, "last_round": 3, "target": 4}, "this override covers 4 to 3"),
         ({"first_round": 1}, "changes nothing"),
         ({"first_round": 1, "local_epochs": 1, "local_steps": 1}, "not both"),
         ({"first_round": 11, "target": 4}, "after the last one, which is 10"),

@@ -71,8 +71,8 @@ def test_a_plan_survives_json() -> None:
         ({"metrics": ("loss", "loss")}, "each of them once"),
         ({"evaluation": ("lo ss",)}, "metric name 'lo ss'"),
         ({"metrics": tuple(map(str, range(65)))}, "at most 64"),
-        ({"noise": NOISE, "metrics": ("loss",)}, "send nothing without noise"),
-        ({"noise": NOISE, "is_proportional": True}, "send nothing without noise"),
+        ({"noise": NOISE, "metrics": ("loss",)}, "must have noise"),
+        ({"noise": NOISE, "is_proportional": True}, "must have noise"),
     ],
 )
 def test_a_plan_that_no_round_could_have_is_refused(changes: dict[str, object], says: str) -> None:
