@@ -179,7 +179,7 @@ def test_a_client_that_was_never_enrolled_needs_a_token(tmp_path: Path) -> None:
 def test_a_directory_that_is_enrolled_at_another_address_names_it(tmp_path: Path) -> None:
     double = Double(AddOne().model)
     take_part(tmp_path, double)
-    with pytest.raises(StateError, match=f"'ward-7' with {URL}, .*--server {URL},https://elsewhere.test; .*--token"):
+    with pytest.raises(StateError, match=f"'ward-7' with {URL}, .*--server {URL},https://elsewhere.test. .*--token"):
         run_client(AddOne(), "https://elsewhere.test", tmp_path, "demo", transport=double.transport())
 
 
@@ -721,7 +721,7 @@ def test_a_window_that_is_too_short_for_a_site_is_said_with_by_how_much(
 
     take_part(tmp_path, double, Slow(steps), wrap, shutdown)
     (warning,) = [message for message in caplog.messages if "window of 0.2 s" in message]
-    assert f"after {steps} of 9 steps" in warning
+    assert f"with {steps} of 9 steps done" in warning
     assert sentence in warning
 
 

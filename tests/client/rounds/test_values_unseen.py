@@ -298,7 +298,7 @@ def test_a_restart_does_not_begin_the_count_of_failures_anew(tmp_path: Path, cap
     assert f"Then remove {path} and start the client again" in caplog.text, "said when it stops"
     asked = len(double.log)
     with pytest.raises(
-        TooManyFailures, match=r"in 3 rounds of this run .* The last failure: the update is not finite"
+        TooManyFailures, match=r"in 3 rounds of this run, .* The last failure: the update is not finite"
     ) as why:
         take_part(tmp_path, double, app, policy)
     assert str(path) in str(why.value), "and whenever it is started"
