@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -91,8 +92,8 @@ class Report:
             table.add_column(name, justify="right" if name in ("ours", "theirs", "ratio") else "left")
         for row in self.rows:
             ours, theirs = (f"{_figure(value)} {row.unit}" for value in (row.ours, row.theirs))
-            table.add_row(row.what, ours, row.against, theirs, f"{_figure(row.ratio)} x", _verdict(row))
-        table.caption = "\n".join(self.notes)
+            table.add_row(escape(row.what), ours, escape(row.against), theirs, f"{_figure(row.ratio)} x", _verdict(row))
+        table.caption = escape("\n".join(self.notes))
         return table
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -229,7 +230,7 @@ def _courses(against: AgainstTrace) -> Table:
         if one is None:
             continue
         table.add_row(
-            label,
+            escape(label),
             figure(one.asked),
             figure(one.reports),
             figure(one.committed, is_share=True),

@@ -33,7 +33,7 @@ def test_the_json_of_a_row_has_the_promised_fields_in_order() -> None:
 
 def test_a_report_names_its_broken_rows_and_draws_them_all() -> None:
     good, bad = BenchRow("good", 1, "x", 2, "s", Hold(1)), BenchRow("bad", 3, "x", 2, "s", Hold(1))
-    report = Report("name", (good, bad, BenchRow("free", 1, "x", 0, "s")), ("a note",))
+    report = Report("name", (good, bad, BenchRow("free", 1, "x", 0, "s")), ("a note [of ours]",))
     assert report.broken == [bad]
     assert [row["what"] for row in report.to_json()["rows"]] == ["good", "bad", "free"]
     console = Console(width=120, record=True, file=io.StringIO())
@@ -41,6 +41,7 @@ def test_a_report_names_its_broken_rows_and_draws_them_all() -> None:
     text = console.export_text()
     assert "✔" in text
     assert "✖" in text
+    assert "a note [of ours]" in text
 
 
 def test_what_was_missed_is_told_in_the_figure_that_is_promised() -> None:

@@ -1,13 +1,16 @@
 """An experiment over a recorded fleet says how far off it is; what it asks otherwise is called that, and no error."""
 
+import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -200,6 +203,15 @@ def test_what_all_points_ask_otherwise_is_said_once(
     told = "\n".join(one.plain for one in tables(found) if isinstance(one, Text)).splitlines()
     own = [f"target={target} differs from the recorded run: target {target}, not 6" for target in (3, 4)]
     assert [line for line in told if "from the recorded run" in line] == [*sentences, *own]
+
+
+def test_brackets_in_a_label_are_shown(trace: Trace, tmp_path: Path) -> None:
+    work = [{"label": label, "rounds.target": target} for label, target in (("[a] few", 3), ("[/b] more", 4))]
+    found = against(trace, tmp_path, rounds={"count": 1}, sweep={"work": work})
+    console = Console(width=120, file=io.StringIO())
+    console.print(*tables(found), sep="\n")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
+    assert re.findall(r"^(\[a\] few|\[/b\] more) +\d", shown, re.MULTILINE) == ["[a] few", "[/b] more"]
 
 
 def test_the_picture_says_which_points_ask_for_other_work(trace: Trace, tmp_path: Path) -> None:
