@@ -1,11 +1,11 @@
-# Another base, or this one by its digest: docs/how-to/install-verified-packages.md.
+# To use another base image, or to pin this one by its digest: docs/how-to/install-verified-packages.md.
 ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm
 FROM ${PYTHON_IMAGE}
 WORKDIR /app
-# .dockerignore is a list of what may come along: sources, no key, no token, no state.
+# .dockerignore lists the only files that are copied: sources, but no key, token or state.
 COPY . .
-# A device needs deploy/locks/client.txt; the example hospital's data come with scikit-learn, which example.txt adds.
-# The compiler is for the codec's kernels (torch would compute the same, slower), and is gone again from the layer.
+# A device needs deploy/locks/client.txt. example.txt adds scikit-learn, which has the example hospital's data.
+# The compiler builds the codec's kernels, and is removed again. (Without kernels torch computes the same, slower.)
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
     && pip install --no-cache-dir --require-hashes -r deploy/locks/build.txt -r deploy/locks/example.txt \
     && pip install --no-cache-dir --no-deps --no-build-isolation . \

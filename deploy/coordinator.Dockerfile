@@ -1,15 +1,15 @@
-# Another base, or this one by its digest: docs/how-to/install-verified-packages.md.
+# To use another base image, or to pin this one by its digest: docs/how-to/install-verified-packages.md.
 ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm
 FROM ${PYTHON_IMAGE}
 WORKDIR /app
-# .dockerignore is a list of what may come along: sources, no key, no token, no state.
+# .dockerignore lists the only files that are copied: sources, but no key, token or state.
 COPY . .
-# The compiler is for the codec's kernels (torch would compute the same, slower), and is gone again from the layer.
+# The compiler builds the codec's kernels, and is removed again. (Without kernels torch computes the same, slower.)
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
     && pip install --no-cache-dir --require-hashes -r deploy/locks/build.txt -r deploy/locks/coordinator.txt \
     && pip install --no-cache-dir --no-deps --no-build-isolation . \
     && apt-get purge -y --auto-remove g++ && rm -rf /var/lib/apt/lists/*
-# The same user id in both images: the operator container reads the admin key, which only its owner may.
+# Both images have the same user id, because only the owner may read the admin key, and the operator container needs it.
 RUN useradd --uid 10001 umbel && install -d -o umbel -g umbel /data
 USER umbel
 VOLUME /data

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The operator's first steps against a new coordinator: a model, a run, and one enrolment token per site.
-# May be run again: the run is created once, and a site that has a token keeps it.
+# You can run it again: it does not create a second run, and a site that has a token keeps it.
 set -eu
 : "${UMBEL_SERVER:?the coordinator's address}"
 data="${COORDINATOR_DATA:-/data}"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# One example hospital: enrols with the token the operator left for it, then trains until the run is finished.
+# One example hospital: it enrols with the token that the operator made for it, and trains until the run is finished.
 set -eu
 : "${UMBEL_SERVER:?the coordinator's address}"
-# By environment, because arguments can be read by every user of a machine.
+# The token is in the environment, because every user of a machine can read the arguments of a command.
 UMBEL_TOKEN="$(cat "${STATE:-/state}/token")"
 export UMBEL_TOKEN
 exec umbel join --run breast-cancer --app examples.my_hospital:client --name "$1" --state "${STATE:-/state}/client"

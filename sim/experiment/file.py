@@ -26,7 +26,7 @@ clip_norm = 1.0                # of each step's gradient; default: not clipped
 
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
-workers = 2                    # of the last three engines; default: one for each core
+workers = 2                    # of the last three engines; default: one for each core, or for each GPU
 score_every = 1                # measure the model on the test set after every N rounds
 masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same either way
 
