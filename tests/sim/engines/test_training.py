@@ -208,7 +208,7 @@ def test_work_that_contradicts_itself_is_refused() -> None:
     engine, start, work = SequentialEngine(made_by), start_of(made_by), work_of([4, 4], [1, 0])
     with pytest.raises(EngineError, match="no samples or no steps"):
         next(engine.train(start, work))
-    with pytest.raises(EngineError, match=r"takes 52 float32"):
+    with pytest.raises(EngineError, match=r"needs 52 values of float32"):
         next(engine.train(start[:-1], work_of([4], [1])))
     with pytest.raises(EngineError, match="2 clients have 2 seeds and 1 numbers of steps"):
         next(engine.train(start, work_of([4, 4], [1])))
