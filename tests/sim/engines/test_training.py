@@ -193,7 +193,7 @@ def test_stopped_training_ends_in_mid_client() -> None:
 
 def test_integers_that_float32_cannot_carry_are_refused_with_their_name() -> None:
     state = {"counter": torch.tensor(1 << 25), "weight": torch.zeros(2)}
-    with pytest.raises(EngineError, match="'counter' holds more than 2\\^24"):
+    with pytest.raises(EngineError, match="'counter' has a value beyond 2\\^24"):
         start_vector(Layout.of_state(state), state)
 
 
