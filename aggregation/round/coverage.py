@@ -108,7 +108,7 @@ def _share_gap(roll: Roll) -> Gap | None:
 
 def _too_few(samples: Samples, share: float) -> str:
     are_in = part_of(samples.reported, samples.selected, "sample", "is", "are")
-    return f"{are_in} in, which is {samples.share:.0%}; coverage needs {share:.0%}"
+    return f"{are_in} in, {samples.share:.0%} of at least {share:.0%}"
 
 
 def _site_gap(roll: Roll, site: ClientId) -> Gap | None:
@@ -124,13 +124,11 @@ def _tier_gap(roll: Roll, tier: str) -> Gap | None:
     """A tier needs one client, and the floor's share of the samples of its drawn clients."""
     clients = [client for client, member in roll.cohort.items() if member.tier == tier]
     if not clients:
-        return Gap("tier", tier, "none of its clients was waiting when the cohort was drawn", 0)
+        return Gap("tier", tier, "no client of it was waiting when the cohort was drawn", 0)
     share, samples = roll.plan.coverage.samples, roll.samples(clients)
     if samples.reported and samples.reaches(share):
         return None
-    nobody = agreeing(
-        len(clients), "its one client has not reported", f"none of its {len(clients)} clients has reported"
-    )
+    nobody = agreeing(len(clients), "its one client is not in", f"none of its {len(clients)} clients is in")
     reason = _too_few(samples, share) if samples.reported else nobody
     may_close = samples.open > 0 and samples.may_reach(share)
     return Gap("tier", tier, reason, samples.left_out, may_close)

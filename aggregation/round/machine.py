@@ -287,7 +287,7 @@ def _settle(state: Training, now: float) -> Step:
     if state.n_open == 0:
         who = some([client for client, why in state.declined.items() if not is_late(why)])
         by = f"; declined by {who}" if who else ""
-        return _abandon_short(state, now, f"no client is left to wait for, with {shortfall}{by}")
+        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}{by}")
     if state.needs_all and state.declined:
         return _abandon_short(state, now, f"{some([*state.declined])} declined, with {shortfall}")
     return state, ()
@@ -306,10 +306,7 @@ def _not_whole(state: Training, came: Collection[ClientId]) -> str:
     if not state.needs_all:
         return ""
     absent = [client for client in state.cohort if client not in came]
-    return (
-        f"; {some(absent)} did not take part, and sites accept another sum over this model only if all asked clients "
-        "take part"
-    )
+    return f"; {some(absent)} did not come, and sites refuse another sum over this model without any of those asked"
 
 
 def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
@@ -322,7 +319,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
     out = {**state.declined, **late}  # to blame if it fails: the others were not asked, or have time left
     if now >= state.closes_at:  # no tick came for long, and the rest of the round would be after its end
-        reason = f"{_window(state)} is over, and not all clients have {phase.done_words}{not_whole}"
+        reason = f"{_window(state)} is over, and clients have not all {phase.done_words}{not_whole}"
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
         have = agreeing(len(spoke), "has", "have")
@@ -358,12 +355,12 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     elif is_over:
         reason = f"the window of {plan.window_s:g} s is over with {counted(n_clients, 'report')}"
     else:
-        reason = f"{counted(n_clients, 'report is', 'reports are')} in and no client is left to wait for"
+        reason = f"{counted(n_clients, 'report is', 'reports are')} in and nobody is left to wait for"
     return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
 
 
 def _window(state: Training) -> str:
-    away = f" (and {state.away_s:.0f} s more, in which no coordinator could take reports)" if state.away_s else ""
+    away = f", beside {state.away_s:.0f} s in which no coordinator could take reports," if state.away_s else ""
     return f"the window of {state.plan.window_s:g} s{away}"
 
 
@@ -534,11 +531,7 @@ def _accepted_answer(client: ClientId) -> Answer:
 
 
 def _not_masked(client: ClientId) -> Answer:
-    return Answer(
-        client,
-        Outcome.SURPLUS,
-        "the report came too early in this secure round, or the client has shared no keys in it",
-    )
+    return Answer(client, Outcome.SURPLUS, "this client has shared no keys in this secure round, or it is not time yet")
 
 
 def _uninvited(client: ClientId) -> Answer:

@@ -44,8 +44,8 @@ def not_unmasked(state: Closing, agreed: Collection[ClientId], revealed: Reveale
         {client: of[client] for client in sorted(of) if client in state.cohort}
         for of in (revealed.lacking, revealed.withheld)
     )
-    found = [f"too few of the shares that {some([*lacking])} dealt could be opened"] if lacking else []
-    found += [f"{some([*withheld])} revealed no share of clients whose other shares were revealed"] if withheld else []
+    found = [f"too few shares opened of those that {some([*lacking])} dealt"] if lacking else []
+    found += [f"{some([*withheld])} withheld shares of clients whose other holders revealed theirs"] if withheld else []
     both = {client: f"{lacking[client]}; {withheld[client]}" for client in lacking.keys() & withheld.keys()}
     silent = late_for(Phase.UNMASKING, agreed, revealed.clients)
     return "; ".join(found), {**silent, **lacking, **withheld, **both}
@@ -60,7 +60,7 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
     pause_s = retry_pause_s(plan)
     why = "no client has checked in yet"
     if pause_s:
-        why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last one, which was abandoned: {failed.reason}"
+        why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
     avoid, since = _who_failed(failed), now + pause_s
     liars = tuple(client for client in avoid if client in _who_lied(failed))
     return Recruiting(plan, since, why, not_before=since, avoid=avoid, before=sums_before(failed, liars))

@@ -102,7 +102,7 @@ def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
     measured = [
         whole.words(),
         _loss_words(probe),
-        f"largest change {sent.largest_change:.3g} (max_abs {terms.max_abs:g})",
+        f"largest change {sent.largest_change:.3g} of max_abs {terms.max_abs:g}",
     ]
     if probe.memory_bytes is not None:
         measured.append(f"peak memory {_size(probe.memory_bytes)}")
@@ -119,21 +119,21 @@ class _Whole:
         self.seconds = self._down_s + probe.steps_full * probe.step_s + self._up_s
 
     def words(self) -> str:
-        """`a whole round takes 806 s: 12.1 s a step x 60 steps + 80 s upload at 1.2 MB/s`"""
+        """`a whole round takes 820 s: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s`"""
         return f"a whole round takes {self.seconds:.3g} s: {self._sum()}"
 
     def cause(self) -> str:
         needed_s = TIME_MARGIN * self.seconds
         if needed_s <= self._terms.window_s:
             return ""
-        return f"window_s must be at least {math.ceil(needed_s)}, not {self._terms.window_s:g}: {self._sum()}"
+        return f"window_s of at least {math.ceil(needed_s)} needed, not {self._terms.window_s:g}: {self._sum()}"
 
     def _sum(self) -> str:
         probe = self._probe
         parts = [f"{probe.step_s:.3g} s a step x {counted(probe.steps_full, 'step')}"]
         for seconds, rate, way in (
-            (self._up_s, self._up, "upload"),
-            (self._down_s, probe.download_bytes_per_s, "download"),
+            (self._up_s, self._up, "up"),
+            (self._down_s, probe.download_bytes_per_s, "down"),
         ):
             if rate:
                 parts.append(f"{seconds:.3g} s {way} at {_size(rate)}/s")
@@ -161,10 +161,10 @@ def _cause_of_size(max_abs: float, largest: float) -> str:
 def _cause_of_memory(probe: Probe) -> str:
     peak, free = probe.memory_bytes, probe.memory_free_bytes
     if peak is not None and free is not None and free < MEMORY_HEADROOM * peak:
-        return f"only {_size(free)} of memory is free besides its peak use of {_size(peak)}: try a smaller batch_size"
+        return f"only {_size(free)} of memory are free beside its peak of {_size(peak)}: try a smaller batch_size"
     peak, total = probe.device_memory_bytes, probe.device_memory_total_bytes
     if peak is not None and total is not None and peak > DEVICE_SHARE_MAX * total:
-        return f"it uses {_size(peak)} of the accelerator's {_size(total)} of memory: try a smaller batch_size"
+        return f"it uses {_size(peak)} of the accelerator's {_size(total)}: try a smaller batch_size"
     return ""
 
 

@@ -110,9 +110,9 @@ class StopRule:
         n_clients = measured_by.get(self.metric, 0)
         clients = counted(n_clients, "client")
         if value is None or n_clients < self.minimum:
-            why = f"{clients} measured it, but at least {self.minimum} must"
+            why = f"{clients} measured it, of {self.minimum} that must"
             return Judged(self.metric, None, n_clients, why)
-        return Judged(self.metric, value, n_clients, f"the mean over {clients}, from a masked sum")
+        return Judged(self.metric, value, n_clients, f"the mean of {clients}, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
         """The value from the reports of one round; None if no client measured the metric."""
@@ -125,8 +125,8 @@ class StopRule:
         if not values:
             return None
         if (n := len(values)) < self.minimum:
-            why = f"{counted(n, 'client')} measured it, but at least {self.minimum} must"
-            return Judged(self.metric, None, n, why)
+            have = counted(n, "client has", "clients have")
+            return Judged(self.metric, None, n, f"{have} measured it, at least {self.minimum} must: it does not count")
         mean = robust_mean(values)
         return Judged(self.metric, mean.value, n, mean.words)
 

@@ -113,14 +113,13 @@ def tune(plan: RoundPlan, window_min_s: float, evidence: TuningFacts, now: float
     row, column, is_sure = _best(forecast)
     n_asked, window_s = float(forecast.n_asked[row]), float(forecast.window_s[column])
     why = (
-        f"estimated from {basis}: {forecast.p_commit[row, column]:.1%} of such rounds get "
-        f"{counted(plan.minimum, 'report')}, and {forecast.goodput[row, column]:.0%} of the clients' time is useful; "
-        f"the run file has window_s = {plan.window_s:g} and over_selection = {plan.over_selection:g}"
+        f"from {basis}: {forecast.p_commit[row, column]:.1%} of such rounds get {counted(plan.minimum, 'report')}, "
+        f"{forecast.goodput[row, column]:.0%} of client time is of use; the run file says {plan.window_s:g} s "
+        f"and {plan.over_selection:g}"
     )
     if not is_sure:
         why = (
-            f"no allowed choice gets {counted(plan.minimum, 'report')} with {CONFIDENCE:.0%} certainty, so the most "
-            f"certain one is used: {why}"
+            f"no allowed choice is sure enough to get {counted(plan.minimum, 'report')}, so the surest is taken, {why}"
         )
     return _widened(plan, Tuned(window_s, n_asked / plan.target, why))
 
@@ -171,9 +170,9 @@ def _widened(plan: RoundPlan, tuned: Tuned) -> Tuned:
         times = 2.0 ** min(plan.attempt - 1, 30)
         most = max(OVER_SELECTION_MAX, plan.over_selection)
         over_selection = min(over_selection * 1.25 ** min(plan.attempt - 1, 30), most)
-        window_s, why = window_s * times, f"widened after {counted(plan.attempt - 1, 'abandoned attempt')}; {why}"
+        window_s, why = window_s * times, f"widened after {counted(plan.attempt - 1, 'abandoned attempt')}, {why}"
     elif plan.number % EXPLORE_EVERY == 0:
-        window_s, why = 2 * window_s, f"twice the window, to see which clients report later; {why}"
+        window_s, why = 2 * window_s, f"twice the window, to see who would still have come, {why}"
     return Tuned(min(_three_digits(window_s), plan.window_s), over_selection, why)
 
 

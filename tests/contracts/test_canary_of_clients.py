@@ -163,8 +163,8 @@ def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: 
     fates = {one.client: (one.fate, one.reason) for one in canary.clients}
     assert fates["fit"][0] is Fate.ACCEPTED
     assert fates["slow"][0] is fates["noloss"][0] is Fate.UNFIT
-    assert fates["slow"][1].startswith("window_s must be at least ")
-    assert ", not 40: 0.3" in fates["slow"][1]
+    assert fates["slow"][1].startswith("window_s of at least ")
+    assert "needed, not 40: 0.3" in fates["slow"][1]
     assert fates["noloss"][1].startswith("the training loss is not finite")
     assert fates["broken"][0] is fates["greedy"][0] is Fate.DECLINED
     assert "the update is not finite" in fates["broken"][1]
@@ -183,7 +183,7 @@ def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: 
     with house.operator() as operator:
         *_, last = download(operator, "long")
     text = json.dumps(last.bundle)
-    assert "window_s must be at least " in text
+    assert "window_s of at least " in text
     assert "the training loss is not finite" in text
     checked = house.umbel("audit", "long", "--out", str(tmp_path / "audit.jsonl"))
     assert checked.exit_code == 0, checked.output

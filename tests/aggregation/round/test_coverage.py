@@ -161,13 +161,13 @@ def test_a_round_whose_floor_is_strict_begins_when_all_that_is_named_waits() -> 
 def test_each_gap_says_what_is_missing_why_and_how_much_data_that_is() -> None:
     floor = CoverageFloor(0.9, (B, D, NOWHERE), ("lab", "ward", "moon"))
     assert gaps(roll(floor, (A,), d="low battery")) == (
-        Gap("samples", "", "100 of 1000 samples are in, which is 10%; coverage needs 90%", 900),
+        Gap("samples", "", "100 of 1000 samples are in, 10% of at least 90%", 900),
         Gap("site", "b", "has not reported yet", 100, may_close=True),
         Gap("site", "d", "low battery", 500),
         Gap("site", "nowhere", "was not waiting when the cohort was drawn", 0),
-        Gap("tier", "lab", "none of its 2 clients has reported", 800),
-        Gap("tier", "ward", "100 of 200 samples are in, which is 50%; coverage needs 90%", 100, may_close=True),
-        Gap("tier", "moon", "none of its clients was waiting when the cohort was drawn", 0),
+        Gap("tier", "lab", "none of its 2 clients is in", 800),
+        Gap("tier", "ward", "100 of 200 samples are in, 50% of at least 90%", 100, may_close=True),
+        Gap("tier", "moon", "no client of it was waiting when the cohort was drawn", 0),
     )
 
 

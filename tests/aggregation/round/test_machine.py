@@ -195,7 +195,7 @@ def test_what_was_open_when_nobody_was_there_counts_from_its_opening() -> None:
     assert isinstance(state, Training)
     state, _ = after(state, Tick(190))
     assert isinstance(state, Abandoned)
-    assert "the window of 60 s (and 30 s more, in which no coordinator could take reports) is over" in state.reason
+    assert "the window of 60 s, beside 30 s in which no coordinator could take reports, is over" in state.reason
 
 
 def test_a_late_report_that_finds_too_few_others_is_abandoned_with_the_round() -> None:
@@ -212,7 +212,7 @@ def test_a_round_below_its_target_closes_when_nobody_is_left() -> None:
         training(plan), Reported(101, A, work()), Declined(102, B, "low battery"), Declined(103, C, "busy")
     )
     assert isinstance(state, Closing)
-    assert (state.late, state.reason) == (Outcome.LATE, "1 report is in and no client is left to wait for")
+    assert (state.late, state.reason) == (Outcome.LATE, "1 report is in and nobody is left to wait for")
     assert state.missing == {B: "low battery", C: "busy"}
 
 
@@ -220,13 +220,13 @@ def test_a_short_cohort_that_has_all_reported_closes_at_once() -> None:
     plan = replace(PLAN, target=3)
     state, _ = after(training(plan, "ab"), Reported(101, A, work()), Reported(102, B, work()))
     assert isinstance(state, Closing)
-    assert (state.late, state.reason) == (Outcome.LATE, "2 reports are in and no client is left to wait for")
+    assert (state.late, state.reason) == (Outcome.LATE, "2 reports are in and nobody is left to wait for")
 
 
 def test_a_round_that_everyone_declined_is_abandoned_at_once() -> None:
     state, commands = after(training(), *(Declined(101, c, "busy") for c in (A, B, C)))
     assert isinstance(state, Abandoned)
-    assert state.reason == "no client is left to wait for, with 0 of at least 1 report; declined by a, b, c"
+    assert state.reason == "everyone who is left has declined, with 0 of at least 1 report; declined by a, b, c"
     assert commands == [Discard(state.reason)]
 
 

@@ -66,7 +66,7 @@ def test_later_attempts_wait_longer_and_say_why() -> None:
     assert retry_pause_s(replace(PLAN, attempt=10_000)) == 60
     state = next_attempt(failed(), replace(PLAN, attempt=3), now=100.0)
     assert state.why == (
-        "attempt 3 begins 6.0 s after the last one, which was abandoned: "
+        "attempt 3 begins 6.0 s after the last, which was abandoned: "
         "the window of 60 s is over with 1 of at least 2 reports"
     )
 

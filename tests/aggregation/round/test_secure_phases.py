@@ -106,7 +106,7 @@ def test_who_is_late_for_a_phase_is_out_and_told_so() -> None:
         _, (answer,) = advance(state, Reported(50.0, name, WORK))
         assert isinstance(answer, Answer)
         assert answer.outcome is Outcome.SURPLUS
-        assert "shared no keys in it" in answer.reason
+        assert "shared no keys" in answer.reason
 
 
 def test_a_report_after_a_window_in_which_nobody_ticked_ends_the_round() -> None:
@@ -114,7 +114,7 @@ def test_a_report_after_a_window_in_which_nobody_ticked_ends_the_round() -> None
     waiting, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0, NAMES[:4]))
     state, commands = after(waiting, Reported(100.0, NAMES[0], WORK))
     assert isinstance(state, Abandoned)
-    assert state.reason == "the window of 100 s is over, and not all clients have advertised keys"
+    assert state.reason == "the window of 100 s is over, and clients have not all advertised keys"
     assert isinstance(commands[-1], Answer)
     assert commands[-1].outcome is Outcome.ABANDONED
 
@@ -273,7 +273,7 @@ def test_after_a_sum_opened_in_vain_its_clients_are_asked_and_a_sum_of_all_of_th
     assert state.reason == "the target of 4 reports is in"
 
 
-LACKING = "d did not take part, and sites accept another sum over this model only if all asked clients take part"
+LACKING = "d did not come, and sites refuse another sum over this model without any of those asked"
 WITHOUT_ONE: dict[str, tuple[list[Event], float, str]] = {
     "keys": (
         [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:3]), Tick(230.0)],
@@ -283,7 +283,7 @@ WITHOUT_ONE: dict[str, tuple[list[Event], float, str]] = {
     "keys, and nobody ticked": (
         [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:3]), Tick(300.0)],
         300.0,
-        "the window of 100 s is over, and not all clients have advertised keys",
+        "the window of 100 s is over, and clients have not all advertised keys",
     ),
     "shares": (
         [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]), *said(Phase.SHARE_KEYS, 202.0, NAMES[:3]), Tick(265.0)],
@@ -443,7 +443,7 @@ def test_who_was_too_late_and_declines_then_was_too_late() -> None:
 def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
     revealed = Revealed(NAMES[:4], {NAMES[1]: "shares that it dealt did not open", ClientId("stranger"): "nor these"})
     ended = failed(Tick(101.0, revealed), since=unmasking())
-    assert ended.reason == "the sum could not be unmasked in time: too few of the shares that b dealt could be opened"
+    assert ended.reason == "the sum could not be unmasked in time: too few shares opened of those that b dealt"
     assert ended.secure.blamed == {NAMES[1]: "shares that it dealt did not open", NAMES[4]: Phase.UNMASKING.late_words}
 
 
@@ -451,7 +451,7 @@ def test_who_revealed_no_share_of_a_client_of_whom_others_did_is_named_in_the_re
     withheld = {NAMES[2]: "it revealed no share of a", ClientId("stranger"): "nor this one"}
     ended = failed(Tick(101.0, Revealed(NAMES[:4], withheld=withheld)), since=unmasking())
     assert ended.reason == (
-        "the sum could not be unmasked in time: c revealed no share of clients whose other shares were revealed"
+        "the sum could not be unmasked in time: c withheld shares of clients whose other holders revealed theirs"
     )
     assert ended.secure.blamed == {NAMES[2]: "it revealed no share of a", NAMES[4]: Phase.UNMASKING.late_words}
 
@@ -460,8 +460,8 @@ def test_who_dealt_false_shares_and_revealed_none_of_anothers_is_told_both() -> 
     revealed = Revealed(NAMES, {NAMES[1]: "they did not open at c, d"}, {NAMES[1]: "it revealed no share of a"})
     ended = failed(Tick(101.0, revealed), since=unmasking())
     assert ended.reason == (
-        "the sum could not be unmasked in time: too few of the shares that b dealt could be opened; "
-        "b revealed no share of clients whose other shares were revealed"
+        "the sum could not be unmasked in time: too few shares opened of those that b dealt; "
+        "b withheld shares of clients whose other holders revealed theirs"
     )
     assert ended.secure.blamed == {NAMES[1]: "they did not open at c, d; it revealed no share of a"}
 

@@ -132,7 +132,7 @@ def test_too_few_clients_decide_nothing_and_are_told_of() -> None:
         EvaluationDone(10, {"accuracy": 1.0}),
     ]
     assert StopRule(LOSS, target=0.5).measured_by(works) == Judged(
-        LOSS, None, 2, "2 clients measured it, but at least 3 must"
+        LOSS, None, 2, "2 clients have measured it, at least 3 must: it does not count"
     )
     alone = StopRule(LOSS, target=0.5, minimum=1).measured_by(works[:1])
     assert alone == Judged(LOSS, 0.1, 1, "the mean over 1 client")

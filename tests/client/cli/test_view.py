@@ -101,7 +101,7 @@ def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
     judged = Judged(
         "evaluation.loss", 0.48, 10, "the mean over 8 of 10 clients, without the 1 least and the 1 greatest"
     )
-    none = Judged("evaluation.loss", None, 2, "2 clients measured it, but at least 3 must")
+    none = Judged("evaluation.loss", None, 2, "2 clients have measured it, at least 3 must: it does not count")
     assert told([replace(ROUND, judged=judged), replace(ROUND, round=3, judged=none)])[-2:] == [
         "round 2: evaluation.loss: counts as 0.4800, " + judged.why,
         "round 3: evaluation.loss: " + none.why,
@@ -309,7 +309,7 @@ def test_the_reason_of_an_abandoned_round_is_told_once() -> None:
     )
 
 
-LONG = "window_s must be at least 988, not 600: 12.1 s a step x 60 steps + 80 s upload at 1.2 MB/s; " + "more " * 40
+LONG = "window_s of at least 988 needed, not 600: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s; " + "more " * 40
 CLIENTS = (
     replace(FINE, reason="a whole round takes 212 s"),
     ClientRecord("h2", Fate.UNFIT, LONG.strip(), 30),

@@ -75,7 +75,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
             fate, reason = reasons(record)["d0"]
             assert fate == "accepted"
             assert reason.startswith("a whole round takes 8 s: 0.5 s a step x 16 steps + ")
-            assert reason.endswith("; largest change 0.5 (max_abs 8)")
+            assert reason.endswith("; largest change 0.5 of max_abs 8")
             assert (await it.progress())["run"]["rounds_done"] == 0
             tasks = await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
             assert [(task["id"], task["share"]) for task in tasks] == [("demo.1.1.d0", 1.0), ("demo.1.1.d1", 1.0)]
@@ -103,7 +103,7 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
             assert (record["committed"], record["model_sha256"]) == (False, None)
             told = reasons(record)
             assert told["d0"][0] == "unfit"
-            for cause in ("window_s must be at least ", "loss is not finite", "raise max_abs to at least 10"):
+            for cause in ("window_s of at least ", "loss is not finite", "raise max_abs to at least 10"):
                 assert cause in told["d0"][1]
             assert told["d1"][0] == "accepted"
             assert told["d2"] == ("declined", "not on weekdays")
@@ -111,7 +111,7 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
             assert state == "failed"
             assert reason.startswith(
                 "the canary has failed: 1 of 3 clients passes the canary, at least 2 must. "
-                "d0: window_s must be at least 97, not 60: 5 s a step x 16 steps + "
+                "d0: window_s of at least 97 needed, not 60: 5 s a step x 16 steps + "
             )
             assert reason.endswith("; d2: not on weekdays")
             told_client = (await waiting).json()
@@ -131,7 +131,7 @@ def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -
             await asyncio.gather(*(tried(device, probe) for device, probe in zip(devices, probes, strict=True)))
             [record] = await it.ended(1)
             assert record["committed"]
-            assert record["reason"].startswith("2 of 3 clients pass the canary. d0: window_s must be at least ")
+            assert record["reason"].startswith("2 of 3 clients pass the canary. d0: window_s of at least ")
             assert [one["fate"] for one in record["clients"]] == ["unfit", "accepted", "accepted"]
             await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
             assert (await it.ended(2))[1]["task"] == "training"

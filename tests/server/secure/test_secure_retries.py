@@ -113,7 +113,7 @@ def test_who_reveals_no_share_but_its_own_is_named_and_no_honest_dealer(tmp_path
             [record] = await it.ended(1)
             assert record["reason"] == (
                 "the sum could not be unmasked in time: "
-                "d2 revealed no share of clients whose other shares were revealed"
+                "d2 withheld shares of clients whose other holders revealed theirs"
             )
             told = reasons(record)
             assert told["d2"].endswith("; it revealed no share of d0, d1, d3")

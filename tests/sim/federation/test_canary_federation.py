@@ -70,7 +70,7 @@ def test_a_canary_that_fails_ends_the_experiment_with_the_cause(on_failure: str,
     assert not ended[0].record.committed
     assert ended[0].standing.status is status
     assert "the canary has failed: 0 of 4 clients pass" in ended[0].standing.reason
-    assert "window_s must be at least" in ended[0].standing.reason
+    assert "window_s of at least" in ended[0].standing.reason
     assert {client.fate for client in ended[0].record.clients} == {Fate.UNFIT}
 
 
