@@ -143,7 +143,7 @@ def greatest(values: Tensor, first: int) -> float:
         return max(-low, high)
     bad = int((~values.isfinite()).nonzero()[0].item())
     raise NonFiniteUpdate(
-        f"value {first + bad} of the update is {values[bad].item()}: training diverged, so the update does not count"
+        f"value {first + bad} of the update is {values[bad].item()}; the training diverged, so nothing was folded"
     )
 
 
