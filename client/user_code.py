@@ -45,6 +45,10 @@ def load_initial_model(spec: str, seed: int) -> "nn.Module":
 
     torch.manual_seed(seed)
     made = make_named(spec, (Client, nn.Module), _APP)
+    if not isinstance(made, Client | nn.Module):
+        raise AppError(
+            f"{spec} returned a {type(made).__name__}; it must return an umbel.client.Client or a torch.nn.Module"
+        )
     return made if isinstance(made, nn.Module) else _checked(made, spec).model
 
 

@@ -90,8 +90,12 @@ def _admin_key(path: Path | None) -> str:
             f"there is no file {path}: the admin key is in the file admin.key in the coordinator's data directory; "
             "name that file with --admin-key-file or UMBEL_ADMIN_KEY_FILE"
         )
-    key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
-    if not key.isascii() or not key.isprintable() or not key:
+    key = (path.read_text(errors="replace") if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
+    if path is not None and not key:
+        raise ValueError(f"{path} is empty: name the file that holds the coordinator's admin key")
+    if not key.isascii() or not key.isprintable():
+        raise ValueError(f"{path or 'UMBEL_ADMIN_KEY'} holds no admin key: a key is one line of printable ASCII")
+    if not key:
         raise ValueError(
             "no admin key: the coordinator made one in its data directory. Name that file and try again: "
             "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key. Or pass --admin-key-file, or set UMBEL_ADMIN_KEY to the "

@@ -137,7 +137,8 @@ class MembersStore:
 def _require_later(pinned: MemberList, shown: MemberList) -> None:
     if shown.epoch < pinned.epoch:
         raise NotTheSuccessor(
-            f"this site trusts epoch {pinned.epoch} of {pinned.name!r} and does not go back to epoch {shown.epoch}"
+            f"this site trusts epoch {pinned.epoch} of {pinned.name!r} and does not go back to epoch {shown.epoch}: "
+            "ask the officers for the newest list"
         )
     if shown.epoch == pinned.epoch:
         raise NotTheSuccessor(

@@ -111,6 +111,24 @@ def run(*arguments: str, key: str = "secret") -> Result:
 
 
 @pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\n", "key.txt is empty: name the file that holds the coordinator's admin key"),
+        (b"two\nlines\n", "key.txt holds no admin key: a key is one line of printable ASCII"),
+        (b"\xff\xfe", "key.txt holds no admin key"),
+    ],
+)
+def test_a_file_that_is_no_admin_key_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key.txt").write_bytes(content)
+    refused = run("list", "--server", "http://127.0.0.1:9", "--admin-key-file", "key.txt")
+    assert refused.exit_code == 1
+    assert sentence in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
     ("result", "sentence"),
     [
         (lambda: run("list", "--server", "http://127.0.0.1:9"), "no answer from the coordinator at 127.0.0.1:9"),

@@ -256,12 +256,13 @@ def test_whoever_measures_a_model_is_led_to_it_too(tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             await it.begin(run_file(count=2, target=1) + CHANGE + "[evaluation]\nevery = 1\nclients = 1\n", STATE)
             devices = await it.devices(2)
-            found = [(await one.check_in(LAYOUT, wait_s=0.5)).json()["assignment"] for one in devices]
-            [trainer] = [one for one, task in zip(devices, found, strict=True) if task is not None]
-            [other] = [one for one in devices if one is not trainer]
-            base = await fetched(trainer, next(task for task in found if task)["model"]["sha256"])
+            asked = {asyncio.create_task(one.work(LAYOUT)): one for one in devices}
+            done, later = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            [training], [evaluation] = done, later
+            trainer, other = asked[training], asked[evaluation]
+            base = await fetched(trainer, training.result()["model"]["sha256"])
             await _work(trainer, 1)
-            assignment = await other.work(LAYOUT)
+            assignment = await evaluation
             assert assignment["task"] == "evaluation"
             await followed(other, assignment, base)
 
