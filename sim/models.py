@@ -145,7 +145,9 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
             return CharacterNet(data.n_classes)
         case _:
             if len(shape) != 1 or data.n_classes != 2:
-                raise ModelError(f"{name} is for rows of numbers of two classes, and {data.name} is not; use logistic")
+                raise ModelError(
+                    f"{name} needs rows of numbers of exactly two classes, and {data.name} has others; use logistic"
+                )
             return TwoClassRegression(shape[0])
 
 

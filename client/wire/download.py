@@ -110,9 +110,9 @@ class Links:
             url = httpx.URL(text[: _LINK_CHARS_MAX + 1])
             _ = url.raw_host  # raises for some names that cannot be written in ASCII
         except (httpx.InvalidURL, ValueError) as error:
-            raise _failed("the coordinator sent a malformed link") from error
+            raise _failed("the coordinator sent a malformed download link") from error
         if len(text) > _LINK_CHARS_MAX or url.scheme not in ("http", "https") or not url.host or url.userinfo:
-            raise _failed("the coordinator sent a malformed link")
+            raise _failed("the coordinator sent a malformed download link")
         if redirected.is_secure and url.scheme != "https":
             raise _failed(
                 f"the coordinator's link leads to {url.host} over http://, which others can read; the link is refused"
@@ -162,7 +162,10 @@ def download(
         part.unlink()
         if source.taken_at is None:
             raise CoordinatorMisbehaved(f"the downloaded model does not have the SHA-256 {model.sha256[:12]}…")
-        log.warning("the coordinator's link led to another file; this client asks the coordinator itself")
+        log.warning(
+            "the coordinator's download link led to a file with another SHA-256; downloading the model from the "
+            "coordinator itself"
+        )
         source.give_up()
 
 

@@ -128,8 +128,9 @@ class Deployment:
         if mine == known.admin_key:
             return
         _log.warning(
-            "the admin key in %s is not the key that a coordinator of this database used last. If the key is new, give "
-            "it to the other coordinators and restart them; until then they refuse operators that use the new key",
+            "the admin key in %s is not the one that a coordinator of this database used last. If it is the new key, "
+            "give it to the other coordinators and restart them; until then they refuse operators that use it. If it "
+            "is the old key, put the new one there and restart this coordinator",
             self.named.admin_key,
         )
         async with self.database.writing("note_admin_key") as tx:

@@ -256,7 +256,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
-        raise ValueError("an experiment has no key seed; list the seeds of its runs in the key seeds")
+        raise ValueError("an experiment does not have the key `seed`; list the seeds of its runs in `seeds`")
     for name, value in chosen.items():
         for key, one in settings(name, value).items():
             _put(whole, key, one)

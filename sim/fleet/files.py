@@ -214,7 +214,10 @@ def _joined(path: Path, rows: list[tuple[int, float, float, int]], names: list[s
     for before, after in pairwise(rows):
         if before[0] == after[0] and after[1] < before[2]:
             device, line, other = names[after[0]], max(before[3], after[3]), min(before[3], after[3])
-            raise NotPresence(f"{path}, line {line}: device {device} is already present at this time, by line {other}")
+            raise NotPresence(
+                f"{path}, line {line}: the time of device {device} overlaps with its time in line {other}; join "
+                "the two lines, or correct one"
+            )
     if cycle_s is not None and last_s > cycle_s:
         line = next(number for _, _, until_s, number in rows if until_s > cycle_s)
         raise NotPresence(f"{path}, line {line}: until_s is after the end of the cycle of {cycle_s:g} s")

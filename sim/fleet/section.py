@@ -149,7 +149,7 @@ class NetworkSection:
     def __post_init__(self) -> None:
         own = ("down_bytes_per_s", "up_bytes_per_s", "spread", "jitter")
         if self.phones is not None and (named := [name for name in own if getattr(self, name) is not None]):
-            raise ValueError(f"phones already says how fast connections are; leave out {' and '.join(named)}")
+            raise ValueError(f"the key `phones` already sets the speed of connections; leave out {' and '.join(named)}")
         rates, spreads = (LINE_RATE_MIN, LINE_RATE_MAX), (0.0, SPREAD_MAX)
         _require_within(self, down_bytes_per_s=rates, up_bytes_per_s=rates, spread=spreads, jitter=spreads)
         require_within(self.latency_s, "latency_s", 0.0, SECONDS_MAX)

@@ -99,7 +99,9 @@ def _text(path: Path) -> str:
         with gzip.open(path) as file:
             data = file.read(BYTES_MAX + 1)
         if len(data) > BYTES_MAX:
-            raise DataError(f"{path} unpacks to more than {BYTES_MAX} bytes")
+            raise DataError(
+                f"{path} unpacks to more than {BYTES_MAX} bytes, so it is not this data set's file: remove it"
+            )
         return data.decode()
     except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not gzipped text: {error}") from error

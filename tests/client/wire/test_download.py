@@ -214,7 +214,7 @@ def test_a_coordinator_that_is_asked_for_the_model_itself_and_sends_us_elsewhere
 )
 def test_what_is_no_address_to_go_to_is_refused(location: str, caplog: pytest.LogCaptureFixture) -> None:
     refuse(redirected(location, False))
-    assert "a malformed link" in caplog.text
+    assert "a malformed download link" in caplog.text
 
 
 def test_nobody_is_followed_from_tls_to_plain_http(caplog: pytest.LogCaptureFixture) -> None:

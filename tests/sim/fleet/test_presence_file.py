@@ -67,7 +67,7 @@ def test_a_longer_cycle_is_empty_at_its_end(tmp_path: Path) -> None:
         ("a.csv", HEAD + "x" * 101 + ",1,5\n", "line 2: device must be"),
         ("a.csv", HEAD + "x,1,5" + " " * 2000, "line 2: it is longer"),
         ("a.csv", HEAD.encode() + b"\xff,1,5\n", "line 2: it is not UTF-8"),
-        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: device x is already present at this time, by line 2"),
+        ("a.csv", HEAD + "x,1,5\ny,1,5\nx,4,6\n", "line 4: the time of device x overlaps with its time in line 2"),
         ("a.jsonl", '{"device": "x"}', "line 1: it must be an object with the keys"),
         ("a.jsonl", "[1]", "line 1: it must be an object"),
         ("a.jsonl", "{", "line 1: it is not JSON"),
