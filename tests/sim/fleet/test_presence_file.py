@@ -113,7 +113,7 @@ def test_a_device_is_there_in_its_stretches_and_in_no_other(
     path = written(tmp_path_factory.mktemp("presence"), "a.csv", text)
     ordered = sorted(rows)
     if any(one[0] == other[0] and other[1] < one[1] + one[2] for one, other in pairwise(ordered)):
-        with pytest.raises(NotPresence, match="is already present"):
+        with pytest.raises(NotPresence, match="overlaps with its time"):
             read_presence(path)
         return
     found = read_presence(path)
