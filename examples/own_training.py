@@ -1,4 +1,4 @@
-"""An own training loop for the hospital of `my_hospital.py`: override `Client.train` if `TorchClient` does not fit."""
+"""Custom training for the hospital of `my_hospital.py`: override `Client.train` if `TorchClient` does not fit."""
 
 import os
 
@@ -20,7 +20,7 @@ class Hospital(Client):
         batches = DataLoader(self.data, plan.batch_size, shuffle=True, generator=order)
         optimizer = torch.optim.Adam(model.parameters(), plan.learning_rate / 10)
         planned, done, loss = plan.steps_for(len(batches)), 0, torch.zeros(())
-        while done < planned and not (done and plan.should_stop()):  # stop when told to, after one step or more
+        while done < planned and not (done and plan.should_stop()):  # stop early if the plan asks, but do one step
             for features, labels in batches:
                 loss = nn.functional.cross_entropy(model(features), labels)
                 optimizer.zero_grad()
