@@ -85,7 +85,10 @@ def mount() -> None:
     app.command("simulate")(sim.simulate)
     app.command("serve")(server.serve)
     app.command("join")(join)
-    runs = "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace."
+    runs = (
+        "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace; "
+        "audit, verify, replay."
+    )
     app.add_typer(lazy_group("runs", "run_app", runs), name="run")
     app.add_typer(lazy_group("clients", "client_app", "Enrolled clients: list, remove."), name="client")
     app.add_typer(lazy_group("clients", "token_app", "One-time enrolment tokens."), name="token")
@@ -111,7 +114,7 @@ def run_or_explain(command: Callable[[], object]) -> None:
         if extra is None:
             raise
         how = f"in a clone of umbel: pip install -c constraints.txt '.[{extra}]'"
-        typer.echo(f"umbel: this command needs {error.name!r}; {how}", err=True)
+        typer.echo(f"umbel: this command needs {error.name!r}, which is not installed; {how}", err=True)
         sys.exit(2)
 
 

@@ -73,7 +73,8 @@ def audit_run(
     head: Heads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a run's audit bundles and verify them: hashes, signatures, links, models, clients' own reports."""
+    """Download a run's audit bundles and verify their hashes, signatures and order, the chain of model
+    versions, and the signatures of clients' reports."""
     trusted = _trusted(operator, key or ())
     with _failing_in_one_sentence(run):
         auditor, lines = _verified(operator, run, trusted, _whole_hashes(head or ()))

@@ -38,7 +38,7 @@ KeyFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, as in a script.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; for scripts.")]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 State = Annotated[Path, typer.Option("--state", help="The client's own directory, for its key and its unsent work.")]
 STATE_DEFAULT = Path("~/.umbel")
@@ -97,7 +97,7 @@ def _admin_key(path: Path | None) -> str:
         raise ValueError(f"{path or 'UMBEL_ADMIN_KEY'} holds no admin key: a key is one line of printable ASCII")
     if not key:
         raise ValueError(
-            "no admin key: the coordinator made one in its data directory. Name that file and try again: "
+            "no admin key: the coordinator wrote it to admin.key in its data directory. Name that file and try again: "
             "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key. Or pass --admin-key-file, or set UMBEL_ADMIN_KEY to the "
             "key itself"
         )

@@ -108,7 +108,10 @@ def _words(facts: ExportedTrace) -> Iterator[str]:
             "(evaluations, canaries, rounds without clients, or time in which no coordinator ran)"
         )
     yield from _unknown(facts)
-    yield f'it holds no names. To use it, write in an experiment file: [fleet] recorded = "{printable(facts.file)}"'
+    yield (
+        "the trace holds no names. To use it, write in an experiment file: "
+        f'[fleet] recorded = "{printable(facts.file)}"'
+    )
 
 
 def _unknown(facts: ExportedTrace) -> Iterator[str]:

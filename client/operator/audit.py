@@ -73,7 +73,9 @@ def parse_bundle(raw: Json) -> Bundle:
     kind = bundle.get("kind")
     facts = _FACTS.get(kind) if isinstance(kind, str) else None
     if facts is None:
-        raise AuditFailed(f"this version of umbel does not know bundles of the kind {kind!r}")
+        raise AuditFailed(
+            f"this version of umbel does not know bundles of the kind {kind!r}; use the coordinator's version"
+        )
     try:
         return _BUNDLE.validate_python({**bundle, "facts": facts.validate_python(bundle.get("facts"))})
     except ValidationError as error:

@@ -47,7 +47,7 @@ def read_members_file(path: Path) -> SignedMembers:
     try:
         return read_members(data)
     except MembersRefused as error:
-        what_to_do = "" if _SIGNATURES in data else "; this needs the whole file that `umbel members new` made"
+        what_to_do = "" if _SIGNATURES in data else "; name the whole member list, a file that `umbel members new` made"
         raise MembersRefused(f"{path}: {error}{what_to_do}") from error
 
 

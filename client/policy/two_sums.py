@@ -51,7 +51,7 @@ def check_cohort_change(policy: SitePolicy, before: Collection[str], now: Collec
         raise AttemptRefused(
             'this site\'s policy (cohort_change, by default "refuse" with a member list) does not allow this '
             f"round: {found}. The run file can ask the same clients in every round (target and minimum = their number, "
-            "over_selection = 1.0). Or it can add noise ([privacy]); then the policies need epsilon and no "
+            "over_selection = 1.0). Or it can add noise ([privacy]). Then each site's policy must set epsilon, without "
             'cohort_change. Or sites that accept the risk can set cohort_change = "warn" in their policies'
         )
     return found
@@ -71,8 +71,8 @@ def check_terms_change(
         raise AttemptRefused(
             'this site\'s policy (terms_change, by default "refuse" with a member list) does not allow this '
             f"round: {found}. The run file can keep these terms for the whole run (no [[override]] of [training]). Or "
-            "it can add noise ([privacy]); then the policies need epsilon and no terms_change. Or sites that accept "
-            'the risk can set terms_change = "warn" in their policies'
+            "it can add noise ([privacy]). Then each site's policy must set epsilon, without terms_change. Or "
+            'sites that accept the risk can set terms_change = "warn" in their policies'
         )
     return found
 

@@ -135,7 +135,8 @@ class Packing:
                 pairs = cast(Mapping[object, object], value).items()
                 return {"dict": [[self.pack(key), self.pack(item)] for key, item in pairs]}
             case _:
-                raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint")
+                kinds = "dicts, lists, tuples, tensors, numbers, texts and None"
+                raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint, only {kinds} can")
 
     def _name_of(self, tensor: Tensor) -> str:
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

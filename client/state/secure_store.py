@@ -195,9 +195,10 @@ class SecureStore:
         files = [*(self._root / "sums").glob("*.json"), *(self._root / "revealed").glob("*.jsonl")]
         if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
             raise WorkRefused(
-                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than "
-                f"their limit of {SUMS_BYTES_MAX >> 20} MiB. Name a member list in the policy if there is none. "
-                "Then remove the files of runs that are over and whose models no other run continues from",
+                f"this client's records of secure rounds in {self._root} take {n_bytes >> 20} MiB, more than the "
+                f"limit of {SUMS_BYTES_MAX >> 20} MiB for all runs together. Name a member list in the policy if there "
+                "is none. Then remove the files of runs that are over, unless another run continues from one of "
+                "their models",
                 public_reason="this site has no room to remember another sum",
             )
 

@@ -123,7 +123,7 @@ class LinkRules:
             if is_allowed:
                 return None
             if kind is Forbidden.HERE:
-                return f"{kind}, which link_hosts can allow only by its address"
+                return f"{kind}, which link_hosts can allow only as an IP address"
             return f"{kind}, where no link may lead"
         if kind is None:
             return None if self.level != "none" else "a host that link_hosts in this site's policy does not name"

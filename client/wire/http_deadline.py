@@ -139,5 +139,5 @@ def _left_s(timeout: float | None, error: type[httpcore.TimeoutException]) -> fl
         return timeout
     left_s = until - time.monotonic()
     if left_s <= 0:
-        raise error("the whole exchange took too long")
+        raise error("the request and its answer together took longer than their time limit")
     return left_s if timeout is None else min(timeout, left_s)

@@ -69,14 +69,22 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
 
 def _check_changes(offer: Assignment) -> None:
     if len(offer.changes) > CHANGES_MAX:
-        raise CoordinatorMisbehaved(f"the assignment names {len(offer.changes)} changes; the limit is {CHANGES_MAX}")
+        raise CoordinatorMisbehaved(
+            f"the assignment names {len(offer.changes)} files of model changes; a client accepts at most {CHANGES_MAX}"
+        )
     for change in offer.changes:
         if not (SHA256.fullmatch(change.sha256) and SHA256.fullmatch(change.from_sha256)):
-            raise CoordinatorMisbehaved("the assignment names a change without a SHA-256 of 64 lower-case hex digits")
+            raise CoordinatorMisbehaved(
+                "a file of model changes in the assignment has no SHA-256 of 64 lower-case hex digits"
+            )
         if change.size_bytes < 1:
-            raise CoordinatorMisbehaved(f"the assignment names a change of {change.size_bytes} bytes")
+            raise CoordinatorMisbehaved(
+                f"a file of model changes in the assignment has {change.size_bytes} bytes, but at least 1 is needed"
+            )
     if sum(change.size_bytes for change in offer.changes) >= offer.model.size_bytes:
-        raise CoordinatorMisbehaved("the assignment names changes that are together as large as its model")
+        raise CoordinatorMisbehaved(
+            "the assignment's files of model changes are together as large as the whole model, or larger"
+        )
 
 
 def check_layout(offer: Assignment, layout: Layout) -> None:
@@ -135,7 +143,7 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
     grid = assignment.grid
     if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
         raise ValueError(
-            "its grid's step is larger than its max_abs and total_weight_max need, which would only add rounding errors"
+            "its grid's step is larger than max_abs and total_weight_max require, so it would only add rounding errors"
         )
     if assignment.share != 1:
         raise ValueError("it asks for a share of the work, which only a canary may do")
@@ -175,4 +183,4 @@ def _check_noise(composition: Composition) -> None:
         raise ValueError("its updates have no clip_norm, so no noise can hide them")
     # By the plan alone: a bound between the lengths of updates would turn the longer ones into zeros.
     if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
-        raise ValueError("its noise hides only updates that are shorter than its clip_norm allows")
+        raise ValueError("its noise is too small for the longest updates that its clip_norm allows")

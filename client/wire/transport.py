@@ -208,13 +208,13 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
         except TryAgain as error:
             if error.has_other and n_others < ADDRESSES_MAX:  # another thread's success must not prevent all waits
                 if failures == n_others == 0:
-                    log.info("%s; trying its next address", error)
+                    log.info("%s; trying the coordinator's next address", error)
                 n_others += 1
                 continue
             failures, n_others = failures + 1, 0
             wait_s = patience.timing.backoff.wait_s(failures, _jitter(), error.retry_after_s)
             if time.monotonic() + wait_s > patience.until:
-                raise OutOfTime(f"gave up at the end of the window: {error}") from error
+                raise OutOfTime(f"no success before the end of the round's window: {error}") from error
             if failures == 1 or failures % 10 == 0:
                 log.warning("%s; trying again (try %d)", error, failures + 1)
             patience.wait(wait_s)

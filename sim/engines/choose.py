@@ -111,7 +111,7 @@ class AutoEngine:
         except EngineError as error:
             self._is_fallback = True
             return self._unstacked(model, str(error))
-        small = f"a step of {n_operations / 1e6:.2g} million operations is mostly bookkeeping"
+        small = f"a step of {n_operations / 1e6:.2g} million operations is so short that most of its time is overhead"
         cause = "one client does not fill a GPU" if self._is_on_gpu else small
         self.why = f"{cause}, so clients are trained together (stacked)"
         return engine

@@ -36,7 +36,9 @@ class ClientsEngine:
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`, one client after another. The work must have `clients`."""
         if len(work.clients) != len(work.data):
-            raise EngineError("this engine needs the clients' numbers, but the work does not have them")
+            raise EngineError(
+                'the engine "clients" needs the clients\' numbers, but the work does not have them (`clients`)'
+            )
         with tempfile.TemporaryDirectory(prefix="umbel-clients-") as folder:
             path = Path(folder) / "model.safetensors"
             for position, number in enumerate(work.clients.tolist()):

@@ -45,7 +45,7 @@ def found_device(name: str) -> torch.device:
         raise EngineError('torch finds no GPU here; set device = "cpu"')
     number = device.index or 0
     if number >= n_gpus:
-        raise EngineError(f'there is no GPU "{name}": torch finds {counted(n_gpus, "GPU")} here, counted from 0')
+        raise EngineError(f'there is no GPU "{name}": torch finds {counted(n_gpus, "GPU")} here; the first is "cuda:0"')
     return torch.device("cuda", number)
 
 

@@ -249,7 +249,10 @@ def require_trainable(work: CohortWork, start: Tensor, layout: Layout) -> None:
     """Raise `EngineError` for work that contradicts itself."""
     n = len(work.data)
     if len(work.seeds) != n or len(work.steps) != n:
-        raise EngineError(f"{n} clients have {len(work.seeds)} seeds and {len(work.steps)} numbers of steps")
+        raise EngineError(
+            f"{n} clients have {len(work.seeds)} seeds and {len(work.steps)} numbers of steps; each client needs one "
+            "seed and one number of steps"
+        )
     if n and (int(work.data.sizes.min()) < 1 or int(work.steps.min()) < 1):
         raise EngineError("a client has no samples or no steps; leave such clients out of the cohort")
     if start.shape != (layout.n_values,) or start.dtype != torch.float32:

@@ -185,8 +185,8 @@ def experiment_of(
     trials = tuple(_trial(whole, point, seed) for point in points(top.sweep) for seed in top.seeds)
     if len({one.folder for one in trials}) < len(trials):
         raise ValueError(
-            "sweep: two labels or values differ only in characters that folder names replace; make them differ in a "
-            "letter or digit"
+            'sweep: two labels or values differ only in characters that umbel writes as "_" in folder names; make them '
+            "differ in a letter or digit"
         )
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
 
@@ -328,8 +328,8 @@ def check_values(name: str, values: Sequence[Any]) -> None:
         return
     if "." in name:
         raise ValueError(
-            f"sweep: {name} is the name of one key, but its values are tables with a label; give such tables a name "
-            "without a dot"
+            f"sweep: {name} names one key, so its values cannot be tables with a label. Give a list of such tables "
+            "a name without a dot"
         )
     if len(labels) < len(values) or not all(isinstance(label, str) and label for label in labels):
         raise ValueError(f'sweep: each value of {name} must be a table with a label = "..." and the keys that it sets')

@@ -305,9 +305,9 @@ def test_a_list_that_was_edited_by_hand_is_refused_by_every_verb(signed_desk: Pa
 
 def test_another_file_than_a_list_is_refused_with_what_is_needed(desk: Path) -> None:
     Path("run.toml").write_text('name = "ward"\n')
-    require_refused(members("show", "run.toml"), "; this needs the whole file that `umbel members new` made")
+    require_refused(members("show", "run.toml"), "; name the whole member list, a file that `umbel members new` made")
     Path("cut.json").write_bytes(Path("1.json").read_bytes()[:200])
-    require_refused(members("show", "cut.json"), "; this needs the whole file that `umbel members new` made")
+    require_refused(members("show", "cut.json"), "; name the whole member list, a file that `umbel members new` made")
 
 
 def test_a_list_of_another_format_is_not_taken_for_another_file(desk: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_list_that_the_run_file_does_not_name_is_refused_with_the_line_for_it(
 
 
 def test_what_is_no_list_is_named(site: Path) -> None:
-    needed = "; this needs the whole file that `umbel members new` made"
+    needed = "; name the whole member list, a file that `umbel members new` made"
     require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is not a member list", needed)
     require_refused(create(SECTIONS["none"], "--members", "absent.json"), "absent.json: No such file")
 

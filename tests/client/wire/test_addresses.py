@@ -132,7 +132,7 @@ def test_addresses_that_all_fail_are_told_of_once_not_at_each_try(caplog: pytest
     caplog.set_level(logging.INFO, logger="umbel.client")
     assert patiently(step, Patience(wait=lambda _seconds: None)) == "found"
     assert [record.getMessage().rpartition("; ")[2] for record in caplog.records] == [
-        "trying its next address",
+        "trying the coordinator's next address",
         "trying again (try 2)",
         "the coordinator answers again, at try 10",
     ]

@@ -103,7 +103,7 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"sweep": {"who": [{"label": "a"}, {"label": "a"}]}}, "two values of who have the same label"),
         (
             {"sweep": {"who": [{"label": "a+"}, {"label": "a-"}, {"label": "a*"}]}},
-            "differ only in characters that folder names replace",
+            'differ only in characters that umbel writes as "_" in folder names',
         ),
         ({"sweep": {"who.is": [{"label": "a"}]}}, "a name without a dot"),
         ({"sweep": {"who": [{"label": "a", "seed": 3}]}}, "seed cannot be swept"),
