@@ -186,7 +186,7 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     if not any(one.absent is not None and one.absent.clients and one.samples_selected for one in records):
         return []
     shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
-    return [Column("of all known", 75, shares)]
+    return [Column("of all known data", 75, shares)]
 
 
 def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
@@ -204,7 +204,7 @@ def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
 
 def _counts(judged: Judged) -> str:
     """The value that early stopping uses, which is not the mean over all samples."""
-    value = "" if judged.value is None else f"counts as {figure(judged.value)}, "
+    value = "" if judged.value is None else f"counts as {figure(judged.value)} for early stopping, "
     return printable(f"{judged.metric}: {value}{judged.why}")
 
 

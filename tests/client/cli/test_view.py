@@ -103,7 +103,7 @@ def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
     )
     none = Judged("evaluation.loss", None, 2, "2 clients have measured it, at least 3 must: it does not count")
     assert told([replace(ROUND, judged=judged), replace(ROUND, round=3, judged=none)])[-2:] == [
-        "round 2: evaluation.loss: counts as 0.4800, " + judged.why,
+        "round 2: evaluation.loss: counts as 0.4800 for early stopping, " + judged.why,
         "round 3: evaluation.loss: " + none.why,
     ]
 
@@ -230,7 +230,7 @@ EAST = Absent(1, 114, (AbsentClient("east", 114, 1.7e9),))
 def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_known_data_is_in() -> None:
     record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
     header, row, note = told([record])[1:]
-    assert row.index("67%") == header.index("of all known")
+    assert row.index("67%") == header.index("of all known data")
     assert note == "round 2: absent: east (114 samples, last seen 22:13Z); the round has 67% of all known data"
     line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]
     assert "east (114 samples, last seen 22:13Z) and 8 more, 500 samples in all;" in line
