@@ -4,7 +4,7 @@ FROM ${PYTHON_IMAGE}
 WORKDIR /app
 # .dockerignore lists the only files that are copied: sources, but no key, token or state.
 COPY . .
-# A device needs deploy/locks/client.txt. example.txt adds scikit-learn, which has the example hospital's data.
+# A site's client needs only deploy/locks/client.txt. example.txt adds scikit-learn, which has the example's data.
 # The compiler builds the codec's kernels, and is removed again. (Without kernels torch computes the same, slower.)
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
     && pip install --no-cache-dir --require-hashes -r deploy/locks/build.txt -r deploy/locks/example.txt \

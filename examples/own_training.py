@@ -1,4 +1,4 @@
-"""Custom training for the hospital of `my_hospital.py`: override `Client.train` if `TorchClient` does not fit."""
+"""Your own training loop for the data of `my_hospital.py`: override `Client.train` if `TorchClient` does not fit."""
 
 import os
 
