@@ -129,7 +129,9 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
     name, shape = section.name, data.input_shape
     if (name == "lstm") != (data.task is LearningTask.NEXT_CHARACTER):
         instead: Literal["lstm", "mlp"] = "mlp" if name == "lstm" else "lstm"
-        raise ModelError(f'{name} is not for {data.name}, whose task is {data.task}: use name = "{instead}", say')
+        raise ModelError(
+            f'{name} is not for {data.name}, whose task is {data.task}: use name = "{instead}", for example'
+        )
     match name:
         case "logistic":
             return perceptron(shape, (), data.n_classes)
@@ -146,7 +148,8 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
         case _:
             if len(shape) != 1 or data.n_classes != 2:
                 raise ModelError(
-                    f"{name} needs rows of numbers of exactly two classes, and {data.name} has others; use logistic"
+                    f"{name} needs one row of numbers for each input, and exactly two classes, but {data.name} has "
+                    f'inputs of shape {shape} and {data.n_classes} classes; use name = "logistic"'
                 )
             return TwoClassRegression(shape[0])
 

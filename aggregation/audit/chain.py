@@ -111,7 +111,10 @@ class Auditor:
     def _follow(self, raw: Json, sha256: str, signature: str) -> Bundle:
         key = raw.get("key") if isinstance(raw, dict) else None
         if not isinstance(key, str) or key not in self._keys:
-            raise AuditFailed(f"it names the audit key {key!r}, which is not trusted")
+            raise AuditFailed(
+                f"it names the audit key {key!r}, which is not trusted; if you trust it, pass --key once "
+                "for each key that you trust"
+            )
         unseal(raw, sha256, signature, public_key_bytes(key))
         bundle = self._parse(raw)
         self._link(bundle)
@@ -126,7 +129,10 @@ class Auditor:
     def _link(self, bundle: Bundle) -> None:
         number = len(self.heads)
         if bundle.format != FORMAT:
-            raise AuditFailed(f"it has format {bundle.format}, but this version of umbel reads format {FORMAT}")
+            raise AuditFailed(
+                f"it has format {bundle.format}, but this version of umbel reads format {FORMAT}; use the version that "
+                "made it"
+            )
         if bundle.number != number:
             raise AuditFailed(
                 f"it has number {bundle.number} instead of {number}: a bundle is missing, out of order, or repeated"
@@ -167,13 +173,16 @@ class Auditor:
 
     def _check_models(self, ended: RoundEnded) -> None:
         """Check that it began with the newest model, and made the next one or none."""
-        _require(ended.model_in == self._versions[-1], "it did not begin with the run's newest model")
+        _require(ended.model_in == self._versions[-1], "its round did not begin with the run's newest model")
         is_model = ended.committed and ended.plan.task.makes_model
-        _require((ended.sum is not None) is is_model, "it has a sum but made no model, or made a model but has no sum")
+        _require(
+            (ended.sum is not None) is is_model,
+            "it has a sum although its round made no model, or it has no sum although its round made a model",
+        )
         back_to, made = ended.rolled_back_to, ended.model_out
         _require(
             (made is not None) is (is_model or back_to is not None),
-            "it names a new model but made none, or made one but does not name it",
+            "it names a new model although none was made, or it names no new model although one was made",
         )
         if made is None:
             return
@@ -200,7 +209,11 @@ class Auditor:
                 self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
             case Task.EVALUATION:
                 last = self._evaluation
-                _require(ended.round == self._training[0] - 1, "it does not evaluate the last round")
+                newest = self._training[0] - 1
+                _require(
+                    ended.round == newest,
+                    f"it evaluates round {ended.round}, but the last committed round is {newest}",
+                )
                 expected = last[1] if ended.round == last[0] else 1
                 _require(
                     ended.attempt == expected,
@@ -357,7 +370,7 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
         (plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt),
         "its plan belongs to another round",
     )
-    _require(ended.grid == plan.grid, "its grid does not follow from its plan")
+    _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")

@@ -54,11 +54,14 @@ class Replay:
         total, expected = self._total, self._expected
         if (total.n_folded, total.total_weight) != (expected.n_clients, expected.total_weight):
             raise AuditFailed(
-                f"the sum has {counted(total.n_folded, 'update')} of weight {total.total_weight} together, but the "
-                f"bundle's sum has {expected.n_clients} of weight {expected.total_weight}"
+                f"the replayed sum has {counted(total.n_folded, 'update')} of weight {total.total_weight} together, "
+                f"but the bundle's sum has {expected.n_clients} of weight {expected.total_weight}"
             )
         if (found := sum_sha256(total)) != expected.sha256:
-            raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
+            raise AuditFailed(
+                f"the updates add up to a sum with the hash {found[:16]}…, but the bundle's sum has the hash "
+                f"{expected.sha256[:16]}…"
+            )
         if (rms := self.codec.update_rms(total)) != expected.update_rms:
             raise AuditFailed(
                 f"the updates have the root mean square {rms}, not {expected.update_rms} as in the bundle"

@@ -201,8 +201,8 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
         owners[spec.name] = spec
     elif (owner := owners.get(spec.tied_to)) is None or (owner.shape, owner.dtype) != (spec.shape, spec.dtype):
         raise LayoutError(
-            f"invalid layout: tensor {spec.name!r} is tied to a tensor that does not come before it, or has another "
-            "shape or dtype"
+            f"invalid layout: tensor {spec.name!r} is tied to a tensor that does not come before it, or "
+            "that has another shape or dtype"
         )
 
 

@@ -53,7 +53,7 @@ class CodecPlan:
         if self.clip_norm is not None and not NORM_MIN <= self.clip_norm <= NORM_MAX:
             raise ValueError(f"clip_norm must lie between 2^-60 and 2^60, not {self.clip_norm!r}")
         if self.codec is Codec.MASKED:
-            raise ValueError("the codec masked cannot be planned: plan the codec integer, and a secure round")
+            raise ValueError('a plan cannot name the codec "masked": name the codec "integer", and plan a secure round')
         if self.codec in (Codec.FLOAT32, Codec.INTEGER) and (
             self.parameters or self.feedback or self.momentum is not None
         ):
@@ -123,7 +123,7 @@ class Grid:
         if not (math.isfinite(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5):
             raise ValueError(f"step must be a power of two, not {self.step}")
         if Fraction(self.max_abs) * self.total_weight_max > Fraction(self.step) * (1 << _SUM_BITS):
-            raise ValueError("this grid could overflow 63 bits: take a larger step")
+            raise ValueError("with this step, a sum could overflow 63 bits: take a larger step")
 
     @classmethod
     def finest(cls, *, max_abs: float, total_weight_max: int) -> "Grid":
@@ -140,6 +140,6 @@ def _require_bounds(max_abs: float, total_weight_max: int) -> None:
         raise ValueError(f"max_abs must lie between 2^-64 and 2^64, not {max_abs}")
     if not 1 <= total_weight_max <= TOTAL_WEIGHT_MAX:
         raise ValueError(
-            f"the weights of a round must add up to between 1 and 2^38, not {total_weight_max}: "
+            f"the weights of a round must add up to at least 1 and at most 2^38, not {total_weight_max}: "
             "lower sample_count_max or the number of clients asked"
         )

@@ -115,7 +115,8 @@ class SecurePlan:
             )
         if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
             raise ValueError(
-                "all that clients of a private round send must have noise: leave out metrics, evaluation and weights"
+                "in a private round, every value that a client sends must have noise: leave out `metrics` and "
+                "`evaluation`, and give all clients the same weight"
             )
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(

@@ -59,7 +59,7 @@ class PrivacySection:
         if not found:
             raise ValueError("set clip_norm in [privacy]: without one, a client's part in the sum has no bound")
         if len(found) > 1:
-            raise ValueError("[privacy] and [codec] have different clip_norm; set it in one of them")
+            raise ValueError("[privacy] and [codec] have different values of clip_norm; set it in only one of them")
         return found.pop()
 
     def plan(self, *, rounds: int, least: int, n_values: int, inverse_step: float, clip_norm: float) -> NoisePlan:
@@ -133,7 +133,10 @@ def noisy_bits(noise: NoisePlan, *, inverse_step: float, sigma_sum: float, n_cli
     variance = in_steps * in_steps + n_clients * (_ROUNDING_VARIANCE + noise.variance_per_client)
     bits = max(1, ceil_log2(min(2 * SIGMAS * math.sqrt(variance), 2.0**1000)))
     if bits > RESIDUE_BITS_MAX:
-        raise ValueError(f"the sum and its noise take {bits} bits, more than {RESIDUE_BITS_MAX}; take a larger step")
+        raise ValueError(
+            f"a value of the sum with its noise takes {bits} bits, but a masked update has at most {RESIDUE_BITS_MAX} "
+            "bits for each value; take a larger step"
+        )
     return bits
 
 

@@ -43,8 +43,8 @@ def rounded_bound(clip: float, n_values: int, beta: float = BETA) -> int:
     """
     if not (clip > 0 and math.isfinite(clip) and n_values > 0 and 0 < beta <= 1):
         raise ValueError(
-            f"a bound needs a finite norm above zero, values, and beta above 0 and at most 1, not {clip!r}, {n_values} "
-            f"and {beta!r}"
+            "the norm must be finite and above zero, the number of values at least 1, and beta above 0 and at most 1; "
+            f"they are {clip!r}, {n_values} and {beta!r}"
         )
     bound = _bound(clip, n_values, beta)
     if not bound <= BOUND_MAX:

@@ -313,8 +313,8 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
         yield "a canary looks at single updates, and secure aggregation hides them: leave [canary] out"
     if file.rounds.weighting is Weighting.PROPORTIONAL:
         yield (
-            "with proportional weighting, the coordinator tells how often each client was drawn. Clients cannot check "
-            "this under masks, so the coordinator could give one client all the weight: "
+            "with proportional weighting, the coordinator tells how often each client was drawn. In a secure round, "
+            "clients cannot check this number, so the coordinator could give one client all the weight: "
             'set weighting = "samples" in [rounds] for secure aggregation'
         )
     if file.evaluation is not None:
@@ -329,13 +329,13 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
         )
     if file.coverage.samples:
         yield (
-            "samples in [coverage] needs each client's sample count, but secure aggregation hides it: leave samples "
-            "out of [coverage], and name sites or tiers instead"
+            "`samples` in [coverage] needs each client's sample count, but secure aggregation hides it: leave "
+            "`samples` out of [coverage], and name sites or tiers instead"
         )
     if file.rounds.self_tuning:
         yield (
-            "self-tuning asks up to three times as many clients as the target, but secure aggregation needs more "
-            "than two thirds of the asked clients: set self_tuning = false"
+            "self-tuning asks up to three times as many clients as the target. But secure aggregation needs reports "
+            "from more than two thirds of the asked clients, which can be more than the target: set self_tuning = false"
         )
     if section.expected_sample_count > file.aggregation.sample_count_max:
         yield (
@@ -352,12 +352,14 @@ def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterat
     name = file.stop.metric.partition(".")[2]
     where, names = ("evaluation", section.evaluation) if file.stop.is_of_evaluation else ("metrics", section.metrics)
     if name not in names:
-        yield f"secure aggregation does not add up {file.stop.metric}: add {name!r} to {where} in [secure_aggregation]"
+        yield (
+            f"secure aggregation does not add up {file.stop.metric}: add {name!r} to `{where}` in [secure_aggregation]"
+        )
     if file.stop.minimum >= MINIMUM_LEAST:
         yield (
             f"minimum = {file.stop.minimum} in [stop] protects {file.stop.metric} against a false value of one client. "
-            "This needs each client's value, but secure aggregation hides it: leave [stop] out, or set minimum = 1 in "
-            "[stop] if you trust each client not to end the run"
+            "This protection needs each client's value, but secure aggregation hides it: leave [stop] out, or set "
+            "minimum = 1 in [stop] if you trust each client not to end the run"
         )
 
 
@@ -399,10 +401,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
     section.clip(file.codec.clip_norm)
     if file.training.evaluate or file.stop is not None or any(one.evaluate for one in file.override):
         yield (
-            "metrics would be summed without noise: leave out [stop] and evaluate, and measure the models of a private "
-            "run on data that no client holds"
+            "metrics would be summed without noise: leave out [stop] and `evaluate`, and measure the models of a "
+            "private run on data that no client holds"
         )
     if any(one.target or one.minimum or one.over_selection for one in file.override):
         yield (
-            "the noise is planned for one cohort size: leave out target, minimum and over_selection in the overrides"
+            "the noise is planned for one cohort size: leave `target`, `minimum` and `over_selection` out of the "
+            "overrides"
         )

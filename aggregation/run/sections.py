@@ -74,7 +74,7 @@ class DownlinkSection:
     def __post_init__(self) -> None:
         require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
         if self.name == "model" and self.step != 1.0:
-            raise ValueError('step has an effect only with name = "change": set name = "change", or leave step out')
+            raise ValueError('`step` has an effect only with name = "change": set name = "change", or leave `step` out')
 
     @property
     def change_step(self) -> float | None:

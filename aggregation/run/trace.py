@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from umbel.aggregation.canonical import EXACT_MAX
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.types import (
     LINE_RATE_MAX,
@@ -93,14 +94,14 @@ class TracedAttempt:
         numbers = {one.client for one in self.clients}
         if len(numbers) < len(self.clients):
             raise ValueError(
-                f"the attempt lists a client twice ({len(self.clients)} entries, clients: {len(numbers)}); keep one "
-                "entry for each client"
+                f"the attempt lists a client twice: it has {len(self.clients)} entries for "
+                f"{counted(len(numbers), 'client')}; keep one entry for each client"
             )
         require_within(self.waiting, "waiting", len(self.clients), EXACT_MAX)
         if self.absent is not None:
             require_within(self.absent, "absent", len(self.absent_clients), EXACT_MAX)
         elif self.absent_clients:
-            raise ValueError("an attempt with absent_clients must also have absent, the number of absent clients")
+            raise ValueError("an attempt with `absent_clients` must also have `absent`, the number of absent clients")
         for client in self.absent_clients:
             require_within(client, "an absent client", 0, CLIENTS_MAX - 1)
         if (self.reports_wanted is None) is not (self.reports_needed is None):
@@ -129,7 +130,10 @@ class Trace:
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise ValueError(f"the trace has format {self.format}, but this version of umbel reads format {FORMAT}")
+            raise ValueError(
+                f"the trace has format {self.format}, but this version of umbel reads format {FORMAT}; use the "
+                "version that made the trace"
+            )
         require_within(self.clients, "clients", 1, CLIENTS_MAX)
         require_within(len(self.attempts), "the number of attempts", 1, ATTEMPTS_MAX)
         for attempt in self.attempts:

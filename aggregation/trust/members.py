@@ -91,9 +91,9 @@ class MemberList:
         if len(self.officers) > OFFICERS_MAX:
             raise ValueError(f"a member list has at most {OFFICERS_MAX} officers, not {len(self.officers)}")
         if self.epoch > 1:
-            require_sha256(self.previous, "previous, the SHA-256 of the epoch before,")
+            require_sha256(self.previous, "`previous`, the SHA-256 of the epoch before,")
         elif self.previous:
-            raise ValueError("epoch 1 has no epoch before it, so previous must be empty")
+            raise ValueError("epoch 1 has no epoch before it, so `previous` must be empty")
         _require_distinct((*self.members.items(), *self.officers.items()))
 
     @property
@@ -135,7 +135,7 @@ class SignedMembers:
         if len(self.signatures) > SIGNATURES_MAX:
             raise ValueError(f"a member list has at most {SIGNATURES_MAX} signatures, not {len(self.signatures)}")
         for key, signature in self.signatures.items():
-            _require_key(key, "a key under signatures")
+            _require_key(key, "a signer's key in `signatures`")
             if not _SIGNATURE.fullmatch(signature):
                 raise ValueError("a signature must be the base64 of 64 bytes")
 
@@ -188,7 +188,8 @@ def require_follows(old: MemberList, new: MemberList) -> None:
     """Raise `NotTheSuccessor` unless `new` claims to be the epoch after `old`. Does not check signatures."""
     if new.name != old.name:
         raise NotTheSuccessor(
-            f"this list is named {new.name!r}, but the known list is named {old.name!r}; the name must stay"
+            f"this list is named {new.name!r}, but the known list is named {old.name!r}; all epochs of a list must "
+            "have the same name"
         )
     if new.epoch != old.epoch + 1:
         raise NotTheSuccessor(
@@ -197,8 +198,8 @@ def require_follows(old: MemberList, new: MemberList) -> None:
         )
     if new.previous != old.sha256:
         raise NotTheSuccessor(
-            f"epoch {new.epoch} of {old.name!r} does not follow the known epoch {old.epoch}, but another epoch "
-            f"{old.epoch}; ask the officers which of the two is right"
+            f"the `previous` of epoch {new.epoch} of {old.name!r} is not the hash of the known epoch {old.epoch}, so "
+            f"it follows another list; ask the officers which epoch {old.epoch} is right"
         )
 
 
@@ -250,7 +251,7 @@ def read_members(data: bytes) -> SignedMembers:
         raise MalformedMembers(f"this is not a member list: it has more than {FILE_BYTES_MAX} bytes")
     try:
         whole = _object(parsed(data.decode()), "the file", ("list", "signatures"))
-        return SignedMembers(_list(whole["list"]), _texts(whole["signatures"], "signatures"))
+        return SignedMembers(_list(whole["list"]), _texts(whole["signatures"], "`signatures`"))
     except ValueError as error:
         raise MalformedMembers(f"this is not a member list: {error}") from error
 
@@ -264,21 +265,21 @@ def members_bytes(signed: SignedMembers) -> bytes:
 
 
 def _list(value: Json) -> MemberList:
-    found = _object(value, "list", _LIST_KEYS)
+    found = _object(value, "`list`", _LIST_KEYS)
     name, epoch, quorum, previous = (found[key] for key in ("name", "epoch", "quorum", "previous"))
     if type(found["format"]) is not int or found["format"] != FORMAT:
         raise ValueError(f"its format is not {FORMAT}; install the version of umbel that made it")
     if not (isinstance(name, str) and isinstance(previous, str)):
-        raise ValueError("name and previous must be strings")
+        raise ValueError("`name` and `previous` must be strings")
     if not (isinstance(epoch, int) and isinstance(quorum, int)):
-        raise ValueError("epoch and quorum must be whole numbers")
-    members, officers = _texts(found["members"], "members"), _texts(found["officers"], "officers")
+        raise ValueError("`epoch` and `quorum` must be whole numbers")
+    members, officers = _texts(found["members"], "`members`"), _texts(found["officers"], "`officers`")
     return MemberList(name, epoch, members, officers, quorum, previous)
 
 
 def _object(value: Json, what: str, keys: tuple[str, ...]) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object")
+        raise ValueError(f"{what} must be a JSON object")
     if stray := sorted(value.keys() - set(keys)):
         raise ValueError(f"{what} has an unknown key {stray[0][:63]!r}")
     if missing := [key for key in keys if key not in value]:
@@ -288,7 +289,7 @@ def _object(value: Json, what: str, keys: tuple[str, ...]) -> dict[str, Json]:
 
 def _texts(value: Json, what: str) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object")
+        raise ValueError(f"{what} must be a JSON object")
     texts = {key: text for key, text in value.items() if isinstance(text, str)}
     if len(texts) < len(value):
         raise ValueError(f"every entry of {what} must be a string")

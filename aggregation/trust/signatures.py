@@ -99,7 +99,7 @@ class Claims:
             way = "ahead of" if self.created > now else "behind"
             raise StaleSignature(
                 f"the request was signed {abs(now - self.created):.0f} s {way} the coordinator's clock, and at most "
-                f"{CLOCK_SKEW_S} s are allowed; set the clock of this machine"
+                f"{CLOCK_SKEW_S} s are allowed; set the clock of the client's machine"
             )
 
 
@@ -116,7 +116,7 @@ def parse_digest(value: str) -> bytes:
     """The 32 bytes in a `Content-Digest` or `Repr-Digest`. Raises `MalformedSignature`."""
     match = _DIGEST.fullmatch(value)
     if match is None:
-        raise MalformedSignature("the digest must have the form sha-256=:<base64 of 32 bytes>:")
+        raise MalformedSignature("a Content-Digest or Repr-Digest must have the form sha-256=:<base64 of 32 bytes>:")
     return _decode(match[1], "the digest")
 
 

@@ -103,8 +103,8 @@ def test_the_2nn_has_the_weights_of_the_paper() -> None:
         ("mlp", PLAYS, 'mlp is not for shakespeare, whose task is next-character: use name = "lstm"'),
         ("cnn", SYNTHETIC, r"cnn is for images .* synthetic have shape \(60,\)"),
         ("cnn", Known("dots", 2, (1, 3, 9)), "at least 4 by 4"),
-        ("heart", SYNTHETIC, "use logistic"),
-        ("heart", Known("pictures", 2, (1, 4, 4)), "use logistic"),
+        ("heart", SYNTHETIC, 'use name = "logistic"'),
+        ("heart", Known("pictures", 2, (1, 4, 4)), 'use name = "logistic"'),
     ],
 )
 def test_data_that_a_model_is_not_for_are_refused(name: str, data: Known, why: str) -> None:

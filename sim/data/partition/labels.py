@@ -159,7 +159,7 @@ def classes_partition(
         if len(clients) > len(pool):
             raise ValueError(
                 f"label {labels[pool[0]]} has {len(pool)} samples, too few for the {len(clients)} clients that need "
-                "one; use fewer clients, or a smaller classes_each"
+                "at least one each; use fewer clients, or a smaller classes_each"
             )
         if len(clients):
             owners[pool] = clients[np.arange(len(pool)) % len(clients)]

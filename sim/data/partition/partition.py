@@ -80,7 +80,7 @@ def with_holdouts(partition: Partition, share: float, seed: int) -> Partition:
     if share == 0:
         return partition
     if partition.holdouts is not None:
-        raise ValueError("these clients hold samples back already; leave holdout out")
+        raise ValueError("these clients hold samples back already; leave `holdout` out")
     sizes = partition.sizes
     n_held = np.clip(np.rint(share * sizes).astype(np.int64), 0, np.maximum(sizes - 1, 0))
     owners = np.repeat(np.arange(partition.n_clients), sizes)
@@ -133,7 +133,7 @@ def natural_partition(
     kept = np.flatnonzero((sizes >= least) & np.array([only is None or name in only for name in called]))
     wanted = 1 if n_clients is None else n_clients
     if len(kept) < wanted:
-        named = "" if only is None else " and its name in only"
+        named = "" if only is None else " and its name in `only`"
         raise ValueError(
             f"{counted(len(found), 'group')} ({some(called)}) can give {counted(len(kept), 'client')}, not {wanted}: a "
             f"group needs at least {counted(least, 'sample')}{named}; use fewer clients, or a smaller min_samples"

@@ -86,7 +86,7 @@ class PartitionSection:
         if self.scheme != "natural":
             require_option("scheme", "natural", self.scheme, "only", self.only)
         if self.only == ():
-            raise ValueError("only is empty; name a group in it, or leave it out to use all groups")
+            raise ValueError("`only` is empty; name a group in it, or leave it out to use all groups")
         for scheme, name in _NEEDED.items():
             value = getattr(self, name)
             require_option("scheme", scheme, self.scheme, name, value)
@@ -97,11 +97,11 @@ class PartitionSection:
                 f'by = "class" is for scheme = "dirichlet", not for scheme = "{self.scheme}"; leave it out'
             )
         if self.balanced and self.by != "class":
-            raise ValueError('balanced is only for scheme = "dirichlet" with by = "class"; leave it out')
+            raise ValueError('`balanced` is only for scheme = "dirichlet" with by = "class"; leave it out')
         if self.sizes.law != "equal" and not self._takes_sizes:
             raise ValueError(
-                'sizes are only for scheme = "iid", and for scheme = "dirichlet" with by = "client". '
-                f'Here scheme = "{self.scheme}" decides the sizes; leave sizes out'
+                '`sizes` is only for scheme = "iid", and for scheme = "dirichlet" with by = "client". '
+                f'Here scheme = "{self.scheme}" decides the sizes; leave `sizes` out'
             )
 
     @property
@@ -154,7 +154,10 @@ def _dealt(
     rng = np.random.default_rng(seed)
     if section.scheme == "natural":
         if groups is None:
-            raise ValueError('these data have no natural holders; choose another scheme than "natural"')
+            raise ValueError(
+                'scheme = "natural" needs the holder of each sample, but this data set names none; choose another '
+                "scheme, or give `groups` if the data set is your own"
+            )
         return natural_partition(groups, section.min_samples, section.clients, rng, group_names, section.only)
     if section.scheme == "iid":
         return Partition(iid_partition(_sizes(section, len(labels), rng), rng))

@@ -61,8 +61,8 @@ def dataset(
         measured = _paired(_inputs(test[0], "test inputs"), classes[len(all_targets) :], "test inputs")
         if measured.inputs.shape[1:] != samples.inputs.shape[1:]:
             raise DataError(
-                f"each of test inputs has the shape {tuple(measured.inputs.shape[1:])}; it must be that of inputs, "
-                f"{tuple(samples.inputs.shape[1:])}"
+                f"each test input has the shape {tuple(measured.inputs.shape[1:])}, but each training input has "
+                f"the shape {tuple(samples.inputs.shape[1:])}; give all inputs the same shape"
             )
     holders = None if groups is None else natural_of(group_kind, _array(groups), rows, held)
     return DataSet(name, samples, rows, measured, n_classes, holders)
@@ -133,7 +133,10 @@ def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[np
             f"targets must be whole numbers from 0 on, or strings, not {targets.dtype} such as {targets[0]}"
         )
     if (greatest := int(targets.max())) >= CLASSES_MAX:
-        raise DataError(f"there are targets up to {greatest}; number the classes from 0 on, or name them by strings")
+        raise DataError(
+            f"there are targets up to {greatest}, but they must be below {CLASSES_MAX}; number the classes from 0 on, "
+            "or name them by strings"
+        )
     return targets.astype(np.int64), greatest + 1
 
 

@@ -101,7 +101,7 @@ def _other_model(facts: dict[str, Any]) -> None:
             r"bundle 2 \(round 1, attempt 2\): the report of a was not signed with this client's key",
         ),
         (2, _dropped, r"its sum has \d+ reports, but the bundle has \d+ accepted ones"),
-        (2, _other_model, "it did not begin with the run's newest model"),
+        (2, _other_model, "its round did not begin with the run's newest model"),
         (
             2,
             lambda facts: facts["sum"].update(total_weight=5),
@@ -115,13 +115,21 @@ def _other_model(facts: dict[str, Any]) -> None:
             "not signed with this client's key",
         ),
         (2, lambda facts: facts.update(attempt=1), "its plan belongs to another round"),
-        (1, lambda facts: facts.update(committed=True), "a sum but made no model, or made a model but has no sum"),
+        (
+            1,
+            lambda facts: facts.update(committed=True),
+            "it has a sum although its round made no model, or it has no sum",
+        ),
         (
             1,
             lambda facts: facts.update(layout_digest="0" * 64),
             "its model layout is not the one that the run was created with",
         ),
-        (1, lambda facts: facts["grid"].update(step=0.5, max_abs=1.0), "its grid does not follow from its plan"),
+        (
+            1,
+            lambda facts: facts["grid"].update(step=0.5, max_abs=1.0),
+            "its `grid` is not the one that follows from its `plan`",
+        ),
         (
             1,
             lambda facts: facts.update(run_file_sha256="0" * 64),

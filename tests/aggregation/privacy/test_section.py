@@ -71,7 +71,7 @@ def test_the_clip_norm_is_said_once() -> None:
     section = PrivacySection(epsilon=1.0, clip_norm=2.0)
     assert section.clip(None) == section.clip(2.0) == 2.0
     assert PrivacySection(epsilon=1.0).clip(3.0) == 3.0
-    with pytest.raises(ValueError, match="different clip_norm"):
+    with pytest.raises(ValueError, match="different values of clip_norm"):
         section.clip(3.0)
     with pytest.raises(ValueError, match="has no bound"):
         PrivacySection(epsilon=1.0).clip(None)

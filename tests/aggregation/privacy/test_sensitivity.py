@@ -89,7 +89,7 @@ def test_the_bound_on_magnitudes_is_the_smaller_of_two() -> None:
     ("clip", "d", "beta"), [(0.0, 5, 0.1), (math.nan, 5, 0.1), (math.inf, 5, 0.1), (1.0, 0, 0.1), (1.0, 5, 0.0)]
 )
 def test_what_has_no_bound_is_refused(clip: float, d: int, beta: float) -> None:
-    with pytest.raises(ValueError, match="norm above zero"):
+    with pytest.raises(ValueError, match="norm must be finite and above zero"):
         rounded_bound(clip, d, beta)
 
 

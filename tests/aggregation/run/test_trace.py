@@ -144,7 +144,7 @@ def test_a_trace_that_cannot_be_is_refused(change: dict[str, Any], why: str) -> 
         ({"over_selection": 0.0, "reports_wanted": 2, "reports_needed": 1}, "over_selection"),
         ({"waiting": 1}, "waiting"),
         ({"absent": 1}, "absent must lie between 2"),
-        ({"absent": None}, "must also have absent"),
+        ({"absent": None}, "must also have `absent`"),
         ({"bytes_up": 1 << 60}, "bytes_up"),
     ],
 )

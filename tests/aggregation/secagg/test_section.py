@@ -76,9 +76,9 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
         ),
         (
             replace(FILE, stop=StopRule("evaluation.auc", patience=3, minimum=1)),
-            r"add 'auc' to evaluation in \[secure_aggregation\]",
+            r"add 'auc' to `evaluation` in \[secure_aggregation\]",
         ),
-        (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"add 'auc' to metrics"),
+        (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"add 'auc' to `metrics`"),
         (replace(FILE, rounds=replace(ROUNDS, minimum=1)), r"^a sum over 1 client hides no update: set minimum = 3"),
         (replace(FILE, rounds=replace(ROUNDS, minimum=2)), r"^a sum over 2 clients hides no update"),
         (

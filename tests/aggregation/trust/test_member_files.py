@@ -47,7 +47,7 @@ MALFORMED = {
     "no UTF-8": (b"\xff", "utf-8"),
     "a byte order mark": (b"\xef\xbb\xbf" + TEXT.encode(), "this is not a member list"),
     "two files": (TEXT.encode() * 2, "Extra data"),
-    "an array": (b"[]", "the file must be an object"),
+    "an array": (b"[]", "the file must be a JSON object"),
     "nested deeply": (b"[" * 200_000, "nested too deeply"),
     "NaN": (TEXT.replace('"epoch": 1', '"epoch": NaN').encode(), "JSON has no NaN"),
     "a list said twice": (TEXT.replace('"signatures"', '"list"').encode(), "says a key twice"),
@@ -70,8 +70,11 @@ MALFORMED = {
     "an epoch beyond 2^53": (changed(lambda found: found["list"].update(epoch=1 << 53)), "whole number"),
     "quorum 0": (changed(lambda found: found["list"].update(quorum=0)), "whole number"),
     "a name that is none": (changed(lambda found: found["list"].update(name=None)), "must be strings"),
-    "members in an array": (changed(lambda found: found["list"].update(members=[])), "members must be an object"),
-    "officers in an array": (changed(lambda found: found["list"].update(officers=[])), "officers must be an object"),
+    "members in an array": (changed(lambda found: found["list"].update(members=[])), "`members` must be a JSON object"),
+    "officers in an array": (
+        changed(lambda found: found["list"].update(officers=[])),
+        "`officers` must be a JSON object",
+    ),
     "a key that is none": (changed(lambda found: found["list"]["members"].update(north=1)), "must be a string"),
     "half a surrogate pair": (
         changed(lambda found: found["list"]["members"].update({"\ud800": public_key("east")})),
@@ -83,7 +86,7 @@ MALFORMED = {
     ),
     "signatures by name": (
         changed(lambda found: found.update(signatures={"anna": "A" * 86 + "=="})),
-        "under signatures",
+        "a signer's key in `signatures`",
     ),
     "very many signatures": (
         changed(

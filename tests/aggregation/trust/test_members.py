@@ -237,8 +237,8 @@ BAD_FACTS: Mapping[str, tuple[dict[str, object], str]] = {
     "quorum 0": ({"quorum": 0}, "quorum must be a whole number"),
     "quorum true": ({"quorum": True}, "quorum must be a whole number"),
     "a first epoch that follows": ({"previous": "0" * 64}, "no epoch before it"),
-    "a second epoch that does not": ({"epoch": 2}, "previous, the SHA-256"),
-    "previous is no hash": ({"epoch": 2, "previous": "A" * 64}, "previous, the SHA-256"),
+    "a second epoch that does not": ({"epoch": 2}, "`previous`, the SHA-256"),
+    "previous is no hash": ({"epoch": 2, "previous": "A" * 64}, "`previous`, the SHA-256"),
     "too many officers": ({"officers": {f"o{i}": public_key(f"o{i}") for i in range(OFFICERS_MAX + 1)}}, "at most 100"),
 }
 

@@ -280,7 +280,7 @@ def test_a_bound_that_makes_no_grid_is_refused(max_abs: float) -> None:
 
 @pytest.mark.parametrize("total", [0, -1, TOTAL_WEIGHT_MAX + 1, 10**400])
 def test_weights_that_make_no_grid_are_refused(total: int) -> None:
-    with pytest.raises(ValueError, match="must add up to between"):
+    with pytest.raises(ValueError, match="must add up to at least 1 and at most"):
         Grid.finest(max_abs=1.0, total_weight_max=total)
 
 

@@ -107,7 +107,7 @@ def test_a_natural_partition_of_some_groups_leaves_the_others_out() -> None:
 
 
 def test_a_natural_partition_needs_to_know_whose_samples_they_are() -> None:
-    with pytest.raises(ValueError, match="no natural holders"):
+    with pytest.raises(ValueError, match="needs the holder of each sample, but this data set names none"):
         split(PartitionSection("natural"), LABELS, 0)
 
 
@@ -138,12 +138,12 @@ def test_a_least_number_that_cannot_be_met_is_refused_with_what_to_do(section: P
         ({"scheme": "classes", "clients": 3}, "needs classes_each"),
         ({"clients": 3, "alpha": 1.0}, 'alpha is for scheme = "dirichlet"'),
         ({"clients": 3, "by": "class"}, 'by = "class" is for scheme = "dirichlet"'),
-        ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "balanced": True}, "balanced is only for"),
-        ({"scheme": "natural", "sizes": SIZES}, "leave sizes out"),
-        ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "by": "class", "sizes": SIZES}, "leave sizes out"),
+        ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "balanced": True}, "`balanced` is only for"),
+        ({"scheme": "natural", "sizes": SIZES}, "leave `sizes` out"),
+        ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "by": "class", "sizes": SIZES}, "leave `sizes` out"),
         ({"clients": 3, "holdout": 1.0}, "holdout must lie between"),
         ({"clients": 3, "only": ("a",)}, 'only is for scheme = "natural"'),
-        ({"scheme": "natural", "only": ()}, "only is empty"),
+        ({"scheme": "natural", "only": ()}, "`only` is empty"),
         ({"clients": 3, "min_samples": 0}, "min_samples must lie between"),
     ],
 )

@@ -109,7 +109,10 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
     ("bad", "why"),
     [
         ({"targets": TARGETS[:-1]}, r"one target \(class\) for each of the inputs"),
-        ({"targets": np.array([2**63, *TARGETS[1:]], np.uint64)}, "up to 9223372036854775808; number the classes"),
+        (
+            {"targets": np.array([2**63, *TARGETS[1:]], np.uint64)},
+            "up to 9223372036854775808, but they must be below 1000000; number the classes",
+        ),
         ({"inputs": INPUTS[:, :0]}, "inputs must hold numbers"),
         ({"targets": [-1, *TARGETS[1:]]}, "whole numbers from 0 on"),
         ({"targets": [0.5] * 20}, "whole numbers from 0 on"),
@@ -118,7 +121,7 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
         ({"inputs": np.array(["text"] * 20)}, "must be numbers"),
         ({"inputs": np.array([np.zeros(1), np.zeros(2)] * 10, dtype=object)}, "must be numbers"),
         ({"inputs": 3.0}, r"one target \(class\) for each of the inputs"),
-        ({"test": (INPUTS[:, :2], TARGETS)}, "must be that of inputs"),
+        ({"test": (INPUTS[:, :2], TARGETS)}, "give all inputs the same shape"),
         ({"test": (INPUTS, TARGETS[1:])}, r"one target \(class\) for each of the test inputs"),
         ({"groups": ["a"]}, "20 samples and 1 groups"),
         ({"n_classes": 3}, "n_classes must be at least 4"),
