@@ -43,11 +43,11 @@ def demo(
     """Train one model on real data with a coordinator and twelve clients, in five processes on this machine.
 
     Two clients are slow. With --rounds 4 or more, another client is killed in the middle of a round, and the slow
-    clients' partial work takes its place. It returns about five rounds later (12 rounds show it). With --rounds 6 or
-    more, the coordinator is killed in the middle of a round as well, and resumes over the same files. Updates are
-    masked, so the coordinator learns only their sum. Two officers have signed the list of the clients' keys, and every
-    client has pinned it. At the end the audit chain is verified. With --plain there are no masks and no list, and the
-    last round is replayed from the stored updates.
+    clients' partial work takes its place. The killed client returns about five rounds later, so give --rounds 12 or
+    more to see it return. With --rounds 6 or more, the coordinator is killed in the middle of a round as well, and
+    resumes over the same files. Updates are masked, so the coordinator learns only their sum. Two officers have signed
+    the list of the clients' keys, and every client has pinned this list. At the end the audit chain is verified. With
+    --plain there are no masks and no list, and the last round is replayed from the stored updates.
     """
     from dataclasses import asdict
 
@@ -189,15 +189,13 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def bench_coordinator(
     quick: QuickOption = False,
     peer_python: PeerOption = None,
-    devices: Annotated[
-        int, typer.Option(min=1000, help="Number of simulated devices in the rows about load.")
-    ] = 10_000,
-    soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end.")] = 0.0,
+    devices: Annotated[int, typer.Option(min=1000, help="Number of simulated devices in the load test.")] = 10_000,
+    soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load after the load test.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Rounds without work: ten clients over HTTP; check-ins of ten thousand devices, and a round of 300 of them.
 
-    With --peer-python, an interpreter that has flwr, Flower's deployment engine runs the same rounds.
+    --peer-python names an interpreter that has flwr. Flower's deployment engine then runs the same rounds.
     """
     from umbel.sim.bench.coordinator.bench import measure
 
@@ -206,7 +204,7 @@ def bench_coordinator(
 
 @bench_app.command("aggregate")
 def bench_aggregate(quick: QuickOption = False, json: JsonOption = False) -> None:
-    """The coordinator's memory while forty clients upload at once, and how fast updates are folded."""
+    """The coordinator's memory while forty clients upload at once, and how fast it adds up updates."""
     from umbel.sim.bench.aggregate import measure
 
     _bench(lambda: measure(quick=quick), json)
@@ -248,20 +246,25 @@ def bench_codec(
 @bench_app.command("simulate")
 def bench_simulate(
     quick: QuickOption = False,
-    only: Annotated[str | None, typer.Option(help="Run only this part: A, B, C, Cs, M, start or cohorts.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Run only this part: A, B, C, Cs, M, start or cohorts (see docs/explanation/results/simulation.md)."
+        ),
+    ] = None,
     peer_python: PeerOption = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Device for cohorts of all sizes: cpu or cuda; by default a GPU, if there is one."),
+        typer.Option(help="Device for the part `cohorts`: cpu or cuda; by default a GPU, if there is one."),
     ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Simulated rounds against a plain loop: small and large models, long tails, a million clients.
 
-    With --peer-python, an interpreter that has pfl or flwr (with its extra `simulation`), these train the same rounds,
-    for ten minutes or more. On a GPU, or with --device, cohorts of 1 to 1000 clients are trained stacked and one client
-    after another.
+    --peer-python names an interpreter that has pfl or flwr (with its extra `simulation`). These then train the same
+    rounds, for ten minutes or more. On a GPU, or with --device, cohorts of 1 to 1000 clients are trained both stacked
+    and one client after another.
     """
     from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
     from umbel.sim.engines.device import NoSuchDevice

@@ -30,7 +30,10 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
-_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are faster and present."
+_HOPE = (
+    "A longer window_s or a lower minimum in [rounds] may help. Devices in [fleet] that are faster, or present more "
+    "often, may help too."
+)
 _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
 _PIPED_WIDTH = 120  # for a file
 
@@ -56,7 +59,8 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
                 console.print(_TRIED if "have declined" in run.reason else f"{_HOPE} {_TRIED}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(
-        f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False
+        f"\n{shown} {'show' if results.against else 'shows'} the results; every round is in {out}/rounds.jsonl",
+        markup=False,
     )
     return results
 

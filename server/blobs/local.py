@@ -88,7 +88,7 @@ class LocalBlobs:
     def _path(self, key: str) -> Path:
         require_key(key)
         if key.split("/")[0] == _MAKING:
-            raise ValueError(f"not a blob's key: {key!r}; temporary files are kept there")
+            raise ValueError(f"not a blob's key: {key!r}; the coordinator keeps temporary files under this name")
         return self._directory / key
 
     def _make_parents(self, target: Path) -> None:

@@ -165,7 +165,7 @@ class S3Blobs:
         with self.open(probe, 1, 3) as file:
             if file.read() != b"mbe":
                 raise BlobsUnavailable(
-                    f"bucket {self._bucket.name} answers a request for a part of a file with other bytes; umbel needs "
+                    f"bucket {self._bucket.name} sent wrong bytes when it was asked for a part of a file; umbel needs "
                     "a store that can send parts of files"
                 )
         if probe not in self.keys("probes"):

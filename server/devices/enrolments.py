@@ -186,7 +186,10 @@ def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
         )
     for name, value in _binding(token).labels.items():
         if (said := enrolment.labels.get(name, value)) != value:
-            return f"this token sets the label {name}={value}, but the enrolment says {name}={said}; leave it out"
+            return (
+                f"this token sets the label {name}={value}, but the enrolment says {name}={said}; leave this label out "
+                "of the enrolment"
+            )
     return None
 
 

@@ -51,8 +51,8 @@ async def unfit(
     if client in sites and not await _is_name_bound(registry, client):
         detail = (
             "this run's coverage names this client, but the token that it enrolled with binds no name. Take part in "
-            "another run; or ask the operator to remove this client and to make a token for a new name, which the next "
-            "run's coverage must then have"
+            "another run; or ask the operator to remove this client and to make a token for a new name. The coverage "
+            "of the next run must then list the new name"
         )
         return Unfit(Refused("unbound-name", detail))
     if message.layout_digest != layout.digest:  # last, because the difference reveals the run's model
@@ -79,14 +79,15 @@ async def stranger(registry: Registry, members: MemberList | None, client: Clien
     if listed is None:
         detail = (
             f"this run is for the members of {which}, and {client!r} is not one of them. Take part in another "
-            "run; or ask an officer to add its name and key (umbel fingerprint shows the key) to the list's next "
-            "epoch, which needs a new run"
+            "run; or ask an officer to add its name and key (umbel fingerprint shows the key) to the next epoch "
+            "(version) of the list. The next epoch needs a new run"
         )
     else:
         detail = (
             f"this run is for the members of {which}, and {client!r} is enrolled with another key than the list has. "
             "Start it with the state directory whose key is on the list (umbel fingerprint shows the key); or take "
-            "part in another run; or ask an officer to put this key into the list's next epoch, which needs a new run"
+            "part in another run; or ask an officer to put this key into the next epoch (version) of the list. The "
+            "next epoch needs a new run"
         )
     return Unfit(Refused("not-a-member", detail))
 

@@ -121,7 +121,7 @@ async def enrol(request: Request, services: Services, enrolment: Enrolment, is_c
     """
     claims = claims_of(request)
     if claims.key_id != enrolment.client:
-        raise Refused("malformed-request", "the signature's keyid must be the client's name in the body")
+        raise Refused("malformed-request", "the signature's `keyid` must be the client's name in the body")
     now = services.clock.now()
     claims.verify(enrolment.public_key_bytes, target_of(request), now)
     await services.registry.enrolments.enrol(Enrolling(enrolment, claims, now, is_counted_on))

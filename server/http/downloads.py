@@ -177,7 +177,7 @@ class LocalCopies:
             return
         del self._in_use[key]
         if not copy.fetch.cancelled() and (error := copy.fetch.exception()):
-            _log.warning("could not copy %s from the store: %s", key, error)
+            _log.warning("could not copy the file %s from the store of models and updates: %s", key, error)
         asyncio.get_running_loop().run_in_executor(None, copy.stack.close)
 
 

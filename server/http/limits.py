@@ -170,12 +170,13 @@ class ConnectionSlots:
         room = min((files - _OTHER_FILES) // _FILES_EACH, CONNECTIONS_MAX)
         if room < _CONNECTIONS_MIN:
             raise OSError(
-                f"this process may open only {files} files, too few for a coordinator; raise the hard limit ({_HOW})"
+                f"this process may open only {files} files, too few for a coordinator; raise its hard limit of open "
+                f"files ({_HOW})"
             )
         if room < CONNECTIONS_MAX:
             _log.warning(
-                "at most %d connections at a time, not %d: this process may open only %d files; raise the hard limit "
-                "to %d (%s)",
+                "at most %d connections at a time, not %d: this process may open only %d files; raise its hard "
+                "limit of open files to %d (%s)",
                 room,
                 CONNECTIONS_MAX,
                 files,

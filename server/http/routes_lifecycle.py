@@ -55,7 +55,7 @@ class RollbackOrder:
     def __post_init__(self) -> None:
         _require_reason(self.reason)
         if self.to != "best" and not 0 <= self.to <= _VERSION_MAX:
-            raise ValueError(f'to must be a version number of at least 0, or "best", not {self.to}')
+            raise ValueError(f'`to` must be a version number of at least 0, or "best", not {self.to}')
 
 
 def _require_reason(reason: str) -> None:

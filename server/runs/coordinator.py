@@ -240,7 +240,8 @@ class Coordinator:
                     await driver.was_away(outage)
                 except Exception:  # its next step counts the outage
                     _log.exception(
-                        "run %s: could not extend the open window by an outage; the next step tries again", driver.name
+                        "run %s: could not extend the open window by the time of an outage; the next step tries again",
+                        driver.name,
                     )
             await self.services.uptime.sign()
 

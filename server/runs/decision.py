@@ -292,7 +292,7 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
         if count > count_max:
             raise ReportRefused(
                 f"{name}: {count} samples are more than the run's sample_count_max of {count_max}; "
-                "report at most that, or raise it in the next run file"
+                f"report at most {count_max}, or raise sample_count_max in the next run file"
             )
     if isinstance(work, EvaluationDone):
         return

@@ -103,7 +103,7 @@ class Intake:
         patient_until = time.monotonic() - PATIENCE_S
         while self._n_bytes + newcomer.n_bytes > self._bytes_max:
             late = [one for one in self._here if one.came_at <= patient_until]
-            self._let_go(late, "the coordinator has no room for more chunks (incoming_bytes_max)")
+            self._let_go(late, "other chunks fill the coordinator's room for uploads (incoming_bytes_max)")
 
     def _let_go(self, candidates: list[Arrival], why_not: str) -> None:
         """Drop the oldest of these that can be dropped."""

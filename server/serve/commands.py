@@ -40,7 +40,8 @@ def serve(
         bool,
         typer.Option(
             "--adopt",
-            help="Accept this blob store and this audit key as those of the database, after an intended change.",
+            help="Use this after you changed the blob store or the audit key on purpose: the database then records "
+            "the new ones.",
         ),
     ] = False,
     log_level: Annotated[

@@ -272,7 +272,7 @@ def upgrade(connection: Connection, to: str = "head") -> None:
             raise
         raise UnfitDatabase(
             f"this version of umbel does not know the database's schema {error.__cause__.argument}: a newer version "
-            "has opened it; install that version, or restore a backup from before it"
+            "of umbel has changed the database. Install the newer version, or restore a backup from before the change"
         ) from error
 
 

@@ -95,7 +95,8 @@ class AuditKey:
             self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
         except InvalidSignature as error:
             raise ForgedRelayKey(
-                "the relay key in the database is not signed by a replica; check who else writes to the database"
+                "no replica has signed the key in the database with which replicas exchange clients' shares; check who "
+                "else writes to the database"
             ) from error
 
 

@@ -132,7 +132,7 @@ class Replicas:
             except DatabaseAway:
                 pass  # logged already
             except Exception:
-                _log.exception("the heartbeat failed; retrying")
+                _log.exception("the heartbeat of this replica in the database failed; trying again")
             await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:

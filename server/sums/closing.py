@@ -180,7 +180,7 @@ class Closer:
     def _removed(self, removing: "asyncio.Future[None]") -> None:
         self._removing.discard(removing)
         if not removing.cancelled() and (error := removing.exception()) is not None:
-            _log.warning("updates of an ended round could not be removed; they are swept later: %s", error)
+            _log.warning("updates of an ended round could not be removed; trying again later: %s", error)
 
 
 async def read_canary(services: Services, live: LiveRun, round_codec: RoundCodec) -> CanaryClosed:

@@ -219,7 +219,8 @@ class ReplicaShare:
         mine = {client for client, replica in live.folded_by.items() if replica == me}
         if self._folding is not None and not self._folding.clients <= mine:
             _log.warning(
-                "run %s: other replicas took over reports of this replica; its sum is added up again without them",
+                "run %s: other replicas took over reports of this replica, which adds up its sum again without these "
+                "reports",
                 live.name,
             )
             await self.drop()

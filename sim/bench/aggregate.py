@@ -60,8 +60,8 @@ def measure(*, quick: bool) -> Report:
     rows = (
         BenchRow(uploads, grown.peak_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB", Hold(GROWTH_MAX)),
         BenchRow(uploads, grown.peak_mb, "keep all, then the mean of the stack", naive, "MB"),
-        BenchRow("fold of one update", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
-        BenchRow("fold of one update", fold, "memory copy", copy, "GB/s"),
+        BenchRow("adding one update to the sum", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
+        BenchRow("adding one update to the sum", fold, "memory copy", copy, "GB/s"),
     )
     took = f"{N_CLIENTS} uploads over HTTP, each checked, stored and added up, took {grown.wall_s:.1f} s."
     return Report("aggregate", rows, (took, "GB/s: float32 bytes of the update per second, on one thread."))

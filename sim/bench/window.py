@@ -210,7 +210,7 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
         "Client time of use: the share of clients' working time that went into accepted reports.",
         f"Static: 130 % of the target are asked; the window is {_PILOT_MARGIN:g} x the time in which "
         f"{_PILOT_SHARE:.0%} of devices report, over a day.",
-        "Self-tuned: the static window is the longest allowed; time that is wasted while it learns is counted.",
+        "Self-tuned: its window is at most the static one; the time that clients waste while it learns is counted.",
         "Hindsight: the best static choice, for which the fleet's true behaviour must be known. Limit: the best choice "
         "for each hour, found in the same way.",
     )
@@ -288,7 +288,7 @@ def _rows(contest: WindowContest) -> tuple[BenchRow, ...]:
     rule = f"static 130 %, {contest.window_s:.0f} s"
     hindsight = f"hindsight: {contest.hindsight.over_selection:.0%}, {contest.hindsight.window_s:.0f} s"
     ours = 100 * goodput(tuned)
-    of_use, commits = f"{name}: client time of use", f"{name}: attempts with the minimum"
+    of_use, commits = f"{name}: client time of use", f"{name}: attempts that reach the minimum"
     return (
         BenchRow(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
         BenchRow(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),

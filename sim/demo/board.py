@@ -106,7 +106,7 @@ class Board:
         del self.down[name]
         self.tell(f"{name} is back, with the same key and without enrolling again")
         target = self.plan.run_file.rounds.target
-        self.tell(f"with it, {target} fast clients fill the target; the slow ones are told to stop")
+        self.tell(f"with {name}, {target} fast clients can fill the target; the slow clients are told to stop")
 
     def note_coordinator_kill(self, number: int, n_reports: int) -> None:
         self.coordinator_killed_in = number
@@ -136,7 +136,7 @@ def sentence(ended: DemoRound, n_rounds: int) -> str:
     record = ended.record
     if not record.committed:
         return f"round {record.round}: attempt {record.attempt} abandoned: {record.reason}"
-    parts = [f"{record.reported} of {record.selected} in"]
+    parts = [f"{record.reported} of {record.selected} reported"]
     for word, fate in _REMARKS:
         if clients := [client for client in record.clients if client.fate is fate]:
             parts.append(f"{word} {_who(clients)}")

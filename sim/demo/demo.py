@@ -66,7 +66,9 @@ class DemoRun:
         for child in (*self.sites.running, *([self.judges] if self.judges else [])):
             child.require_alive(may_finish=True)
         if time.monotonic() > self.deadline:
-            raise DemoFailed(f"the demo took too long (stage: {self.board.stage}); is the machine busy?")
+            raise DemoFailed(
+                f"the demo took too long (stage: {self.board.stage}); stop other programs, and run it again"
+            )
 
 
 def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> DemoSummary:

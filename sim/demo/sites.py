@@ -53,7 +53,8 @@ secure_aggregation = "required"
 members = "{LIST_FILE}"
 members_sha256 = "{grouped(signed.list.sha256)}"
 minimum_cohort = {MINIMUM}
-cohort_change = "warn"   # not "refuse": a killed clinic comes back, and two sums show about what it sent
+# The difference of two sums, with and without the killed clinic, shows about what it sent. "refuse" would stop rounds.
+cohort_change = "warn"
 """
     if minimum_work is not None:
         policy += f"minimum_work = {minimum_work:g}\n"

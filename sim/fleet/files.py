@@ -98,8 +98,8 @@ def _require_all_mentioned(trace: Trace) -> None:
     n_mentioned = len(set[int]().union(*(attempt.mentioned for attempt in trace.attempts)))
     if n_mentioned < trace.clients:
         raise ValueError(
-            f"clients is {trace.clients}, and the attempts mention {n_mentioned} clients; set clients to that number, "
-            "because a trace numbers only clients that it mentions"
+            f"`clients` is {trace.clients}, but the attempts mention only {n_mentioned} clients; set `clients` to "
+            f"{n_mentioned}, because a trace numbers only clients that it mentions"
         )
 
 
@@ -173,7 +173,7 @@ def _from_json(line: str) -> _Stretch:
         raise ValueError(f"it must be an object with the keys {_HEAD.replace(',', ', ')}")
     device, from_s, until_s = found["device"], found["from_s"], found["until_s"]
     if isinstance(device, bool) or not isinstance(device, str | int):
-        raise ValueError("device must be a name or a whole number")
+        raise ValueError("`device` must be a name or a whole number")
     for value in (from_s, until_s):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError("from_s and until_s must be numbers")
@@ -197,7 +197,7 @@ def _seconds(text: str) -> float:
 def _checked(stretch: _Stretch) -> _Stretch:
     device, from_s, until_s = stretch
     if not 1 <= len(device) <= NAME_CHARS_MAX or not device.isprintable():
-        raise ValueError(f"device must be 1 to {NAME_CHARS_MAX} printable characters")
+        raise ValueError(f"`device` must be 1 to {NAME_CHARS_MAX} printable characters")
     if not (math.isfinite(from_s) and 0 <= from_s < until_s <= SECONDS_MAX):
         raise ValueError(
             f"from_s must be at least 0, and until_s must be greater than from_s, and at most {SECONDS_MAX:g}"

@@ -135,7 +135,9 @@ class _Measured:
 def _trait(name: str, seed: int, measured: _Measured, n: int) -> Trait:
     fitted = fit(measured.clients, np.log(measured.values), measured.is_cut, n)
     if fitted is None:
-        raise ValueError("no client has reported in this trace, so it does not show how long devices take")
+        raise ValueError(
+            "no client has reported in this trace, so it does not show how long devices take; record a run with reports"
+        )
     return _trait_of(name, seed, fitted)
 
 

@@ -102,7 +102,7 @@ class SpeedSection:
         if self.step_s is not None and self.samples_per_s is not None:
             raise ValueError("set either step_s or samples_per_s, not both")
         if self.spread is not None and self.tail is not None:
-            raise ValueError("set either spread (log-normal) or tail (Pareto), not both")
+            raise ValueError("set either `spread` (log-normal) or `tail` (Pareto), not both")
         _require_within(self, step_s=(1e-9, SECONDS_MAX), samples_per_s=(1e-9, 1e12))
         _require_within(self, spread=(0.0, SPREAD_MAX), tail=(TAIL_MIN, TAIL_MAX), jitter=(0.0, SPREAD_MAX))
 
@@ -130,8 +130,8 @@ class StragglersSection:
     def __post_init__(self) -> None:
         require_within(self.share, "share", 0.0, 1.0)
         least, most = self.work
-        require_within(most, "the second number of work", 0.0, 1.0)
-        require_within(least, "the first number of work", 0.0, most)
+        require_within(most, "the second number of `work`", 0.0, 1.0)
+        require_within(least, "the first number of `work`", 0.0, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class DropoutsSection:
         _require_hours(self.by_hour, FACTOR_MAX)
         _require_within(self, **dict.fromkeys(("download", "training", "upload", *_SECURE_ONLY), (0.0, FACTOR_MAX)))
         if not sum(self.plain_weights):
-            raise ValueError("at least one of download, training and upload must be above 0")
+            raise ValueError("at least one of `download`, `training` and `upload` must be above 0")
         _require_within(self, returns=_SHARE, away_s=(1e-3, SECONDS_MAX), away_spread=(0.0, SPREAD_MAX))
 
     @property
@@ -311,7 +311,7 @@ class FleetSection:
     def __post_init__(self) -> None:
         require_within(self.waiting, "waiting", 1.0, 1000.0)
         if not 1 <= len(self.zones) <= ZONES_MAX:
-            raise ValueError(f"zones must name 1 to {ZONES_MAX} time zones, not {len(self.zones)}")
+            raise ValueError(f"`zones` must name 1 to {ZONES_MAX} time zones, not {len(self.zones)}")
         for zone in self.zones:
             require_within(zone, "a time zone", -24.0, 24.0)
         named = [name for name in ("hours", "charging", "presence") if getattr(self, name) is not None]
@@ -344,4 +344,4 @@ def _require_hours(values: tuple[float, ...], most: float) -> None:
 
 def _require_kinds(kinds: tuple[str, ...]) -> None:
     if not kinds or len(set(kinds)) < len(kinds):
-        raise ValueError("kinds must name at least one kind, and no kind twice")
+        raise ValueError("`kinds` must name at least one kind, and no kind twice")

@@ -174,7 +174,7 @@ _WORK = (
     ("clients", "clients", "{:,.0f}"),
     ("steps a client", "steps", "{:,.4g}"),
     ("bytes of an update", "update_bytes", "{:,.0f}"),
-    ("bytes fetched for it", "fetched_bytes", "{:,.0f}"),
+    ("bytes that a client fetches", "fetched_bytes", "{:,.0f}"),
 )
 
 

@@ -341,7 +341,11 @@ def _reports(axes: Axes, one: AgainstTrace) -> None:
     if calibration.again:
         _step(axes, *_report_times(calibration.again), _COLOURS[0], AGAIN)
     _legend_below(axes)
-    _dress(axes, f"share of asked clients that have reported ({calibration.file})", "seconds from the opening")
+    _dress(
+        axes,
+        f"share of asked clients that have reported ({calibration.file})",
+        "seconds from the opening of the attempt",
+    )
     axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
@@ -370,7 +374,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
         label = as_drawn(name) + (" (other work than was recorded)" if name in of_other_work else "")
         _step(axes, seconds, len(seconds), _COLOURS[number % len(_COLOURS)], label, dashed=True)
     _legend_below(axes)
-    _dress(axes, "share of attempts that have closed", "seconds from the opening")
+    _dress(axes, "share of attempts that have closed", "seconds from the opening of the attempt")
     axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 

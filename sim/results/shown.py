@@ -200,8 +200,8 @@ def _words(one: AgainstTrace) -> Iterator[str]:
             yield f"{label} has the settings of the recorded run, so every difference is a simulation error"
     if one.calibration.is_secure:
         yield (
-            "the recorded updates were masked, so only the total time of each client's work is known: here, other "
-            "bytes or steps do not change that time"
+            "the recorded updates were masked, so only the total time of each client's work is known. The "
+            "simulation keeps this time, even if bytes or steps differ from the record"
         )
 
 

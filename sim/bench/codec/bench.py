@@ -240,11 +240,12 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
     if plot is not None:
         draw_codec_errors(plot)
     notes = (
-        "Gaussian values: the error is the vNMSE (squared error divided by the squared norm). Theory is that of the "
-        "same quantizer. EDEN is our own implementation of the paper's formulas.",
-        "Bits of entropy: those of the integers, for a coder that knows the dither. Theory is that of a scalar "
-        "quantizer with a dither. Its error is 3 % above that of the best unbiased quantizer with an entropy coder "
-        "at one bit, and the same from two bits on.",
+        "Gaussian values: the error is the vNMSE (squared error divided by the squared norm). Theory is the "
+        "computed error of the same quantizer. EDEN is our own implementation of the formulas of Vargaftik et al. "
+        "2022.",
+        "Bits of entropy: the entropy of the integers, for a coder that knows the dither. Theory is the error of a "
+        "scalar quantizer with a dither. At one bit, this error is 3 % above that of the best unbiased quantizer with "
+        "an entropy coder. From two bits on, the two errors are the same.",
         "Real updates: 20 clients with two digits each, and an MLP of 301,066 weights. The error is the NMSE of the "
         "mean update; bytes are counted as sent.",
         *SERVER_NOTES,

@@ -126,8 +126,8 @@ def _least_cuda_ms(kernel: _Kernel) -> float:
 N_UPDATES, FOLD_S_MAX = 100, 1.0
 SERVER_NOTES = (
     f"Coordinator: {N_UPDATES} updates of 4 bits are added up, and the sum is rotated back once; CPU time, one thread.",
-    "Entropy coded: each update is checked and added up, as the coordinator does it. Zstandard alone only "
-    "decompresses.",
+    "Entropy coded: each update is checked and added up, as the coordinator does it. In the rows against "
+    "Zstandard alone, the other side only decompresses.",
 )
 _SENT, _STEP, _N_COLUMNS = 5, 0.16, 4096
 

@@ -243,8 +243,8 @@ def training_note(contests: Sequence[CodecContest]) -> str:
         for contest in contests
     )
     return (
-        f"Training: the MNIST 2NN of McMahan et al., two shards of one digit a client, ten clients a round; {lengths}. "
-        "Bits per weight and MB: of one client, the mean of all clients; updates as sent, headers included."
+        f"Training: the MNIST 2NN of McMahan et al. Each client has two shards of one digit each; ten clients train in "
+        f"a round; {lengths}. Bits per weight and MB: the mean over all clients, of updates as sent, with headers."
     )
 
 

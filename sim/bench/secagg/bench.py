@@ -82,7 +82,7 @@ def _against_float32(beside: int) -> list[BenchRow]:
     for bits in (bits_of_sums(_N), *_FEWER_BITS):
         is_any = bits == bits_of_sums(_N)
         what = f"one of {_N} clients, {_M:,} values, {bits} bits: sent"
-        against = "float32, when any levels of 16 bits must fit" if is_any else "float32, when the sum's size is known"
+        against = "float32, for sums of any 16-bit levels" if is_any else "float32, for sums of a known size"
         ours = update_bytes(_N, _M, bits) + beside
         rows.append(BenchRow(what, ours / 1e6, against, 4 * _M / 1e6, "MB", Hold(FLOAT32_MAX) if is_any else None))
     return rows

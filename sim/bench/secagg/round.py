@@ -95,7 +95,7 @@ def share_rows(k: int = K_SHARED) -> Sequence[BenchRow]:
     return (
         BenchRow(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
         BenchRow(
-            f"check of the roster of {k + 1} clients, before it",
+            f"check of the roster of {k + 1} clients, before the share step",
             read_ms,
             f"{k + 1} Ed25519 verifications",
             verify_ms,
@@ -203,7 +203,7 @@ def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[S
         least = min(least, _open(evidence)[0], key=lambda cost: cost.total_ms)
     n_streams = (N - N_GONE) * (1 + N_GONE)
     (stream_ms,) = least_ms((keystream(n_streams * 4 * n_values, 1 << 18),), 2)
-    what = f"coordinator, {N - N_GONE} of {N} clients, {n_values:,} values: fold, secrets, masks"
+    what = f"coordinator, {N - N_GONE} of {N} clients, {n_values:,} values: sum, secrets, masks"
     hold = Hold(COORDINATOR_S_MAX, "ours")
     rows = (
         BenchRow(what, least.total_ms / 1e3, "AES-256-CTR of the masks", stream_ms / 1e3, "s", hold),

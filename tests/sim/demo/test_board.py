@@ -82,14 +82,14 @@ def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
     assert "starting again" in drawn(board)
     board.note_return("clinic-10")
     assert [text.split()[0] for text in told[:3]] == ["clinic-10"] * 3
-    assert "the slow ones are told to stop" in told[3]
+    assert "the slow clients are told to stop" in told[3]
     assert not board.down
 
 
 def test_a_round_is_told_in_one_line_that_names_whoever_did_not_simply_report() -> None:
     told: list[str] = []
     new_board(told).add(ended_round(PLAN, 3))
-    assert told[0].endswith("10 of 12 in, partial 11, lost 10, stopped 12")
+    assert told[0].endswith("10 of 12 reported, partial 11, lost 10, stopped 12")
 
 
 def test_many_who_did_not_report_are_told_by_their_number_within_the_line() -> None:

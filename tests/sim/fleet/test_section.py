@@ -82,7 +82,7 @@ def _section_of(hint: Any) -> type[Any] | None:
         ("[fleet]\nrecorded = 'a.json'\n[fleet.speed]\nstep_s = 1", "leave out speed"),
         ("[fleet.stragglers]\nwork = [0.1, 0.2]", "share"),
         ("[fleet.stragglers]\nshare = 1.1", "share must lie between"),
-        ("[fleet.stragglers]\nshare = 0.5\nwork = [0.6, 0.5]", "the first number of work"),
+        ("[fleet.stragglers]\nshare = 0.5\nwork = [0.6, 0.5]", "the first number of `work`"),
         ("[fleet]\nzones = []", "1 to 48 time zones"),
         ("[fleet]\nwaiting = 0.5", "waiting must lie between"),
     ],

@@ -63,7 +63,7 @@ def changed(*place: str | int, to: object) -> str:
         (changed("format", to="1"), "format: .*integer"),
         (changed("name", to="ward"), "name: "),
         (changed("clients", to=2), "round 3 names client 2, but the trace has 2"),
-        (changed("clients", to=10_000_000), "clients is 10000000, and the attempts mention [0-9]+ clients"),
+        (changed("clients", to=10_000_000), "`clients` is 10000000, but the attempts mention only [0-9]+ clients"),
         (changed("attempts", 0, "open_s", to=-1), "attempts.0: open_s must lie"),
         (changed("attempts", 0, "open_s", to=float("nan")), "attempts.0.*open_s"),
         (changed("attempts", 0, "clients", 1, "fate", to="gone"), "attempts.0.clients.1.fate: "),
