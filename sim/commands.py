@@ -21,7 +21,9 @@ QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) of the results here.")]
 PeerOption = Annotated[
     Path | None,
-    typer.Option("--peer-python", help="A Python in which the peers are installed; they are then measured too."),
+    typer.Option(
+        "--peer-python", help="A Python in which the peers (Flower or pfl) are installed; they are then measured too."
+    ),
 ]
 
 
@@ -216,7 +218,7 @@ def bench_window(
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
+    """The self-tuned window against a fixed one that asks 130 % of the target: useful client time on three fleets."""
     from umbel.sim.bench.window import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)

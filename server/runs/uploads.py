@@ -153,7 +153,10 @@ class Uploads:
             return await _repeat(known, sha256, incoming)
         place.require_open()
         if self._n_checks.get(assignment, 0) >= _CHECKS_MAX:
-            detail = f"{_CHECKS_MAX} updates of this assignment were checked, which is the limit; check in again"
+            detail = (
+                f"{_CHECKS_MAX} uploads for this assignment were checked, and the coordinator checks no more; check in "
+                "again for a new assignment"
+            )
             raise Refused("assignment-closed", detail)
         codec = place.driver.codec.of(place.driver.live)
         if length not in codec.update_bytes:

@@ -184,13 +184,13 @@ class Deployment:
         runs = counted(n_runs, "run")
         return (
             f"the blobs in {self.named.blobs} do not belong to this database, which has {runs}. All coordinators of a "
-            "database share one blob store, so check the setting blobs. If the store was emptied, restore the backup "
+            "database share one blob store, so check the setting `blobs`. If the store was emptied, restore the backup "
             f"of the blobs that belongs to the database. {_IF_INTENDED}"
         )
 
     def _taken_store(self) -> str:
         return (
             f"the blobs in {self.named.blobs} belong to another database, and the coordinators of the two would delete "
-            "each other's updates. Check the settings database_url and blobs, and give each database its own directory "
-            f"or prefix. {_IF_INTENDED}"
+            "each other's updates. Check the settings `database_url` and `blobs`, and give each database its own "
+            f"directory or prefix. {_IF_INTENDED}"
         )

@@ -181,7 +181,10 @@ def tables(one: AgainstTrace) -> Iterator[RenderableType]:
             f"\n{file} does not say at how many reports its rounds close, because an older coordinator recorded it: "
             "the simulation error is unknown"
         )
-    yield Text("\ncompared with the recorded run; hours and MB are those of a committed round", style="italic")
+    yield Text(
+        "\ncompared with the recorded run; hours and MB are those of a committed round, with its abandoned attempts",
+        style="italic",
+    )
     yield _courses(one)
     yield Text("\n" + "\n".join(_words(one)))
 
@@ -222,7 +225,7 @@ def _errors(errors: Sequence[FigureError]) -> Table:
 
 
 def _courses(against: AgainstTrace) -> Table:
-    table = _table("", "asked", "in", "committed", "open s", "hours", "MB up", "down")
+    table = _table("", "asked", "reported", "committed", "open s", "hours", "MB up", "down")
     rows: list[tuple[str, Course | None]] = [(one.label, one) for one in against.calibration.courses]
     for point in against.points:
         rows += [(point.course.label, point.course), ("  with the recorded work", point.recorded_work)]
