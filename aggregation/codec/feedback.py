@@ -47,10 +47,13 @@ class Residual:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Residual":
         """The inverse of `to_tensors`. Raises `ValueError` for other tensors."""
         if not {"version", "residual"} <= set(tensors) <= {"version", "residual", "velocity"}:
-            raise ValueError(f"not a state of error feedback: it contains the tensors {sorted(tensors)}")
+            raise ValueError(
+                f"not a state of error feedback: it contains the tensors {sorted(tensors)}; it must contain version "
+                "and residual, and may contain velocity"
+            )
         version, values, velocity = tensors["version"], tensors["residual"], tensors.get("velocity")
         if version.dtype != torch.int64 or version.dim() or int(version) < 0:
-            raise ValueError("not a state of error feedback: its version must be an integer from 0 on")
+            raise ValueError("not a state of error feedback: its version must be one int64 of at least 0")
         for vector in (values, velocity):
             if vector is not None and not _is_change(vector, values.numel()):
                 raise ValueError("not a state of error feedback: its vectors must be finite float32 of one length")

@@ -178,7 +178,8 @@ class IntegerCodec:
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
         if dithers.total_weight != total.total_weight:
             raise ValueError(
-                f"the parts have the weight {dithers.total_weight} in all, but the sum has {total.total_weight}"
+                f"these clients have the weight {dithers.total_weight} in all, but the sum has the weight "
+                f"{total.total_weight}"
             )
         return MeanOfLevels(total, dithers, self._plan, self._grid, self._exact)
 

@@ -12,8 +12,9 @@ so every rank decodes the same bits. This file makes the tensors only; the calle
   out, so h should be four standard deviations of one rank's coordinates.
 
 The step of the next sum comes from this one (`plan_after`). All ranks know the sum and take its size in integers, so
-all of them come to the same step. One that is too fine, because gradients have grown, gives sums that are wrong but no
-larger than 128 levels (or n h), and by them the next step grows 3.4-fold (or LANE_SIGMAS-fold, if all was cut).
+all of them come to the same step. If gradients have grown, the step is too fine, and the sums are wrong. But such sums
+are no larger than 128 levels (or n h), so the next step is 3.4 times as large (or LANE_SIGMAS times, if every value was
+cut).
 """
 
 import math
@@ -37,7 +38,10 @@ _LEAST_LEVEL = 2  # with fewer, rounding alone fills the lanes, and the step wou
 
 
 class AllReduced(ABC):
-    """Encodes the vectors of `n_ranks` as tensors, and decodes their sum. It has no state: one serves a whole plan."""
+    """Encodes the vectors of `n_ranks` as tensors, and decodes their sum.
+
+    It has no state: use one for all sums of a plan.
+    """
 
     def __init__(self, rotated: Rotated, n_ranks: int) -> None:
         self.rotated = rotated
@@ -63,7 +67,7 @@ class AllReduced(ABC):
         return self.rotated.mean(self.sums(summed), self._dithers)
 
     def plan_after(self, summed: Tensor) -> CodecPlan:
-        """The plan with the step for the next sum, taking it to be like this one. Its key is the caller's to renew."""
+        """The plan with the step for a next sum that is like this one. The caller must renew the plan's key."""
         plan = self.rotated.plan
         sigma = math.sqrt(sum(map(sum_of_squares, self.sums(summed))) / self.rotated.n_levels)
         return plan.at_step(sigma * self._steps_for_sigma / plan.inverse_step) if sigma else plan
@@ -118,7 +122,7 @@ class Lanes(AllReduced):
         if not 1 <= bits < 32:
             raise ValueError(f"bits must lie between 1 and 31, not {bits}")
         if not 1 <= n_ranks <= COHORT_MAX:
-            raise ValueError(f"n_ranks must lie between 1 and {COHORT_MAX}, not {n_ranks}; reduce more ranks in groups")
+            raise ValueError(f"n_ranks must lie between 1 and {COHORT_MAX}, not {n_ranks}; sum more ranks in groups")
         self.level_max = min(((1 << bits) - 1) // (2 * n_ranks), LEVEL_MAX)
         if self.level_max < _LEAST_LEVEL:
             least = (2 * n_ranks * _LEAST_LEVEL).bit_length()

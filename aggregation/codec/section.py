@@ -133,7 +133,7 @@ class CodecSection:
             ("warm_up_rounds", 1, _WARM_UP_ROUNDS_MAX),
         ):
             if (value := getattr(self, name)) is not None and not least <= value <= most:
-                raise ValueError(f"{name} must lie between {least:g} and {most:g}, not {value!r:.40}")
+                raise ValueError(f"`{name}` must lie between {least:g} and {most:g}, not {value!r:.40}")
         require_codec(self.first(1, 0))  # refuses a section that no round can be planned with
 
     @property

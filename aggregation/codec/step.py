@@ -1,9 +1,9 @@
 """The step of the integer codec, as it follows from the round before, and the bits that a sum of levels needs.
 
 The step is `step` (of the run file) times the root mean square of one client's update, as the round before measured it.
-Then the error of one update is about step^2 / 12 of its energy. The first round takes the norm that the run file
-expects. So the step is public before training, and no client chooses it. It grows fourfold a round at most: one client
-whose update is far larger than the others' must not make the next round useless.
+Then the squared error of one update is about step^2 / 12 of its squared norm (its energy). The first round takes the
+norm that the run file expects. So the step is public before training, and no client chooses it. It grows fourfold a
+round at most: one client whose update is far larger than the others' must not make the next round useless.
 
 With `name = "auto"` the step is as fine as the clients' connections allow, and never coarser than the run file allows.
 Each halving of the step quarters the error and costs one bit a value. After each round the next step is the finest that

@@ -29,7 +29,7 @@ class UpdateReader(Protocol):
 
     @property
     def header_bytes(self) -> int:
-        """The length of the beginning that `integers` needs whole."""
+        """The length of the beginning, which `integers` must get in one piece."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Codecs 2 to 7, 9 and 11: a codec of vectors encodes an update; decoded, it is rounded to the round's grid.
+"""Codecs 2 to 7, 9 and 11: a codec of vectors encodes an update; the decoded values are rounded to a grid.
 
 Decoded values are rounded to the grid (`grid.py`), as float32 updates are, so the sum is exact and the same in any
 order. Values of exact tensors travel beside them, as in the integer codec; the vector has zeros in their places. The

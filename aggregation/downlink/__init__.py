@@ -1,1 +1,1 @@
-"""What clients download where they are sent changes of a model instead of the whole model."""
+"""What clients download in a run that sends changes of the model instead of whole models."""

@@ -105,16 +105,21 @@ def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHea
         raise LyingLength(f"a change of the model must have at least {HEAD_BYTES} bytes; this one has {change_bytes}")
     if payload.take(HEADER_BYTES).numpy().tobytes() != change_header(layout, change_bytes - HEADER_BYTES):
         raise MalformedUpdate(
-            "the header of the change does not fit its length or the model's layout; see docs/reference/wire.md"
+            "the header of the change of the model does not fit its length or the model's layout; see "
+            "docs/reference/wire.md"
         )
     step, coding, exact_bytes = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
     if not STEP_MIN <= step <= STEP_MAX:  # also refuses a NaN
         raise MalformedUpdate(
-            f"the change states the step {step:g}; it must lie between 2^-100 and 2^100 (docs/reference/wire.md)"
+            f"the change of the model states the step {step:g}; a step must lie between 2^-100 and 2^100 "
+            "(docs/reference/wire.md)"
         )
     n_raw = _exact_raw_bytes(layout)
     if exact_bytes > (most := frame.framed_bytes_max(n_raw) if n_raw else 0):
-        raise LyingLength(f"the change states {exact_bytes} bytes for its exact values; they take at most {most}")
+        raise LyingLength(
+            f"the change of the model states {exact_bytes} bytes for the tensors that no codec rounds; at most {most} "
+            "are allowed"
+        )
     return ChangeHead(as_float32(step), Coding.decode(coding), exact_bytes)
 
 
@@ -128,9 +133,9 @@ def _apply_exact(layout: Layout, changed: Iterable[bytes], public: Values) -> No
         before = piece.of(public, dtype).view(torch.uint8)
         after = before ^ bits.take(before.numel())
         if piece.spec.dtype == "bool" and bool((after > 1).any()):
-            raise MalformedUpdate("the change makes a bool that is neither 0 nor 1")
+            raise MalformedUpdate("the change of the model sets a value of a bool tensor that is neither 0 nor 1")
         if dtype.is_floating_point and not bool(after.view(dtype).isfinite().all()):
-            raise MalformedUpdate("the change makes a value that is not finite")
+            raise MalformedUpdate("the change of the model makes a value that is a NaN or an infinity")
         piece.put(public, after.view(dtype))
     bits.end()
 

@@ -23,7 +23,10 @@ class Blocks:
 
     @classmethod
     def of(cls, n_values: int) -> "Blocks":
-        """The largest squares, up to 64 x 64, that give at least `_LEAST_BLOCKS`. Many blocks are an odd number."""
+        """The largest squares, up to 64 x 64, that give at least `_LEAST_BLOCKS`.
+
+        From `_MANY_BLOCKS` on, the number of blocks is odd.
+        """
         side = _SIDE_MIN
         while side < SIDE_MAX and _LEAST_BLOCKS * (2 * side) ** 2 <= n_values:
             side *= 2

@@ -240,10 +240,10 @@ def _triton() -> "TritonKernels | None":
         kernels, tried = TritonKernels(), torch.zeros(1, dtype=torch.int32, device="cuda")
         kernels.dither(tried, 0, 0)
         if not torch.equal(tried, dither(0, 0, 1, "cuda")):
-            raise RuntimeError("its first result is wrong")
+            raise RuntimeError("the first result was wrong")
     except Exception as error:  # of a compiler, a driver or a missing library: torch computes the same
         log.warning(
-            "the Triton kernels do not work here (%s); torch computes the same on the GPU, but more slowly", error
+            "the Triton kernels do not work here (%s); torch computes the same results on the GPU, more slowly", error
         )
         return None
     return kernels
@@ -290,7 +290,7 @@ def _check_bits(bits: int, greatest: int) -> None:
 def _check_vector(values: Tensor, blocks: Blocks) -> None:
     check_length(values, blocks.n_values)
     if blocks.n_padded < blocks.n_values or blocks.side not in (4, 8, 16, 32, 64):
-        raise ValueError(f"{blocks} cannot hold the vector")
+        raise ValueError(f"{blocks} cannot hold the vector; make the blocks with Blocks.of")
 
 
 def _check_part(first: int, n_positions: int, blocks: Blocks) -> None:
@@ -301,7 +301,7 @@ def _check_part(first: int, n_positions: int, blocks: Blocks) -> None:
 
 def check_first(first: int, group: int) -> None:
     if first < 0 or first % group:
-        raise ValueError(f"first must be a multiple of {group} from 0 on, not {first}")
+        raise ValueError(f"`first` must be a multiple of {group} and at least 0, not {first}")
 
 
 def check_length(tensor: Tensor, length: int) -> None:

@@ -27,7 +27,8 @@ ABI = 3  # kernels.cpp has the same number: raise both whenever a function chang
 FILE = "kernels.native.so"
 VARIABLE = "UMBEL_KERNELS"
 _REMEDY = (
-    "install a C++ compiler (g++ or clang), then install umbel again; until then torch computes the same, more slowly"
+    "install a C++ compiler (g++ or clang), then install umbel again; until then torch computes the same results, more "
+    "slowly"
 )
 
 
@@ -151,11 +152,14 @@ class Kernels:
         self._functions = functions
 
     def rotate(self, out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Positions `first` on of the rotated vector, as many as `out` holds. All float32."""
+        """Fill `out` with the rotated vector from position `first` on. All float32."""
         self._functions["rotate"](_at(values), _blocks(blocks), key, first, out.numel(), _at(out))
 
     def unrotate(self, out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Those coordinates of `out` that positions `first` on of the rotated vector hold. Both float32 or float64."""
+        """Write the coordinates of `out` that belong to `rotated`, the rotated vector from position `first` on.
+
+        Both float32 or float64.
+        """
         name = "unrotate_double" if rotated.element_size() == 8 else "unrotate"
         self._functions[name](_at(rotated), _blocks(blocks), key, first, rotated.numel(), _at(out))
 
@@ -193,7 +197,7 @@ class Kernels:
         bits: int,
         part: tuple[int, int],
     ) -> None:
-        """The same of a part of the rotated vector: its first position, and how many."""
+        """`pack` of a part of the rotated vector. `part`: its first position, and its number of positions."""
         structs = (_blocks(blocks), sign_key, quantizer.key, *part, _quantizer(quantizer))
         self._functions["pack_rotated"](_at(values), *structs, bits, _at(out))
 

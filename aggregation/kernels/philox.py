@@ -52,7 +52,7 @@ def words(
 def rounds(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10 of these counters: figure 3 of the paper, ten times."""
+    """Philox4x32-10 of these counters: figure 3 of Salmon et al., ten times."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -99,7 +99,7 @@ def words_by_coordinate(
     Coordinate `j` takes word `j mod 4` of block `j div 4`.
     """
     if first % WORDS_A_BLOCK:
-        raise ValueError(f"first must be a multiple of {WORDS_A_BLOCK}, not {first}")
+        raise ValueError(f"`first` must be a multiple of {WORDS_A_BLOCK}, not {first}")
     n_blocks = -(-n_values // WORDS_A_BLOCK)
     return torch.stack(words(key, stream, first // WORDS_A_BLOCK, n_blocks, device), dim=1).view(-1)[:n_values]
 
@@ -114,5 +114,5 @@ def uniforms(key: int, first: int, n_values: int, device: torch.device | str = "
 
 def _first_block(first: int, group: int) -> int:
     if first % group:
-        raise ValueError(f"first must be a multiple of {group}, not {first}")
+        raise ValueError(f"`first` must be a multiple of {group}, not {first}")
     return first // group * LANES

@@ -12,8 +12,9 @@ arithmetic is a product that is rounded once (y times the inverse step), and pro
 which are exact: fusing one of those with an addition would change nothing. Adding 2^23 in float32 and subtracting it
 rounds half to even. Philox is Triton's own.
 
-Proved against torch in Triton's interpreter (`TRITON_INTERPRET=1`), and compiled for compute capability 9.0: nothing is
-fused there, and no subnormal number flushed. They have neither run nor been timed on a GPU.
+The tests compare every kernel with torch in Triton's interpreter (`TRITON_INTERPRET=1`), and compile it for compute
+capability 9.0: nothing is fused there, and no subnormal number flushed. On an H100 and an H200 too, every kernel gives
+torch's bits (docs/decisions/0009-compiled-kernels.md has the times).
 """
 
 import triton

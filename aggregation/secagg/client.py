@@ -7,8 +7,9 @@ AdvertiseKeys     ShareKeys           (U2)              MaskedInput             
 
 Each step happens once. A repeated message gets the same answer, so a lost answer can be requested again. A different
 message for the same step shows that the coordinator contradicts itself, and ends the round for this client
-(`Disagreement`). After `reveal` only the answer is left, and no secret; after a refusal, not even that. Bonawitz et al.
-2017, figure 4, with signatures and the consistency check; the graph of Bell et al. 2020.
+(`Disagreement`). After `reveal` the client keeps its answers, but no secret. After a refusal it keeps neither. The
+protocol is that of Bonawitz et al. 2017, figure 4, with signatures and the consistency check, on the graph of Bell et
+al. 2020.
 """
 
 import hashlib
@@ -55,10 +56,11 @@ Found = TypeVar("Found")
 class SecureClient:
     """One client's side of one attempt. Not thread-safe.
 
-    `index`: its own, in the context's cohort. `random`: returns that many unguessable bytes. `minimum_cohort`: the
-    fewest clients in a sum by the client's own policy, whatever the coordinator says. `read_roster`: checks a roster's
-    signatures and makes the session; a process with many clients can do that once for all. Raises `TooFew` for a
-    context below `minimum_cohort`, `Disagreement` for a context with another identity key for this client.
+    `index`: this client's place in the context's cohort. `random(n)`: returns n unguessable bytes. `minimum_cohort`:
+    the fewest clients in a sum by the client's own policy, whatever the coordinator says. `read_roster`: checks a
+    roster's signatures and makes the session; a process with many clients can do that once for all of them. Raises
+    `TooFew` if the context's minimum is below `minimum_cohort`, and `Disagreement` if the context has another identity
+    key for this client.
     """
 
     def __init__(
@@ -75,8 +77,8 @@ class SecureClient:
         self.complaints: tuple[str, ...] = ()
         if context.minimum < minimum_cohort:
             raise TooFew(
-                f"the round may publish a sum of only {context.minimum} clients; this client takes part only in sums "
-                f"of at least {minimum_cohort} (its minimum_cohort)"
+                f"this round allows sums of as few as {context.minimum} clients; this client takes part only in sums "
+                f"of at least {minimum_cohort} clients (`minimum_cohort` in its site policy)"
             )
         if context.cohort[index][1] != public_key_text(identity.public_key().public_bytes_raw()):
             raise Disagreement("the identity key that the coordinator lists for this client is not this client's key")
@@ -118,7 +120,9 @@ class SecureClient:
         session = self._read_roster(self.context, data)
         own = session.adverts.get(self.index)
         if own is None or own.encode() != self.advertise():
-            raise Disagreement("the roster does not contain the keys that this client advertised")
+            raise Disagreement(
+                "the list of participants (the roster) does not contain the keys that this client advertised"
+            )
         self._session = session
         points = [holder + 1 for holder in session.holders(self.index)]
         self_shares = split(self._self_mask, session.threshold, points, self._random)
@@ -163,7 +167,10 @@ class SecureClient:
         session = self._require_session()
         inbox = Inbox.decode(data, len(self.context.cohort), session.neighbours(self.index))
         if not set(inbox.shared) <= session.adverts.keys():
-            raise Disagreement("the list of clients that shared keys contains a client that is not in the roster")
+            raise Disagreement(
+                "the list of clients that shared keys contains a client that is not in the roster (the list of "
+                "participants)"
+            )
         if self.index not in inbox.shared:
             raise Disagreement("the list of clients that shared keys leaves this client out")
         session.require_enough(self.index, inbox.shared, "shared its keys", "shared their keys")
@@ -242,7 +249,7 @@ class SecureClient:
     # --- Unmasking ----------------------------------------------------------------------------------------------------
 
     def reveal(self, agreements: bytes) -> bytes:
-        """The Unmasking message: a share of the self mask of each client in the sum, and of the key of each other one.
+        """The Unmasking message: a share of each client's self mask, or of its mask key if it is not in the sum.
 
         Erases every secret. Raises `MalformedMessage`, `TooFew` if fewer than t clients have signed the same sum,
         `ForgedMessage`, `OutOfTurn`.
@@ -305,7 +312,9 @@ class SecureClient:
 
     def _require_active(self) -> None:
         if self._is_over:
-            raise OutOfTurn("this client has left the round, or has revealed its shares")
+            raise OutOfTurn(
+                "this client has left the round, or has revealed its shares: it does nothing more in this attempt"
+            )
 
     def _require_session(self) -> Session:
         if self._session is None:

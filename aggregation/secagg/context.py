@@ -1,8 +1,8 @@
-"""What all clients of a secure round must agree on before the first message. Its digest is bound into everything.
+"""The context: what all clients of a secure round must agree on before the first message.
 
-The digest is in every signature and, through the session's digest (`derive.py`), in every key and every sealed share. A
-client makes the context itself, from its assignment. So if a coordinator gives two clients different assignments, each
-refuses the other's signatures, and their masks do not cancel.
+The context's digest is in every signature and, through the session's digest (`derive.py`), in every key and every
+sealed share. A client makes the context itself, from its assignment. So if a coordinator gives two clients different
+assignments, each refuses the other's signatures, and their masks do not cancel.
 """
 
 import hashlib
@@ -62,8 +62,9 @@ class Context:
             raise ValueError("two clients of the cohort have the same identity key")
         if not MINIMUM_LEAST <= self.minimum <= len(self.cohort) <= COHORT_MAX:
             raise ValueError(
-                f"a secure round needs a minimum of {MINIMUM_LEAST} or more, and from that minimum to {COHORT_MAX} "
-                f"clients; this one has a minimum of {self.minimum} and {len(self.cohort)} clients"
+                f"a secure round needs a minimum of {MINIMUM_LEAST} or more, at least as many clients as its minimum, "
+                f"and at most {COHORT_MAX} clients; this one has a minimum of {self.minimum} and {len(self.cohort)} "
+                "clients"
             )
 
     @cached_property
@@ -72,7 +73,7 @@ class Context:
         return hashlib.sha256(canonical(self).encode()).digest()
 
     def index_of(self, client: ClientId) -> int:
-        """A client's place in the cohort. Raises `ValueError` for another client."""
+        """A client's place in the cohort. Raises `ValueError` for a client that is not in it."""
         return self.names.index(client)
 
     @cached_property

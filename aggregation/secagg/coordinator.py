@@ -69,7 +69,10 @@ class SecureCoordinator:
     def session(self) -> Session:
         """The session of the closed roster. Raises `OutOfTurn` while the roster is open."""
         if self._session is None:
-            raise OutOfTurn("the roster of this round is not closed yet; request the roster first, and wait for it")
+            raise OutOfTurn(
+                "the roster of this round is not closed yet; request the roster (the list of participants) first, and "
+                "wait for it"
+            )
         return self._session
 
     @property
@@ -115,7 +118,7 @@ class SecureCoordinator:
     # --- MaskedInput: U3 ----------------------------------------------------------------------------------------------
 
     def check_input(self, index: int, update_sha256: bytes, signature: bytes) -> None:
-        """Raise `ForgedMessage` unless the client has signed this masked update and who shares its masks."""
+        """Raise `ForgedMessage` unless the client has signed this update and the list of clients that share masks."""
         payload = self.session.input_payload(self._require_shared(), update_sha256)
         self._check_signature(index, Label.MASKED_INPUT, payload, signature)
 
@@ -163,7 +166,7 @@ class SecureCoordinator:
 
     @property
     def is_ready_for_shares(self) -> bool:
-        """Whether it has taken a share, or tried to open the sum, since it was made."""
+        """Whether this object has taken a share, or tried to open the sum."""
         return self._unmasker is not None
 
     @property
@@ -182,7 +185,7 @@ class SecureCoordinator:
 
     def _messages(self) -> Mapping[int, ShareKeys]:
         if self._dealt is None:
-            raise OutOfTurn("the ShareKeys messages of the clients are not loaded")
+            raise OutOfTurn("the clients' ShareKeys messages are not loaded; call load_shares first")
         return self._dealt
 
     def _require_shared(self) -> Indices:

@@ -8,12 +8,12 @@ SecAggError(ValueError)
 ├── MalformedMessage   bytes that are not a message of the protocol, or have another length
 ├── Disagreement       a coordinator that contradicts itself: the client sends it nothing more
 ├── ChangedMessage     a client's second, different message of one kind in one attempt
-├── OutOfTurn          ours: a step at the wrong time
+├── OutOfTurn          our own fault: a step at the wrong time
 ├── TooFew             fewer clients than the floor or the threshold
 ├── CheatingDealer     clients whose committed shares do not make their secrets
 ├── ForgedMessage      a message without its sender's signature
-├── BadSharing         ours: a threshold or points with which no secret can be shared
-└── NoSecret           shares of no secret: one of them was changed
+├── BadSharing         our own fault: a threshold or points with which no secret can be shared
+└── NoSecret           shares that make no secret: one of them was changed
 ```
 """
 

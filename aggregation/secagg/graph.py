@@ -35,8 +35,8 @@ class Graph:
             raise ValueError(f"a graph needs two clients or more, not {self.n}")
         if self.k != self.n - 1 and (self.k % 2 or not 2 <= self.k < self.n - 1):
             raise ValueError(
-                f"each of {self.n} clients must have {self.n - 1} neighbours, or fewer if their number is even, not "
-                f"{self.k}"
+                f"each of {self.n} clients must have {self.n - 1} neighbours, or a smaller even number of neighbours, "
+                f"not {self.k}"
             )
         if len(self.ring) != self.n or set(self.ring) != set(range(self.n)):
             raise ValueError(f"the ring must list each index below {self.n} exactly once")

@@ -1,7 +1,7 @@
 """A masked update: how a client makes it, and how a coordinator reads and unmasks the sum.
 
 After the update's header come the levels, packed in the bits of the plan, and then the words, eight bytes each,
-little-endian. Only its length can be wrong: any bytes are as good as random ones.
+little-endian. Only the length of an update can be wrong, because masked bytes look random.
 """
 
 from collections.abc import Iterable, Iterator
@@ -88,7 +88,7 @@ class MaskedReader:
         return 0.0
 
     def fold(self, total: IntegerSum, update: Buffer) -> None:
-        """Add a whole update to `total`, which is undefined after a refusal: `MalformedUpdate`, `LyingLength`."""
+        """Add a whole update to `total`. Raises `MalformedUpdate` or `LyingLength`; then `total` is undefined."""
         view = memoryview(update)
         total.add(self.integers(bytes(view[:HEADER_BYTES]), [view[HEADER_BYTES:]], 0), 1)
 

@@ -20,9 +20,9 @@ same for drop-outs and 2^-30.
 **Curious**: the coordinator follows the protocol and reads what it receives. t > c. Corrupt clients and drop-outs cut
 the ring if they fill k/2 places in a row twice; n (n-k-1)/2 * P(k places hold only such) <= 2^-41.
 
-**Split view**: it tells some neighbours that u is alive, others that u is dead. Honest ones answer one way, corrupt
-ones both ways, so both secrets of u are revealed unless 2t > k + c. The cut as before. (These two are the semi-honest
-and the semi-malicious mode of public implementations.)
+**Split view**: the coordinator tells some neighbours that u is alive, others that u is dead. Honest ones answer one
+way, corrupt ones both ways, so both secrets of u are revealed unless 2t > k + c. The bound on cuts is as before.
+(Curious and split view are the semi-honest and the semi-malicious mode of public implementations.)
 
 **Adaptive**, which we require: u itself holds one more share of its self mask, so 2t > k + 1 + c. And the coordinator
 knows the ring: it may declare any clients dead, to cut off an arc whose sum it then reads. Our own argument, without a
@@ -82,7 +82,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not (0 <= self.corrupt < 1 and 0 <= self.dropouts < 1 and self.corrupt + self.dropouts < 1):
-            raise ValueError("corrupt and dropouts must be shares of the clients from 0 to below 1, together below 1")
+            raise ValueError(
+                "corrupt and dropouts must be shares of the clients: each at least 0, and their sum below 1"
+            )
         if self.security_bits < 1 or self.correctness_bits < 1:
             raise ValueError("security_bits and correctness_bits must be positive")
 

@@ -17,7 +17,7 @@ _NAMES = ("loss", "accuracy")  # what the ready trainer measures
 
 @dataclass(frozen=True, slots=True)
 class SecureAggregationSection:
-    """Whether updates are masked, so that the coordinator learns only sums: of the updates, and of these numbers."""
+    """Whether updates are masked. Then the coordinator learns only sums of updates, and of the numbers with them."""
 
     enabled: bool = True
     metrics: tuple[str, ...] = _NAMES  # of training; a client that lacks one leaves it out
@@ -37,7 +37,7 @@ class SecureAggregationSection:
             require_floor(self.minimum_work, "minimum_work")
 
     def work_floor(self, *, has_noise: bool) -> float:
-        """The least share of its planned steps that a client must have done. `has_noise`: of a private run."""
+        """The least share of the planned steps that a client must do. `has_noise`: whether the run is private."""
         return usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
@@ -62,8 +62,9 @@ class SecureAggregationSection:
     ) -> tuple[CodecPlan, SecurePlan]:
         """The codec and secure plans of the round with this plan.
 
-        `before`: those of the round of training before it, whose sum has shown `shown`. The step grows fourfold at
-        most; after the first round, whose step is finer on purpose, fourfold from the step of the expected update.
+        `before`: the plans of the round of training before it. `shown`: what the sum of that round has shown. The new
+        step is at most four times the last one. The first round's step is finer on purpose. So after the first round,
+        the new step is at most four times the step that suits the expected update.
         """
         last = before[0]
         if plan.number == 2 and shown.update_rms:

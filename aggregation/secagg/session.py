@@ -56,7 +56,7 @@ class Session:
 
     @property
     def threshold(self) -> int:
-        """t: the number of shares that open a secret, and of signatures that make an agreement."""
+        """t: the number of shares that restore a secret, and of signatures that make an agreement."""
         return self.parameters.t
 
     @property
@@ -149,7 +149,7 @@ def check_signature(
     try:
         verify(base64.b64decode(context.cohort[index][1]), label, digest, payload, signature)
     except ForgedMessage as error:
-        raise ForgedMessage(f"the message of {name} is not signed by its key") from error
+        raise ForgedMessage(f"the message of {name} is not signed with the identity key of {name}") from error
 
 
 def name_of(context: Context, index: int) -> str:

@@ -49,7 +49,7 @@ class Phase(StrEnum):
 
     @property
     def done_words(self) -> str:
-        """What clients do in it, in words."""
+        """What clients have done in this phase, in words."""
         return {
             Phase.ADVERTISE_KEYS: "advertised keys",
             Phase.SHARE_KEYS: "shared their keys",

@@ -150,8 +150,8 @@ class Classes:
         """
         if energies is not None and energies.numel() and int(energies.max()) > ENERGY_BYTE_MAX:
             raise MalformedUpdate(
-                f"the update states the energy {int(energies.max())} for a row or column; at most {ENERGY_BYTE_MAX} is "
-                "allowed"
+                f"the update states the energy byte {int(energies.max())} for a row or column of a tensor; at most "
+                f"{ENERGY_BYTE_MAX} is allowed (docs/reference/wire.md)"
             )
         self._matrices = matrices
         self._energies = energies

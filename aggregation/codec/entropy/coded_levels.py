@@ -143,7 +143,9 @@ class LevelsCoder:
         if Knowledge.ENERGY in coding.knowledge:
             energies = entropy.read_block(payload, range(n_bytes, n_bytes + 1))
         if Knowledge.DITHER in coding.knowledge and dither is None:
-            raise MalformedUpdate("the integers are coded with a dither, but a change of the model has none")
+            raise MalformedUpdate(
+                "the integers of this change of the model are coded with a dither; they must be coded without one"
+            )
         classes = self._classes(coding.knowledge, energies, dither)
         for first in range(0, self._n_values, entropy.SEGMENT):
             here = classes.of(first, min(entropy.SEGMENT, self._n_values - first))

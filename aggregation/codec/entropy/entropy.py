@@ -94,7 +94,10 @@ def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
         n_used += found.n_escapes
         squares, greatest = squares + found.folded.sum_of_squares, max(greatest, found.folded.greatest)
     if n_used != excesses.numel():
-        raise MalformedUpdate(f"the update lists {excesses.numel()} large values, but its integers need {n_used}")
+        raise MalformedUpdate(
+            f"the update lists the excesses of {excesses.numel()} values, but {n_used} of its values have one "
+            "(docs/reference/wire.md)"
+        )
     return Segment(Folded(squares, greatest), by_class, counted)
 
 

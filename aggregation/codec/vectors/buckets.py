@@ -121,7 +121,7 @@ class Ternary:
 
     def __post_init__(self) -> None:
         if self.clip_sigmas is not None and not 1 <= self.clip_sigmas <= BUCKET_VALUES:
-            raise ValueError(f"clip_sigmas must lie between 1 and {BUCKET_VALUES}, not {self.clip_sigmas}")
+            raise ValueError(f"`clip_sigmas` must lie between 1 and {BUCKET_VALUES}, not {self.clip_sigmas}")
 
     def payload_bytes(self, layout: Layout) -> range:
         n_values = layout.n_values
@@ -204,7 +204,7 @@ class Qsgd:
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= LEVELS_MAX:
-            raise ValueError(f"levels must lie between 1 and {LEVELS_MAX}, not {self.levels}")
+            raise ValueError(f"`levels` must lie between 1 and {LEVELS_MAX}, not {self.levels}")
 
     @property
     def n_planes(self) -> int:

@@ -58,7 +58,7 @@ class Eden:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= BITS_MAX:
-            raise ValueError(f"bits must lie between 1 and {BITS_MAX}, not {self.bits}")
+            raise ValueError(f"`bits` must lie between 1 and {BITS_MAX}, not {self.bits}")
 
     def payload_bytes(self, layout: Layout) -> range:
         """An empty vector still has a block."""

@@ -57,7 +57,7 @@ class LowRank:
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX:
-            raise ValueError(f"rank must lie between 1 and {RANK_MAX}, not {self.rank}")
+            raise ValueError(f"`rank` must lie between 1 and {RANK_MAX}, not {self.rank}")
 
     @property
     def is_contraction(self) -> bool:

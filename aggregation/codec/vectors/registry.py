@@ -52,9 +52,9 @@ def vector_codec(codec: Codec, parameters: Mapping[str, Parameter]) -> VectorCod
             raise ValueError(f"the codec {name} has no parameter {key!r:.40}; {takes}")
         kind, types, make = _TYPES[known[key]]
         if type(value) not in types:  # a bool is no count
-            raise ValueError(f"{key} of the codec {name} must be {kind}, not {value!r:.40}")
+            raise ValueError(f"`{key}` of the codec {name} must be {kind}, not {value!r:.40}")
         try:
             made[key] = make(value)
         except OverflowError as error:
-            raise ValueError(f"{key} of the codec {name} is too large for a float") from error
+            raise ValueError(f"`{key}` of the codec {name} is too large for a float") from error
     return CODECS[codec](**made)

@@ -140,7 +140,7 @@ class RandomMask:
 
     def __post_init__(self) -> None:
         if not 1 <= self.every <= EVERY_MAX:
-            raise ValueError(f"every must lie between 1 and {EVERY_MAX}, not {self.every}")
+            raise ValueError(f"`every` must lie between 1 and {EVERY_MAX}, not {self.every}")
 
     @property
     def is_contraction(self) -> bool:
@@ -225,7 +225,7 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not SHARE_MIN <= self.share <= 1:
-            raise ValueError(f"share must lie between {SHARE_MIN:g} and 1, not {self.share}")
+            raise ValueError(f"`share` must lie between {SHARE_MIN:g} and 1, not {self.share}")
 
     def k(self, n_values: int) -> int:
         """The greatest number of coordinates that are sent."""
@@ -249,7 +249,9 @@ class TopK:
         payload, n_values = Payload(pieces), context.n_values
         places, count = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
         if places not in (_GAPS, _BITMAP):
-            raise MalformedUpdate(f"the byte for places must be 0 (gaps) or 1 (a bitmap), not {places}")
+            raise MalformedUpdate(
+                f"the byte that says how places are written must be 0 (gaps) or 1 (a bitmap), not {places}"
+            )
         if count > self.k(n_values):
             raise LyingLength(f"the payload declares {count} coordinates; the plan allows at most {self.k(n_values)}")
         values = self.precision.read(payload.take(count * self.precision.n_bytes))

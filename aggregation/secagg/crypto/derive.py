@@ -51,7 +51,7 @@ class ShareKind(IntEnum):
 def channel_key(shared: bytes, session: bytes, sender: int, receiver: int) -> bytes:
     """The key of the one message from `sender` to `receiver`: 32 bytes. The other direction has another key.
 
-    `shared`: what their channel keys share (`curve.py`). Raises `ValueError`.
+    `shared`: the X25519 secret of their channel keys (`curve.py`). Raises `ValueError`.
     """
     return _derive(shared, session, b"channel", u32(sender) + u32(receiver))
 
@@ -59,7 +59,7 @@ def channel_key(shared: bytes, session: bytes, sender: int, receiver: int) -> by
 def pair_mask_key(shared: bytes, session: bytes, vector: Vector, one: int, other: int) -> bytes:
     """The key, 32 bytes, of the mask of `vector` that one of the two clients adds and the other subtracts.
 
-    `shared`: what their mask keys share (`curve.py`). Raises `ValueError`.
+    `shared`: the X25519 secret of their mask keys (`curve.py`). Raises `ValueError`.
     """
     if one == other:
         raise ValueError(f"a shared mask needs two different clients, not client {one} twice")
@@ -72,9 +72,9 @@ def self_mask_key(secret: bytes, session: bytes, vector: Vector, index: int) -> 
 
 
 def relay_key(shared: bytes, session: bytes, index: int, sender: bytes, receiver: bytes) -> bytes:
-    """The key, 32 bytes, of one message of client `index` that two coordinator processes relay.
+    """The key, 32 bytes, of one message of client `index` that one coordinator process relays to another.
 
-    `shared`: what the keys `sender` and `receiver` (public, 32 bytes each) share. Raises `ValueError`.
+    `shared`: the X25519 secret of the keys `sender` and `receiver` (public, 32 bytes each). Raises `ValueError`.
     """
     for key in (sender, receiver):
         _require_length(key, KEY_BYTES, "a public key")
@@ -87,7 +87,7 @@ def dither_key(secret: bytes) -> bytes:
 
 
 def word_dither_key(secret: bytes) -> bytes:
-    """The key of the dither of its words, from the same secret: 32 bytes."""
+    """The key of the dither of a client's words, from the secret of its contribution: 32 bytes."""
     return hashlib.sha256(PROTOCOL + b"word dither" + secret).digest()
 
 
@@ -138,8 +138,8 @@ def set_digest(session: bytes, indices: Collection[int]) -> bytes:
 def share_commitment(session: bytes, kind: ShareKind, dealer: int, holder: int, share: bytes) -> bytes:
     """The dealer's commitment to the share of `holder`: 16 bytes. Raises `ValueError`.
 
-    It hides the share, which has 257 secret bits. Two shares with one commitment cost their dealer 2^64 hashes, and
-    only allow it and the holder to spoil an attempt without blame.
+    It hides the share, which has 257 secret bits. To find two shares with the same commitment, a dealer must compute
+    2^64 hashes. All that it gains is that it and the holder can spoil an attempt without blame.
     """
     _require_length(session, DIGEST_BYTES, "a session digest")
     _require_length(share, SHARE_BYTES, "a share")

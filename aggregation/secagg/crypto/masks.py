@@ -6,8 +6,8 @@ A lane has 1, 2, 4 or 8 bytes, as the vector's integers have, and wraps, so a ma
 no trace. Lane i of a keystream is at its byte i * width, in counter block i * width / 16, so a vector can be masked in
 parts, from any lane on.
 
-All keys are applied to one stretch of the vector before the next: their keystreams stay in the second cache, where
-adding costs a fifth of making them.
+All keys are applied to one stretch of the vector before the next stretch. So the keystreams stay in the second-level
+cache, where adding one costs a fifth of making it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _DTYPES = ("torch.int8", "torch.int16", "torch.int32", "torch.int64")
 class Masks:
     """Some clients' masks of one vector, each with its sign. Not thread-safe.
 
-    For consecutive parts, `apply` continues the keystreams; otherwise it sets them up again, at 4 us each. They take
-    1.2 KB each, and 256 KiB in all.
+    For consecutive parts, `apply` continues the keystreams; otherwise it sets them up again, at 4 us each. Each
+    keystream takes 1.2 KB of memory, and all of them share a buffer of 256 KiB.
     """
 
     __slots__ = ("_at", "_keys", "_keystream", "_signs", "_streams")

@@ -13,7 +13,7 @@ see this, so it may change from one version to the next:
     key     derive.relay_key: X25519 of a key pair for this message alone and the key that the other has published
     nonce   12 zero bytes
     aad     session digest || u32(index of the client)
-    sealed  public key of the pair (32 bytes) || AES-256-GCM of the message (16 more than it has)
+    sealed  public key of the pair (32 bytes) || AES-256-GCM of the message (16 bytes longer)
 
 The nonce may be constant because a key seals one message: it is made from fresh keys, for one session and direction. A
 dealer that seals twice in a session must seal the same bytes.
@@ -37,7 +37,7 @@ SEALED_BYTES = 2 * SHARE_BYTES + _TAG_BYTES
 def seal(shared: bytes, session: bytes, dealer: int, holder: int, shares: tuple[bytes, bytes]) -> bytes:
     """Seal `shares` (of b, of the mask key's seed; 33 bytes each): 82 bytes. Raises `BadShare` for other bytes.
 
-    `shared`: what the two clients' channel keys share, 32 bytes.
+    `shared`: the X25519 secret of the two clients' channel keys, 32 bytes.
     """
     for share in shares:
         share_value(share)
@@ -69,7 +69,7 @@ def _of_channel(shared: bytes, session: bytes, dealer: int, holder: int) -> tupl
 def seal_relayed(to: bytes, session: bytes, index: int, message: bytes, random: Callable[[int], bytes]) -> bytes:
     """Seal what client `index` has sent for the holder of the public key `to`: 48 bytes more. Raises `BadKey`.
 
-    `random`: that many bytes that nobody can guess.
+    `random(n)`: returns n bytes that nobody can guess.
     """
     pair = KeyPair(random(KEY_BYTES))
     key = relay_key(pair.shared(to), session, index, pair.public, to)
@@ -85,4 +85,6 @@ def open_relayed(own: KeyPair, session: bytes, index: int, sealed: bytes) -> byt
         key = relay_key(own.shared(sender), session, index, sender, own.public)
         return AESGCM(key).decrypt(_NONCE, text, session + u32(index))
     except (InvalidTag, BadKey) as error:
-        raise BadShare(f"the message of client {index} was not sealed for this process and attempt") from error
+        raise BadShare(
+            f"the message of client {index} was not sealed for this coordinator process and attempt"
+        ) from error

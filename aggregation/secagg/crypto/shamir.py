@@ -1,12 +1,12 @@
 """Shamir's secret sharing (How to share a secret, CACM 22(11), 1979) of 32 bytes, over the prime p = 2^256 + 297.
 
-p is the least prime above 2^256, so that any 32 bytes are a number of the field, none has two values, and a share takes
-33 bytes, little-endian. A secret is the value at zero of a polynomial of degree t - 1 whose other coefficients are
-uniform below p; a share is its value at a holder's point. Any t shares give the polynomial; t - 1 fit every secret
-equally well.
+p is the least prime above 2^256. So any 32 bytes are a number of the field, different bytes are different numbers, and
+a share takes 33 bytes, little-endian. A secret is the value at zero of a polynomial of degree t - 1 whose other
+coefficients are uniform below p; a share is its value at a holder's point. Any t shares give the polynomial; t - 1 fit
+every secret equally well.
 
-The time of Python's integers depends on their values: an attacker that measures this process to the nanosecond may
-learn something, but not one at the other end of a network.
+The time of arithmetic on Python's integers depends on their values. An attacker that measures this process to the
+nanosecond may learn something. An attacker at the other end of a network cannot.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def uniform_below(bound: int, n: int, random: RandomBytes) -> list[int]:
 
     The stream is read in pieces of ceil(b / 8) bytes, little-endian, where b = bound.bit_length(); each gives its
     lowest b bits, and numbers not below `bound` are skipped. A remainder would favour small numbers, and t - 1 shares
-    would reveal something about the secret. Of 257 bits every other number is below the prime.
+    would reveal something about the secret. About half of all numbers of 257 bits are below the prime.
     """
     bits = bound.bit_length()
     n_bytes, lowest = -(-bits // 8), (1 << bits) - 1
@@ -81,8 +81,8 @@ def share_value(share: bytes) -> int:
 class Interpolation:
     """Lagrange's coefficients at zero for the holders' `points`, computed once for all their secrets.
 
-    `threshold`: of the sharing; more points cost more and give the same. Raises `BadSharing` for fewer points, for a
-    repeated one, and for zero.
+    `threshold`: of the sharing; more points than that cost more and give the same result. Raises `BadSharing` for fewer
+    points, for a repeated point, and for the point 0.
     """
 
     points: tuple[int, ...]
@@ -109,7 +109,7 @@ class Interpolation:
         """
         if self.prime != PRIME:
             raise BadSharing(
-                "a secret of 32 bytes needs the prime 2^256 + 297; for another prime, call number, not secret"
+                "a secret of 32 bytes needs the prime 2^256 + 297; for another prime, call number(), not secret()"
             )
         number = self.number([share_value(share) for share in shares])
         if number.bit_length() > 8 * SECRET_BYTES:
@@ -151,5 +151,5 @@ def _require_points(points: Sequence[int], threshold: int, prime: int) -> None:
         raise BadSharing("two holders have the same point; each needs its own")
     if not 2 <= threshold <= len(points):  # with 1, each share would be the secret
         raise BadSharing(
-            f"a threshold of {threshold} does not fit {len(points)} holders: it must lie between 2 and their number"
+            f"a threshold of {threshold} does not fit {len(points)} holders: it must lie between 2 and {len(points)}"
         )

@@ -144,11 +144,14 @@ class Composition:
         if self.codec.codec is not Codec.INTEGER:
             raise ValueError(f"only the integer codec works with masks, not the codec {self.codec.codec.name.lower()}")
         if self.secure.is_proportional:
-            raise ValueError("masked updates must be weighted by samples: clients cannot check weights by draws")
+            raise ValueError(
+                'masked updates need weighting = "samples": with "proportional", clients cannot check how often each '
+                "was drawn"
+            )
         if self.grid.total_weight_max < self.secure.clients_max * self.sample_count_max:
             raise ValueError(
                 f"the weights of this cohort can add up to {self.secure.clients_max * self.sample_count_max}, which is "
-                f"more than the grid's total_weight_max of {self.grid.total_weight_max}"
+                f"more than the grid's total_weight_max of {self.grid.total_weight_max} (docs/glossary.md: grid)"
             )
         _ = self.words  # refuses counts that could wrap
 

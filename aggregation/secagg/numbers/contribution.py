@@ -183,8 +183,8 @@ def _scale(composition: Composition, norm: float, block_norm: float, weight: int
     if rms > _RMS_WHOLE:
         scale *= _RMS_WHOLE / rms
         remarks += (
-            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps: ask the "
-            "coordinator's operator why, because a second sum with another step would show by how much",
+            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps. Ask the "
+            "coordinator's operator why: a second sum with another step would show how large this update is",
         )
     return scale, remarks
 
@@ -240,9 +240,11 @@ def _samples(composition: Composition, work: LocalWork) -> int:
 def _weight(composition: Composition, work: LocalWork) -> int:
     """The client's weight in the mean."""
     if work.sample_count < 1:
-        raise ContributionRefused("the client trained on no samples: train must return the number of its samples")
+        raise ContributionRefused(
+            "the client trained on no samples: `train` must return the number of samples that it used"
+        )
     if not 1 <= work.steps_done <= work.steps_planned:
-        raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
+        raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what `train` returns")
     return _samples(composition, work)
 
 

@@ -44,8 +44,8 @@ def secure_plan_after(
 ) -> SecurePlan:
     """The plan of the next round, which has this `codec`, `clients_max` and `minimum`. `shown`: by the round before.
 
-    The expected sum has as large a share of each client as before, but at least the sum of independent updates: updates
-    that cancelled in one cohort may not in the next.
+    The expected sum is `GROWTH` times the last one, scaled to the new number of clients. It is never less than a sum
+    of independent updates, because updates that cancelled in one cohort may not cancel in the next.
     """
     asked = replace(before, clients_max=clients_max, minimum=minimum).unwrapping()
     if not shown.update_rms:
@@ -85,7 +85,7 @@ _DENOMINATOR_MAX = 1_000_000  # so that 0.1 is a tenth, and three steps of thirt
 
 
 def usual_floor(*, has_noise: bool) -> float:
-    """The floor if neither run file nor policy names one."""
+    """The least share of the work (the floor) if neither run file nor policy names one."""
     return ONE_STEP if has_noise else ALL_STEPS
 
 
@@ -93,8 +93,8 @@ def require_floor(share: float, what: str) -> None:
     """Raise `ValueError` for a floor out of range, or a NaN."""
     if not FLOOR_MIN <= share <= 1:
         raise ValueError(
-            f"{what} must lie between {FLOOR_MIN:g} and 1, not {share!r:.40}: a client that has done a smaller share "
-            "of its planned steps sends no masked update"
+            f"{what} must lie between {FLOOR_MIN:g} and 1, not {share!r:.40}: it is the least share of the planned "
+            "steps that a client must do before it sends a masked update"
         )
 
 

@@ -51,7 +51,7 @@ class ImplausibleTotals(TotalsRefused):
 
 
 class SumWrapped(TotalsRefused):
-    """The levels' sum was larger than its bits: the next attempt must take more (`SecurePlan.unwrapping`)."""
+    """The levels' sum was larger than its bits: the next attempt must take more bits (`SecurePlan.unwrapping`)."""
 
 
 class MeanOfSum:

@@ -99,7 +99,7 @@ def test_the_sum_measures_the_updates_root_mean_square() -> None:
 def test_a_mean_of_other_parts_than_those_in_the_sum_is_refused() -> None:
     total = CODEC.new_sum()
     total.add([read(written(gaussian(1)))], 3)
-    with pytest.raises(ValueError, match="the parts have the weight 4 in all, but the sum has 3"):
+    with pytest.raises(ValueError, match="these clients have the weight 4 in all, but the sum has the weight 3"):
         CODEC.mean(total, [Part(4, 0)])
     with pytest.raises(ValueError, match="no update was added"):
         CODEC.mean(CODEC.new_sum(), []).mean_slice(0, 1)

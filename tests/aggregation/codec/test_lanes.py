@@ -113,7 +113,7 @@ def test_what_cannot_work_is_refused_with_what_to_do() -> None:
         Lanes(at, 2, bits=8, word_bits=16)
     with pytest.raises(ValueError, match="bits must lie between 1 and 31, not 32"):
         Lanes(at, 2, bits=32)
-    with pytest.raises(ValueError, match="reduce more ranks in groups"):
+    with pytest.raises(ValueError, match="sum more ranks in groups"):
         Lanes(at, 65_537, bits=31)
     with pytest.raises(ValueError, match="rank must lie between 0 and 1, not 2"):
         ByteLanes(at, 2).encode(torch.zeros(1000), 2)

@@ -329,7 +329,7 @@ def test_without_the_library_torch_serves_and_one_line_says_why(
     assert torch.equal(out, dither(1, 0, 1000))
     assert [record.getMessage() for record in caplog.records] == [
         "umbel was installed without its compiled kernels: install a C++ compiler (g++ or clang), then install umbel "
-        "again; until then torch computes the same, more slowly"
+        "again; until then torch computes the same results, more slowly"
     ]
 
 

@@ -147,5 +147,7 @@ def test_an_energy_beyond_the_scale_is_refused() -> None:
     matrices = Matrices(LAYOUT)
     energies = random_energies(matrices)
     energies[3] = 128
-    with pytest.raises(MalformedUpdate, match="the energy 128 for a row or column; at most 127 is allowed"):
+    with pytest.raises(
+        MalformedUpdate, match="the energy byte 128 for a row or column of a tensor; at most 127 is allowed"
+    ):
         Classes(matrices, energies, None)

@@ -58,7 +58,9 @@ def substituted(federation: Federation) -> Tensor:
 
 def test_substituted_keys_are_refused() -> None:
     federation = advertised(4)
-    with pytest.raises(ForgedMessage, match="the message of client-0001 is not signed by its key"):
+    with pytest.raises(
+        ForgedMessage, match="the message of client-0001 is not signed with the identity key of client-0001"
+    ):
         substituted(federation)
     require_silent(federation.clients[VICTIM])
 

@@ -157,7 +157,7 @@ def test_a_roster_of_fewer_than_three_is_refused(n: int) -> None:
 def test_no_plan_has_a_minimum_below_three_or_above_the_cohort(minimum: int) -> None:
     with pytest.raises(
         ValueError,
-        match=f"a minimum of 3 or more, .* to 65536 clients; this one has a minimum of {minimum} and 4 clients",
+        match=f"a minimum of 3 or more, .* at most 65536 clients; this one has a minimum of {minimum} and 4 clients",
     ):
         context_of(4, minimum=minimum)
 

@@ -146,7 +146,7 @@ def many_views(federation: Federation) -> Tensor:
 
 def test_clients_that_are_told_different_sums_reveal_nothing() -> None:
     federation = heard(9)
-    with pytest.raises(ForgedMessage, match="is not signed by its key"):
+    with pytest.raises(ForgedMessage, match="is not signed with the identity key of client-"):
         many_views(federation)
     require_silent(federation.clients[VICTIM])
 

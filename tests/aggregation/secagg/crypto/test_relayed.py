@@ -38,7 +38,7 @@ def test_the_message_is_not_in_what_is_stored_and_no_two_are_alike() -> None:
 @given(st.integers(0, len(SEALED) * 8 - 1))
 def test_every_flipped_bit_is_seen(bit: int) -> None:
     flipped = (int.from_bytes(SEALED, "little") ^ 1 << bit).to_bytes(len(SEALED), "little")
-    with pytest.raises(BadShare, match="client 3 was not sealed for this process"):
+    with pytest.raises(BadShare, match="client 3 was not sealed for this coordinator process"):
         open_relayed(OWN, SESSION, 3, flipped)
 
 
@@ -48,7 +48,7 @@ def test_every_flipped_bit_is_seen(bit: int) -> None:
     ids=["another process", "another session", "another client"],
 )
 def test_what_was_sealed_for_another_is_refused(own: KeyPair, session: bytes, index: int) -> None:
-    with pytest.raises(BadShare, match="was not sealed for this process and attempt"):
+    with pytest.raises(BadShare, match="was not sealed for this coordinator process and attempt"):
         open_relayed(own, session, index, SEALED)
 
 

@@ -328,7 +328,7 @@ def test_plans_that_do_not_fit_each_other_are_refused() -> None:
         replace(good, codec=replace(good.codec, codec=Codec.FLOAT32))
     with pytest.raises(ValueError, match="more than the grid's total_weight_max"):
         replace(good, secure=secure_plan(6))
-    with pytest.raises(ValueError, match="cannot check weights by draws"):
+    with pytest.raises(ValueError, match="clients cannot check how often each was drawn"):
         replace(good, secure=replace(good.secure, is_proportional=True))
     with pytest.raises(ValueError, match="more than 2\\^38"):
         replace(good.words, sample_count_max=1 << 37)
