@@ -14,8 +14,8 @@ The coordinator chooses the bounds and the step, so nothing here tells it on whi
 - Masked numbers (levels, exact values, the size of the change) are rounded up or down at random, by draws that only the
   client knows, and their mean is the number itself.
 - A change that is not finite becomes zeros and noise if the client relies on the round's noise. Otherwise it is refused
-  (`NonFiniteUpdate`), because zeros would thin out the sum. A client relies on noise only if its own budget bounds the
-  cost, because the coordinator chooses the noise.
+  (`NonFiniteUpdate`), because the zeros of one client would not hide the other clients. A client relies on noise only
+  if its own budget bounds the cost, because the coordinator chooses the noise.
 - A refusal has no numbers.
 """
 
