@@ -39,7 +39,7 @@ def download(operator: Operator, run: str) -> Iterator[AuditLine]:
             page = parsed(operator.audit_page(run, after).decode())
             lines = [_line(one) for one in _list(_object(page).get("bundles"))]
         except ValueError as error:
-            raise CoordinatorMisbehaved(f"the coordinator's answer has no audit bundles: {error}") from error
+            raise CoordinatorMisbehaved(f"the coordinator's list of audit bundles cannot be read: {error}") from error
         if not lines:
             return
         yield from lines
@@ -63,7 +63,7 @@ def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor
         auditor.follow(line.bundle, line.sha256, line.signature)
         taken.append(line)
     if not taken:
-        raise AuditFailed("there is no bundle, but every run has at least the bundle of its creation")
+        raise AuditFailed("the coordinator sent no bundle, but every run has at least the bundle of its creation")
     return auditor, taken
 
 

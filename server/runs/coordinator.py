@@ -205,7 +205,7 @@ class Coordinator:
             except DatabaseAway:
                 pass  # the database logs it, once
             except Exception:
-                _log.exception("reading the changes of other replicas failed; trying again")
+                _log.exception("the regular check of all runs failed; trying again")
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
@@ -223,7 +223,7 @@ class Coordinator:
             except DatabaseAway:
                 raise
             except Exception:  # the other runs must continue
-                _log.exception("run %s: reading the changes of other replicas failed; trying again", name)
+                _log.exception("run %s: the regular check of this run failed; trying again", name)
 
     async def count_outage(self) -> None:
         """If no coordinator was at work for a while, count that time in no round's window."""

@@ -112,7 +112,9 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
             f"not all numbers of {what} are finite (some are nan or inf); leave those samples out, or replace them"
         )
     if 0 in taken.shape[1:]:
-        raise DataError(f"{what} must hold numbers, but the shape {tuple(taken.shape)} holds none")
+        raise DataError(
+            f"{what} contains no numbers: a size in its shape {tuple(taken.shape)} is 0; check how the data are loaded"
+        )
     return taken
 
 

@@ -89,5 +89,5 @@ def test_they_are_even_between_0_and_1() -> None:
 
 
 def test_a_part_must_begin_a_block() -> None:
-    with pytest.raises(ValueError, match="coordinate 3"):
+    with pytest.raises(ValueError, match="multiple of 4, not 3"):
         uniforms(1, 3, 5)

@@ -92,7 +92,7 @@ def test_so_does_that_of_a_variance(variance: float) -> None:
 
 @pytest.mark.parametrize("variance", [0.0, -1.0, VARIANCE_MIN / 2, VARIANCE_MAX * 1.01, float("nan"), float("inf")])
 def test_a_variance_beyond_the_bounds_is_refused(variance: float) -> None:
-    with pytest.raises(ValueError, match="variance between"):
+    with pytest.raises(ValueError, match="variance of a table must lie between"):
         magnitudes(variance)
 
 

@@ -102,7 +102,7 @@ def test_a_run_that_is_over_is_neither_paused_nor_resumed_nor_rolled_back(tmp_pa
             for verb, body in (("pause", {}), ("resume", {}), ("rollback", {"to": 0})):
                 answer = await order(it, verb, **body)
                 assert problem(answer) == "run-over"
-                assert "the run is stopped for good" in answer.json()["detail"]
+                assert "the run is over (status: stopped)" in answer.json()["detail"]
             assert (await obeyed(it, "stop", reason="again"))["reason"] == "enough"
             assert problem(await order(it, "rollback", to="newest")) == "malformed-request"
             assert problem(await order(it, "pause", reason="")) == "malformed-request"

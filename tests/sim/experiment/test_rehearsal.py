@@ -146,7 +146,7 @@ def test_files_of_later_points_are_read_at_once(tmp_path: Path) -> None:
 
 def test_data_that_are_not_there_are_told_at_once() -> None:
     described = table(sweep={"data.name": ["digits", "mnist"]})
-    refused(described, ValueError, r"--data DIR \(with data=mnist\)")
+    refused(described, ValueError, r"--data DIR on the command line \(with data=mnist\)")
 
 
 def test_a_split_that_cannot_be_dealt_is_told_at_once() -> None:

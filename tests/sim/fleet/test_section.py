@@ -62,7 +62,7 @@ def _section_of(hint: Any) -> type[Any] | None:
         ("[fleet.speed]\nstep_s = 0", "step_s must lie between"),
         ("[fleet.speed]\nstep_s = nan", "step_s"),
         ("[fleet.speed]\nstep_s = 1\nsamples_per_s = 1", "either step_s or samples_per_s"),
-        ("[fleet.speed]\nspread = 1\ntail = 1", "either spread"),
+        ("[fleet.speed]\nspread = 1\ntail = 1", "either `spread`"),
         ("[fleet.network]\nphones = 'x'\nup_bytes_per_s = 1", "leave out up_bytes_per_s"),
         ("[fleet.network]\njitter = -1", "jitter must lie between"),
         ("[fleet.hours]\nby_hour = [0.5]", "24 numbers"),
