@@ -19,56 +19,56 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-nightly test-marks test-bits test-bits-fast check fmt fuzz mutants bench docs locks clean
 
-help: ## what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+help: ## list these commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve clients, real data
+demo: $(VENV)/.demo ## run the whole system on this machine: a coordinator, twelve clients, real data
 	$(BIN)/umbel demo
 
 # Both parts run, whatever the first says, and each failure counts: nothing is tried again.
-test: $(VENV)/.dev ## every test but the nightly ones: first on all cores, then what measures real time, alone
+test: $(VENV)/.dev ## run all tests but the nightly ones: first on all cores, then, alone, those that measure real time
 	$(PYTEST) $(ALL_CORES) -m "not realtime and not nightly"; first=$$?; \
 	$(PYTEST) -m realtime && exit $$first
 
-test-fast: $(VENV)/.dev ## in a minute: arithmetic, protocols and rules; no coordinator, client, simulation or process
+test-fast: $(VENV)/.dev ## run the tests of arithmetic, protocols and rules (two minutes); they start no coordinator, client or process
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.suite.parties -m "not slow and not postgresql"
 
-test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times the examples: about an hour
+test-nightly: $(VENV)/.dev ## run the nightly tests, then the property tests with twenty times the examples (an hour)
 	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \
 	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) --timeout 7200 -m "hypothesis and not nightly" && exit $$first
 
 # What took longer is measured a second time, so that one stall of the machine fails nothing.
-test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked slow is done in a second
+test-marks: $(VENV)/.dev ## check on a quiet machine that each test without the mark `slow` takes at most a second
 	$(PYTEST) -m "not slow" --seconds-max 1 || \
 	{ test $$? -eq 1 && $(PYTEST) -m "not slow" --seconds-max 1 --last-failed --last-failed-no-failures none; }
 
-test-bits: $(VENV)/.dev ## all tests of the arithmetic as other processors, thread counts and kernels would compute: hours
+test-bits: $(VENV)/.dev ## run all tests of arithmetic with the settings of other processors, thread counts and kernels (hours)
 	$(BIN)/python -m tests.suite.bits --all
 
-test-bits-fast: $(VENV)/.dev ## the bits that docs/reference/bits.md promises, under each of these settings: a minute
+test-bits-fast: $(VENV)/.dev ## check the bits that docs/reference/bits.md promises, with each of these settings (a minute)
 	$(BIN)/python -m tests.suite.bits
 
-check: $(VENV)/.dev ## formatting, lint, types, import rules
+check: $(VENV)/.dev ## check formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-fmt: $(VENV)/.dev ## format and sort
+fmt: $(VENV)/.dev ## format the code and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, then the API by its own document
+fuzz: $(VENV)/.dev ## send random bytes to each reader for SECONDS, and random requests to the API (minutes)
 	$(BIN)/python -m tests.fuzz.fuzz $(or $(SECONDS),60)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/contracts/test_openapi.py tests/fuzz
 
-mutants: $(VENV)/.dev ## small mistakes in what changed since BASE, or in RANDOM=200 places: does a test notice each?
+mutants: $(VENV)/.dev ## plant small faults in what changed since BASE, or in RANDOM=200 places; a test must notice each
 	$(BIN)/python -m tests.mutation.mutants $(if $(BASE),--base $(BASE)) \
 		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN)) \
 		$(if $(AGAIN),--again $(AGAIN) --slow)
 
-bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
+bench: $(VENV)/.dev ## measure ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator
 	$(BIN)/umbel bench aggregate
 	$(BIN)/umbel bench window
@@ -76,10 +76,10 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench secagg
 	$(BIN)/umbel bench simulate
 
-docs: $(VENV)/.dev ## check that the documentation tells the truth
+docs: $(VENV)/.dev ## check the documentation against the code
 	$(PYTEST) tests/packaging/test_docs.py
 
-locks: ## write deploy/locks anew: the versions of constraints.txt, with the package index's hashes of their files
+locks: ## write deploy/locks: the versions of constraints.txt, with the package index's hashes of their files
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip install --disable-pip-version-check --quiet uv==0.13.9
 	rm -f deploy/locks/*.txt
@@ -88,7 +88,7 @@ locks: ## write deploy/locks anew: the versions of constraints.txt, with the pac
 	$(LOCK) --extra privacy --extra example -o deploy/locks/example.txt pyproject.toml >/dev/null
 	$(LOCK) --extra server --extra postgres --extra s3 -o deploy/locks/coordinator.txt pyproject.toml >/dev/null
 
-clean: ## remove what was made
+clean: ## remove the environment and build outputs
 	rm -rf $(VENV) demo-out build *.egg-info
 
 $(VENV)/bin/python:

@@ -119,9 +119,9 @@ INLINE void last_levels(float *tile, float *out) {
     }
 }
 
-// Runs of a block are far apart in memory, and no machine foresees where the next one is. So the next few are fetched
-// into the first cache (few: they share its sets); and while these blocks are worked on, the runs of as many blocks after
-// them into the second, row by row, as memory likes it.
+// Runs of a block are far apart in memory, and no machine predicts where the next one is. So the next few are fetched
+// into the first-level cache (few, because they share its sets). At the same time the runs of the blocks after them are
+// fetched into the second-level cache, row by row, which is the fastest order to read memory.
 enum { ROWS_AHEAD = 8, BLOCKS_AHEAD = 4 };
 
 INLINE void fetch_ahead(const float *in, int64_t stride, int64_t block, int row) {
