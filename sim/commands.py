@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _STDOUT, _STDERR = 1, 2
 bench_app = typer.Typer(help="Measure umbel against plain baselines, peers and physical limits.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a minute or two.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: one to ten minutes.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) of the results here.")]
 PeerOption = Annotated[
     Path | None,
