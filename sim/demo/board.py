@@ -136,7 +136,7 @@ def sentence(ended: DemoRound, n_rounds: int) -> str:
     record = ended.record
     if not record.committed:
         return f"round {record.round}: attempt {record.attempt} abandoned: {record.reason}"
-    parts = [f"{record.reported} of {record.selected} reported"]
+    parts = [f"{record.reported}/{record.selected} reports"]
     for word, fate in _REMARKS:
         if clients := [client for client in record.clients if client.fate is fate]:
             parts.append(f"{word} {_who(clients)}")

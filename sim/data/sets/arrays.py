@@ -113,7 +113,8 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
         )
     if 0 in taken.shape[1:]:
         raise DataError(
-            f"{what} contains no numbers: a size in its shape {tuple(taken.shape)} is 0; check how the data are loaded"
+            f"there are no numbers in {what}: a size in the shape {tuple(taken.shape)} is 0; check how the data are "
+            "loaded"
         )
     return taken
 

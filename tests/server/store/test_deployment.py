@@ -143,7 +143,7 @@ def test_another_admin_key_makes_a_warning_once(made: Make, tmp_path: Path, capl
         assert not told()
         assert settled(other) == settled(other) == [""]
     [record] = told()
-    assert f"the admin key in {tmp_path / 'new.key'} is not the key that" in record.getMessage()
+    assert f"the admin key in {tmp_path / 'new.key'} is not the one that" in record.getMessage()
     assert (tmp_path / "new.key").read_text().strip() not in caplog.text
 
 

@@ -89,7 +89,7 @@ def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
 def test_a_round_is_told_in_one_line_that_names_whoever_did_not_simply_report() -> None:
     told: list[str] = []
     new_board(told).add(ended_round(PLAN, 3))
-    assert told[0].endswith("10 of 12 reported, partial 11, lost 10, stopped 12")
+    assert told[0].endswith("10/12 reports, partial 11, lost 10, stopped 12")
 
 
 def test_many_who_did_not_report_are_told_by_their_number_within_the_line() -> None:

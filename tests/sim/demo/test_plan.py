@@ -87,9 +87,8 @@ def test_only_where_clients_are_slow_does_the_run_take_part_of_the_work() -> Non
 def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:
     # The client is killed in a certain training of its own, and may miss a round before.
     assert f"With --rounds {KILL_IN_TRAINING + 1} or more, another client is killed" in (demo.__doc__ or "")
-    assert f"--rounds {KILL_IN_TRAINING + COORDINATOR_KILLED_AFTER + 1} or\n    more, the coordinator" in (
-        demo.__doc__ or ""
-    )
+    coordinator = f"With --rounds {KILL_IN_TRAINING + COORDINATOR_KILLED_AFTER + 1} or more, the coordinator is killed"
+    assert coordinator in " ".join((demo.__doc__ or "").split())
 
 
 def test_while_a_clinic_is_away_every_other_one_is_asked_so_that_the_rounds_go_on() -> None:
