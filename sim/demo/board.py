@@ -141,7 +141,7 @@ def sentence(ended: DemoRound, n_rounds: int) -> str:
         if clients := [client for client in record.clients if client.fate is fate]:
             parts.append(f"{word} {_who(clients)}")
     accuracy = f" {ended.score.accuracy:5.1%}" if ended.score else ""
-    return f"round {record.round:2}/{n_rounds} {record.wall_s:4.1f} s{accuracy}  {', '.join(parts)}"
+    return f"round {record.round:2}/{n_rounds} {record.wall_s:4.1f} s{accuracy} {', '.join(parts)}"
 
 
 _REMARKS = (("partial", Fate.PARTIAL), ("lost", Fate.LOST), ("declined", Fate.DECLINED), ("stopped", Fate.RELEASED))
