@@ -45,11 +45,9 @@ def load_initial_model(spec: str, seed: int) -> "nn.Module":
 
     torch.manual_seed(seed)
     made = make_named(spec, (Client, nn.Module), _APP)
-    if not isinstance(made, Client | nn.Module):
-        raise AppError(
-            f"{spec} returned a {type(made).__name__}; it must return an umbel.client.Client or a torch.nn.Module"
-        )
-    return made if isinstance(made, nn.Module) else _checked(made, spec).model
+    if isinstance(made, nn.Module):
+        return made
+    return _checked(made, spec, "an umbel.client.Client or a torch.nn.Module").model
 
 
 def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:
@@ -98,13 +96,13 @@ def _call(found: object, spec: str, place: OptionWords) -> object:
         raise AppError(f"{spec} cannot be called without arguments: {error}") from error
 
 
-def _checked(made: object, spec: str) -> "Client":
+def _checked(made: object, spec: str, wanted: str = "an umbel.client.Client") -> "Client":
     from torch import nn
 
     from umbel.client.app import Client
 
     if not isinstance(made, Client):
-        raise AppError(f"{spec} returned a {type(made).__name__}; it must return an umbel.client.Client")
+        raise AppError(f"{spec} returned a {type(made).__name__}; it must return {wanted}")
     if not isinstance(getattr(made, "model", None), nn.Module):
         raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module that it trains")
     sample_count = getattr(made, "sample_count", None)

@@ -62,10 +62,12 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
     try:
         return _call(app, plan)
     except (Exception, SystemExit) as error:
-        # The message may quote data, so the coordinator sees only the type; the log has all of it.
-        raise TrainingFailed(
-            f"the client's own code failed with {type(error).__name__}; see the client's log"
-        ) from error
+        raise _own_code_failed(error) from error
+
+
+def _own_code_failed(error: BaseException) -> TrainingFailed:
+    # The error's message may quote data, so the coordinator sees only its type; the log has all of it.
+    return TrainingFailed(f"the client's own code failed with {type(error).__name__}; see the client's log")
 
 
 def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
@@ -196,11 +198,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandw
             f"train returned a sample_count of {result.sample_count}, but this client has {app.sample_count} samples: "
             "train must return no more than the client's sample_count"
         )
-    if result.sample_count > offer.sample_count_max:
-        raise WorkRefused(
-            f"train returned a sample_count of {result.sample_count}, but the run accepts at most "
-            f"{offer.sample_count_max} (sample_count_max)"
-        )
+    _require_accepted("train", result.sample_count, offer)
     try:
         return WorkDone(
             sample_count=result.sample_count,
@@ -215,6 +213,14 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandw
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent result: {error}") from error
+
+
+def _require_accepted(function: str, sample_count: int, offer: Assignment) -> None:
+    if sample_count > offer.sample_count_max:
+        raise WorkRefused(
+            f"{function} returned a sample_count of {sample_count}, but the run accepts at most "
+            f"{offer.sample_count_max} (sample_count_max)"
+        )
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -238,18 +244,11 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
     try:
         evaluation = evaluated(app)
     except Exception as error:
-        # The message may quote data, so the coordinator sees only the type; the log has all of it.
-        raise TrainingFailed(
-            f"the client's own code failed with {type(error).__name__}; see the client's log"
-        ) from error
+        raise _own_code_failed(error) from error
     if evaluation is None or not evaluation.metrics:
         return None
     took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
-    if n_samples > offer.sample_count_max:
-        raise WorkRefused(
-            f"evaluate returned a sample_count of {n_samples}, but the run accepts at most {offer.sample_count_max} "
-            "(sample_count_max)"
-        )
+    _require_accepted("evaluate", n_samples, offer)
     try:
         return EvaluationDone(n_samples, finite(evaluation.metrics), took_s)
     except ValueError as error:
