@@ -4,12 +4,15 @@ Keys sorted by their UTF-16 code units, no white space, strings escaped no furth
 JavaScript prints it: the shortest digits that read back as the same float64. Integers beyond 2^53, which a float64 does
 not hold exactly, are written as strings of their decimal digits (RFC 8785, appendix D). Any JCS library in any language
 gives the same bytes for what it reads.
+
+A format that gains a field takes it with `later(default)`. Such a field is left out while it has its default, so that
+what was written before the field existed keeps its bytes and its hash.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache, lru_cache
 from json.encoder import encode_basestring
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -19,6 +22,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 Emit: TypeAlias = Callable[[str], None]
 
 EXACT_MAX = (1 << 53) - 1
+_LATER = "umbel.later"
 Item = TypeVar("Item")
 
 
@@ -31,6 +35,16 @@ class CanonicalText(tuple[Item, ...], Generic[Item]):
         written = super().__new__(cls, items)
         written.text = canonical(tuple(written))
         return written
+
+
+def later(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING) -> Any:
+    """A dataclass field that its format has gained: canonical JSON leaves it out while it has its default.
+
+    `default`, or `factory`, which makes the default: as of `dataclasses.field`.
+    """
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata={_LATER: factory})
+    return field(default=default, metadata={_LATER: lambda: default})
 
 
 def canonical(value: object) -> str:
@@ -103,7 +117,8 @@ def _write_object(value: Any, emit: Emit) -> None:
     if kind is dict or isinstance(value, Mapping):
         entries = [(quoted, value[key]) for key, quoted in _in_order(tuple(value))]
     elif is_dataclass(kind):
-        entries = [(quoted, getattr(value, key)) for key, quoted in _keys_of(kind)]
+        left_out = {key for key, default in later_fields(kind) if getattr(value, key) == default}
+        entries = [(quoted, getattr(value, key)) for key, quoted in _keys_of(kind) if key not in left_out]
     else:
         raise ValueError(f"JSON has nothing for a {kind.__name__}")
     before = "{"
@@ -118,6 +133,12 @@ def _write_object(value: Any, emit: Emit) -> None:
 def _keys_of(kind: type) -> tuple[tuple[str, str], ...]:
     """The fields of a dataclass in canonical order, each with its text up to the value."""
     return _in_order(tuple(field.name for field in fields(kind)))
+
+
+@cache
+def later_fields(kind: type) -> tuple[tuple[str, object], ...]:
+    """The fields that a dataclass has gained (`later`), with their defaults."""
+    return tuple((one.name, one.metadata[_LATER]()) for one in fields(kind) if _LATER in one.metadata)
 
 
 def _integer(value: int) -> str:

@@ -1,12 +1,14 @@
 """Canonical JSON: RFC 8785's own examples, and what goes in comes out."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.canonical import CanonicalText, canonical, number_text, parsed
+from umbel.aggregation.canonical import CanonicalText, canonical, later, number_text, parsed
 
 NUMBERS = {  # RFC 8785, appendix B
     "0": 0.0,
@@ -77,3 +79,15 @@ def test_a_tuple_that_was_written_before_is_written_the_same() -> None:
     items = ({"b": 1.5, "a": "ü"}, {"b": 2, "a": None})
     assert canonical({"x": 1, "items": CanonicalText(items)}) == canonical({"x": 1, "items": items})
     assert CanonicalText(items) == items
+
+
+@dataclass(frozen=True)
+class _Grown:
+    kept: int
+    gained: str = later("")
+    listed: Mapping[str, int] = later(factory=dict)
+
+
+def test_a_field_that_a_format_has_gained_is_left_out_while_it_has_its_default() -> None:
+    assert canonical(_Grown(1)) == '{"kept":1}'
+    assert canonical([_Grown(1, "x", {"a": 2})]) == '[{"gained":"x","kept":1,"listed":{"a":2}}]'
