@@ -3,6 +3,8 @@
 import importlib
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,7 @@ def load_app(spec: str) -> "Client":
     """Make the client that `spec` names. Raises `AppError` as `make_named` does."""
     from umbel.client.app import Client
 
-    return _checked(make_named(spec, Client, _APP), spec)
+    return checked_client(make_named(spec, Client, _APP), spec)
 
 
 def load_initial_model(spec: str, seed: int) -> "nn.Module":
@@ -47,7 +49,7 @@ def load_initial_model(spec: str, seed: int) -> "nn.Module":
     made = make_named(spec, (Client, nn.Module), _APP)
     if isinstance(made, nn.Module):
         return made
-    return _checked(made, spec, "an umbel.client.Client or a torch.nn.Module").model
+    return checked_client(made, spec, "an umbel.client.Client or a torch.nn.Module").model
 
 
 def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:
@@ -56,16 +58,32 @@ def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) ->
     The current directory is importable, as with `python -m`. Raises `AppError` with a sentence that says what to do;
     errors inside the user's own code pass through, except that a missing library is named.
     """
+    with _missing_libraries_named(spec):
+        found = _found(spec, place)
+        return found if isinstance(found, kinds) else _call(found, spec, place)
+
+
+def find_named(spec: str, place: OptionWords) -> object:
+    """Return what `spec` names, without a call. Raises `AppError` as `make_named` does."""
+    with _missing_libraries_named(spec):
+        return _found(spec, place)
+
+
+@contextmanager
+def _missing_libraries_named(spec: str) -> Generator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise AppError(
+            f"{spec.partition(':')[0]} imports {error.name!r}, which is not installed; install it here and try again"
+        ) from error
+
+
+def _found(spec: str, place: OptionWords) -> object:
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise AppError(f"{place.option} must look like module:attribute, such as {place.example}, not {spec!r}")
-    try:
-        found = _attribute(module_name, attribute, place)
-        return found if isinstance(found, kinds) else _call(found, spec, place)
-    except ModuleNotFoundError as error:
-        raise AppError(
-            f"{module_name} imports {error.name!r}, which is not installed; install it here and try again"
-        ) from error
+    return _attribute(module_name, attribute, place)
 
 
 def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
@@ -96,7 +114,8 @@ def _call(found: object, spec: str, place: OptionWords) -> object:
         raise AppError(f"{spec} cannot be called without arguments: {error}") from error
 
 
-def _checked(made: object, spec: str, wanted: str = "an umbel.client.Client") -> "Client":
+def checked_client(made: object, spec: str, wanted: str = "an umbel.client.Client") -> "Client":
+    """Return `made`, the result of `spec`, if it is a usable client. Raises `AppError`."""
     from torch import nn
 
     from umbel.client.app import Client

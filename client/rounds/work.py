@@ -57,8 +57,13 @@ def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> Loca
 
 
 def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
-    """Load the model `start`, measure it if asked, and train. Raises `TrainingFailed` if the site's code fails."""
-    set_weights(app, load_model(start, layout))
+    """Load the model file `start`, and train as `train_from` does."""
+    return train_from(app, load_model(start, layout), plan)
+
+
+def train_from(app: Client, weights: Mapping[str, torch.Tensor], plan: LocalPlan) -> Trained:
+    """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
+    set_weights(app, weights)
     try:
         return _call(app, plan)
     except (Exception, SystemExit) as error:
@@ -139,7 +144,7 @@ def save_work(
     """
     with unfit_refused(offer):
         sha256, update_bytes = _save_update(app, layout, start, offer, store)
-    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, bandwidth), update_bytes)
+    pending = PendingReport(offer.id, work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
     return pending
 
@@ -182,7 +187,12 @@ def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.T
     Memory holds neither the start weights nor the whole change. Nothing is yielded inside `torch.no_grad`: it would
     apply to the reader too, and for ever if the reader stops early.
     """
-    local, before = app.model.state_dict(), load_model(start, layout)
+    return changes_since(app, layout, load_model(start, layout))
+
+
+def changes_since(app: Client, layout: Layout, before: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The change since the weights `before`, as `weight_changes` gives it."""
+    local = app.model.state_dict()
     layout.require(local, "the trained model")
     for spec in layout.owners():
         values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
@@ -191,7 +201,8 @@ def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.T
             yield weight_change(spec, values[piece].cpu(), start_values[piece])
 
 
-def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:
+def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:
+    """The report of a training. `sha256`: of the update. Raises `WorkRefused` for a result that makes no sense."""
     result, evaluation = done.result, done.evaluation
     if result.sample_count > app.sample_count:
         raise WorkRefused(
@@ -235,11 +246,16 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
-    """Measure the model in the file `start`; None if the site has no held-out data.
+    """Measure the model in the file `start`, as `measure_from` does."""
+    return measure_from(app, load_model(start, layout), offer)
+
+
+def measure_from(app: Client, weights: Mapping[str, torch.Tensor], offer: Assignment) -> EvaluationDone | None:
+    """Measure the model with these weights; None if the site has no held-out data.
 
     Raises `TrainingFailed` if the site's code fails, `WorkRefused` for a result that makes no sense.
     """
-    set_weights(app, load_model(start, layout))
+    set_weights(app, weights)
     started = time.perf_counter()
     try:
         evaluation = evaluated(app)
