@@ -141,6 +141,20 @@ def later_fields(kind: type) -> tuple[tuple[str, object], ...]:
     return tuple((one.name, one.metadata[_LATER]()) for one in fields(kind) if _LATER in one.metadata)
 
 
+def without_unused(value: object, written: Any) -> Any:
+    """`written`, the JSON of `value`, without the fields that its format has gained (`later`) and that are unused.
+
+    An earlier release reads it too, if that release refuses unknown fields.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        for name, default in later_fields(type(value)):
+            if getattr(value, name) == default:
+                written.pop(name, None)
+        for name in written:
+            without_unused(getattr(value, name), written[name])
+    return written
+
+
 def _integer(value: int) -> str:
     return str(value) if -EXACT_MAX <= value <= EXACT_MAX else f'"{value}"'
 

@@ -14,6 +14,7 @@ METRICS_MAX = 64  # a report may name
 METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
+ROUNDS_MAX = 1_000_000
 STEPS_MAX = 1 << 62
 LOCAL_MAX = 1 << 31
 RATE_MIN, RATE_MAX = 1e-12, 1e6

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umbel.client.app import Checkpoint, Client, Evaluation, LocalPlan, TrainResult
+    from umbel.client.app import Client
     from umbel.client.errors import ClientError, CoordinatorRefused
+    from umbel.client.local.plan import Checkpoint, LocalPlan
+    from umbel.client.local.results import Evaluation, TrainResult
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.operator.operator import Operator
     from umbel.client.policy.policy import SitePolicy, read_policy
@@ -31,11 +33,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "app": ("Checkpoint", "Client", "Evaluation", "LocalPlan", "TrainResult"),
+    "app": ("Client",),
     "errors": ("ClientError", "CoordinatorRefused"),
     "loop": ("RunEnd", "run_client"),
     "operator.operator": ("Operator",),
     "policy.policy": ("SitePolicy", "read_policy"),
+    "local.plan": ("Checkpoint", "LocalPlan"),
+    "local.results": ("Evaluation", "TrainResult"),
     "training.trainer": ("TorchClient",),
 }
 

@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from umbel.aggregation.canonical import Json, canonical
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
-from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import Fate
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
-from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 
 

@@ -1,4 +1,4 @@
-"""What is asked of one round: kind, sizes, window, weighting, training, codec and masks, as plain data."""
+"""What is asked of one round: kind, sizes, window, weighting, codec and masks, as plain data."""
 
 import math
 from collections.abc import Iterable
@@ -9,10 +9,7 @@ from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
-    LOCAL_MAX,
     OVER_SELECTION_MAX,
-    RATE_MAX,
-    RATE_MIN,
     TARGET_MAX,
     ClientId,
     RunId,
@@ -75,34 +72,6 @@ class Weighting(StrEnum):
 
     SAMPLES = "samples"
     PROPORTIONAL = "proportional"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """What a client is asked to do with the model: `local_epochs` or `local_steps`; by default, one epoch.
-
-    `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
-    `evaluate`: first measure the model as it came on the client's own held-out data.
-    """
-
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int = 32
-    learning_rate: float = 0.01
-    proximal_mu: float = 0.0
-    evaluate: bool = False
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
-
-    def __post_init__(self) -> None:
-        if self.local_epochs is not None and self.local_steps is not None:
-            raise ValueError("set either local_epochs or local_steps, not both")
-        if self.local_epochs is None and self.local_steps is None:
-            object.__setattr__(self, "local_epochs", 1)
-        for name in ("local_epochs", "local_steps", "batch_size"):
-            if (value := getattr(self, name)) is not None:
-                require_within(value, name, 1, LOCAL_MAX)
-        require_within(self.learning_rate, "learning_rate", RATE_MIN, RATE_MAX)
-        require_within(self.proximal_mu, "proximal_mu", 0, RATE_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec
 from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
-from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
+from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, again, private_numbers
 from umbel.aggregation.run.sections import (
@@ -43,7 +44,7 @@ class RunFile:
     name: str
     rounds: RoundsSection
     seed: int = 0
-    training: TrainingPlan = field(default_factory=TrainingPlan)
+    training: TrainingSection = field(default_factory=TrainingSection)
     aggregation: AggregationSection = field(default_factory=AggregationSection)
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
     override: tuple[Override, ...] = ()
@@ -83,15 +84,15 @@ class RunFile:
         return replace(self.rounds, **{key: value for change in changes for key, value in change.items()})
 
     def training_plan(self, number: int) -> TrainingPlan:
-        """The training plan of one round, with overrides applied."""
-        plan = self.training
+        """The training plan of one round, with overrides and the schedule of the learning rate applied."""
+        section = self.training
         for change in (override.of(TrainingPlan) for override in self.override if override.covers(number)):
             if "local_steps" in change:
                 change = {"local_epochs": None, **change}
             elif "local_epochs" in change:
                 change = {"local_steps": None, **change}
-            plan = replace(plan, **change)
-        return plan
+            section = replace(section, **change)
+        return section.plan(number, self.rounds.count, self.rounds_of(number).target)
 
     def round_plan(self, number: int, attempt: int) -> RoundPlan:
         """The plan of one attempt at one round, both counted from 1."""

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from umbel.aggregation.plans.round import TrainingPlan, Weighting
-from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, TARGET_MAX, require_window, require_within
+from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, ROUNDS_MAX, TARGET_MAX, require_window, require_within
 
-ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3

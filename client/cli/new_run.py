@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.run.file import AnotherList, RunFile, require_named
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
 from umbel.client.cli.options import AsJson

@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.canonical import canonical
+from umbel.aggregation.canonical import canonical, later_fields
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy.policy import SitePolicy
@@ -220,7 +221,7 @@ def terms_sha256(invitation: SecureInvitation) -> str:
     """
     offer, plan = invitation.assignment, invitation.offer.plan
     training = offer.training
-    terms = {
+    terms: dict[str, object] = {
         "local_epochs": training.local_epochs,
         "local_steps": training.local_steps,
         "batch_size": training.batch_size,
@@ -233,4 +234,14 @@ def terms_sha256(invitation: SecureInvitation) -> str:
         "weight_unit": plan.weight_unit,
         "minimum_work": plan.minimum_work,
     }
+    terms |= _later_terms(training)
     return hashlib.sha256(canonical(terms).encode()).hexdigest()
+
+
+def _later_terms(training: TrainingPlan) -> dict[str, object]:
+    """The terms that plans have gained, where they are not the default. A schedule of the learning rate is one term for
+    all rounds: `check_offer` has compared the rate with it.
+    """
+    given = ((name, getattr(training, name), default) for name, default in later_fields(TrainingPlan))
+    changed = {f"training.{name}": value for name, value, default in given if value != default}
+    return changed | ({"learning_rate": training.rate_plan.learning_rate} if training.rate_plan else {})

@@ -43,7 +43,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
 )
 from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
-from umbel.client.app import Client, LocalPlan
+from umbel.client.app import Client
 from umbel.client.errors import (
     AssignmentClosed,
     AttemptRefused,
@@ -53,6 +53,7 @@ from umbel.client.errors import (
     WorkRefused,
     alarm_of,
 )
+from umbel.client.local.plan import LocalPlan
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes

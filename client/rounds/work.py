@@ -16,11 +16,13 @@ from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRa
 from umbel.aggregation.model.layout import PIECE_VALUES, Layout
 from umbel.aggregation.model.state import weight_change
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.types import METRIC_ABS_MAX
-from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of

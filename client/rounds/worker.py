@@ -13,8 +13,9 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import ASKED_SHARE
 from umbel.aggregation.types import ClientId
-from umbel.client.app import Checkpoint, Client, LocalPlan
+from umbel.client.app import Client
 from umbel.client.errors import AssignmentClosed, ClientError, TooLittleDone, TrainingFailed, UnfitWork
+from umbel.client.local.plan import Checkpoint, LocalPlan
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
-from umbel.client.app import Checkpoint
 from umbel.client.files import make_private
+from umbel.client.local.plan import Checkpoint
 from umbel.client.state.model_files import read_tensors, write_tensors
 
 _SHARE = 1 / 40

@@ -10,7 +10,9 @@ import torch
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import Probe
 from umbel.aggregation.types import METRIC_ABS_MAX
-from umbel.client.app import Client, LocalPlan, TrainResult
+from umbel.client.app import Client
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import TrainResult
 from umbel.client.wire.timing import Bandwidth
 
 _STATUS = Path("/proc/self/status")

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.training.batches import Batch, Data, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
-from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
-from umbel.client.training.progress import Means, TrainingProgress
+from umbel.client.app import Client
+from umbel.client.local.batches import Batch, Data, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
+from umbel.client.local.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.progress import Means, TrainingProgress
+from umbel.client.local.results import Evaluation, TrainResult
 
 EVALUATION_BATCH_SIZE = 256
 Loss = Callable[[Any, Any], Tensor]

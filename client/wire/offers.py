@@ -64,7 +64,21 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
         require_codec(offer.codec)
     except ValueError as error:
         raise CoordinatorMisbehaved(f"the assignment's codec is invalid: {error}") from error
+    _check_training(offer)
     _check_changes(offer)
+
+
+def _check_training(offer: Assignment) -> None:
+    """Raise `CoordinatorMisbehaved` for a learning rate that is not the one of the schedule that it is said to follow.
+
+    Sites compare the schedule between rounds, and not the rate.
+    """
+    training = offer.training
+    if training.rate_plan is not None and not training.rate_plan.gives(training.learning_rate, offer.round):
+        raise CoordinatorMisbehaved(
+            f"the assignment's learning rate is {training.learning_rate:g}, but its schedule gives "
+            f"{training.rate_plan.rate(offer.round):g} in round {offer.round}"
+        )
 
 
 def _check_changes(offer: Assignment) -> None:

@@ -5,10 +5,12 @@ from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field, TypeAdapter
 
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.audit.chain import report_target
+from umbel.aggregation.canonical import without_unused
 from umbel.aggregation.messages import (
     WAIT_S_MAX,
     AssignmentStatus,
@@ -70,7 +72,10 @@ async def post_check_in(request: Request) -> Response:
     message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
     line = partial(state.lines.open, caller.client, request.receive)
     visit = Visit(caller.client, message, caller.admit, line)
-    return json_answer(_CHECKED_IN, await state.reception.check_in(visit))
+    answer = await state.reception.check_in(visit)
+    if answer.assignment is None:
+        return json_answer(_CHECKED_IN, answer)
+    return JSONResponse(without_unused(answer, _CHECKED_IN.dump_python(answer, mode="json")))
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))

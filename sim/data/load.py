@@ -189,7 +189,7 @@ def _own(name: str) -> DataSet:
     import torch
 
     from umbel.client.errors import AppError
-    from umbel.client.training.devices import seeded
+    from umbel.client.local.devices import seeded
     from umbel.client.user_code import OptionWords, make_named
     from umbel.sim.data.sets.arrays import from_samples
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from statistics import median
 
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
@@ -167,7 +167,7 @@ def _run_file(seed: int, rounds: int, calm: bool, plain: bool) -> RunFile:
     if not calm and rounds >= KILL_IN_TRAINING:
         last = min(KILL_IN_TRAINING + ROUNDS_DOWN, rounds)
         override = (Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0),)
-    training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
+    training = TrainingSection(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     return RunFile(
         RUN,
         section,

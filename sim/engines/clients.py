@@ -18,8 +18,9 @@ from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import master_dtype, published
-from umbel.client.app import Client, TrainResult
+from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed
+from umbel.client.local.results import TrainResult
 from umbel.client.rounds.work import asked_of_site, train, weight_changes
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.work import Changes, CohortWork, EngineError

@@ -8,7 +8,7 @@ On a CPU, models with two-dimensional convolutions are kept in channels-last mem
 for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from itertools import count, islice
@@ -19,59 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.sgd import sgd
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
-from umbel.client.training.batches import split_sizes
-from umbel.client.training.devices import generators, seeded, set_generators
+from umbel.client.local.batches import split_sizes
+from umbel.client.local.devices import generators, seeded, set_generators
 from umbel.client.training.trainer import ProximalTerm
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import found_device, one_thread, rows_of_block, whole_float32
 from umbel.sim.engines.model import ModelRecipe, ResidentModel
-from umbel.sim.engines.work import Changes, CohortWork, EngineError, LocalOptimizer
-
-
-class Sgd:
-    """`torch.optim.SGD` over these parameters. `is_fused`: one call for all of them, with fewer roundings."""
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], plan: TrainingPlan, optimizer: LocalOptimizer, *, is_fused: bool
-    ) -> None:
-        self._parameters, self._plan, self._optimizer = parameters, plan, optimizer
-        self._is_fused = is_fused or None  # None: as torch chooses
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget all momentum, for the next client."""
-        self._velocities: list[Tensor | None] = [None] * len(self._parameters)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter that has a gradient."""
-        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
-        gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
-        velocities = [self._velocities[i] for i in used]
-        sgd(
-            [self._parameters[i] for i in used],
-            gradients,
-            velocities,
-            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
-            fused=self._is_fused,
-            weight_decay=self._optimizer.weight_decay,
-            momentum=self._optimizer.momentum,
-            lr=self._plan.learning_rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        if self._optimizer.momentum:
-            for i, velocity in zip(used, velocities, strict=True):
-                self._velocities[i] = velocity
-
+from umbel.sim.engines.optimizers import restartable
+from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 Arithmetic = Literal["auto", "sdk", "fast"]
 Losses = NDArray[np.float64]
@@ -130,13 +90,13 @@ class LocalTrainer:
         if self._draws is None:
             self._look(start, work)
         self._resident.reset()
-        module, plan, wanted = self._resident.module, work.plan, work.optimizer
+        module, plan = self._resident.module, work.plan
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._proximal = ProximalTerm(module, plan.proximal_mu)
         within = projections(work.codec, self.layout)
         named = module.named_parameters(remove_duplicate=False)
         self._within = [(p, within[name]) for name, p in named if name in within and p.requires_grad]
-        self._optimizer = Sgd(self._parameters, plan, wanted, is_fused=self._is_fast)
+        self._optimizer = restartable(self._parameters, plan, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
         """Train the clients at these positions, and write their changes into `values`: float32 (k, n_values), on the
@@ -162,7 +122,7 @@ class LocalTrainer:
         self._optimizer.restart()
         samples, rows = self._samples_of(work, position)
         batches = self._batches(rows, work, position)
-        clip_norm, total, n_seen = work.optimizer.clip_norm, torch.zeros((), device=self._device), 0
+        clip_norm, total, n_seen = work.plan.clip_norm, torch.zeros((), device=self._device), 0
         first = last = total
         for number, chosen in enumerate(islice(batches, int(work.steps[position]))):
             for parameter in self._parameters:

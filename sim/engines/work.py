@@ -1,7 +1,7 @@
 """The work of an engine, the local training of a whole cohort, and its result."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,26 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.round import TrainingPlan
-from umbel.aggregation.types import RATE_MAX, require_within
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOptimizer:
-    """A client's own SGD, as in torch: the section `[local]` of an experiment's file."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None  # greatest L2 norm of a step's gradient; None: not clipped
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
-
-    def __post_init__(self) -> None:
-        require_within(self.momentum, "momentum", 0.0, 0.999999)
-        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
-        if self.clip_norm is not None:
-            require_within(self.clip_norm, "clip_norm", 1e-12, 1e12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +20,27 @@ class CohortWork:
 
     `seeds`: uint64, of each client, for the order of its samples (`aggregation.sample_order`), dropout and the like.
     `steps`: int64, how many steps of SGD each takes, at least 1, through its data pass after pass, in batches as the
-    SDK makes them (`client.batches.split_sizes`).
+    SDK makes them (`client.local.batches.split_sizes`).
     """
 
     data: CohortData
     seeds: NDArray[np.uint64]
     steps: Indices
-    plan: TrainingPlan  # batch size, learning rate, FedProx's mu
-    optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+    plan: TrainingPlan
     codec: CodecPlan = field(default_factory=CodecPlan)  # if it sends only part of a model, clients train within that
     clients: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # numbers, if the engine needs them
 
     @property
     def terms(self) -> dict[str, Any]:
         """What all clients share, as JSON can carry it; `CohortWork.on` is the inverse."""
-        return {"plan": asdict(self.plan), "optimizer": asdict(self.optimizer), "codec": asdict(self.codec)}
+        plan = replace(self.plan, rate_plan=None)  # which engines do not need
+        return {"plan": asdict(plan), "codec": asdict(self.codec)}
 
     @staticmethod
     def on(data: CohortData, seeds: NDArray[np.uint64], steps: Indices, terms: Mapping[str, Any]) -> "CohortWork":
         """Work on these terms."""
         codec: dict[str, Any] = {**terms["codec"], "codec": Codec(terms["codec"]["codec"])}
-        plan, optimizer = TrainingPlan(**terms["plan"]), LocalOptimizer(**terms["optimizer"])
-        return CohortWork(data, seeds, steps, plan, optimizer, CodecPlan(**codec))
+        return CohortWork(data, seeds, steps, TrainingPlan(**terms["plan"]), CodecPlan(**codec))
 
 
 @dataclass(frozen=True, slots=True)

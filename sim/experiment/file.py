@@ -19,11 +19,6 @@ hidden = [64]
 
 [fleet]                        # sim/fleet/section.py; default: fast devices that are never lost
 
-[local]                        # the clients' own SGD
-momentum = 0.0
-weight_decay = 0.0
-clip_norm = 1.0                # of each step's gradient; default: not clipped
-
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
 workers = 2                    # of the last three engines; default: one for each core, or for each GPU
@@ -68,7 +63,6 @@ from umbel.client.toml_file import findings, read_toml
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.device import require_device_name
-from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -109,7 +103,6 @@ class TrialSpec:
     model: ModelSection
     partition: PartitionSection | None
     fleet: FleetSection
-    local: LocalOptimizer
     engine: EngineSection
 
     @property
@@ -171,6 +164,11 @@ def experiment_of(
     whole = _plain(table)
     for key, value in (changes or {}).items():
         _put(whole, key, _plain(value, key))
+    if "local" in whole:
+        raise ValueError(
+            "the section [local] is now a part of [training], which production reads too: move momentum, weight_decay "
+            "and clip_norm there, and leave [local] out"
+        )
     text = canonical({"seeds": [0], **whole})
     try:
         top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
@@ -232,7 +230,6 @@ class _Worlds:
     model: ModelSection = field(default_factory=ModelSection)
     partition: PartitionSection | None = None
     fleet: FleetSection = field(default_factory=FleetSection)
-    local: LocalOptimizer = field(default_factory=LocalOptimizer)
     engine: EngineSection = field(default_factory=EngineSection)
 
     def __post_init__(self) -> None:
@@ -248,7 +245,7 @@ class _Worlds:
 
 
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-_WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
@@ -270,7 +267,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         raise ValueError(f"{findings(error, run_file_hint)}{at}") from error
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+    return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.engine)
 
 
 def _plain(value: Any, key: str = "") -> Any:

@@ -12,13 +12,14 @@ and `abandoned`. The simulation adds when events happen, and how the clients' wo
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, ranks_of
+from umbel.aggregation.plans.round import RoundPlan, ranks_of
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, Probe, Work
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
@@ -35,7 +36,7 @@ from umbel.aggregation.types import ClientId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.model import start_vector
-from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
+from umbel.sim.engines.work import Changes, CohortWork, Engine
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of
@@ -66,7 +67,6 @@ class World:
     fleet: Devices
     engine: Engine
     meter: Meter
-    optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
     masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
 
 
@@ -226,7 +226,7 @@ class Federation:
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
-        work = CohortWork(data, seeds, steps, training, world.optimizer, codec, numbers[who])
+        work = CohortWork(data, seeds, steps, training, codec, numbers[who])
         for changes in world.engine.train(start, work):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]

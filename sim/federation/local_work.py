@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.types import ClientId
-from umbel.client.app import SHARE_STEPS_MIN
+from umbel.client.local.plan import SHARE_STEPS_MIN
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.canonical import CanonicalText, canonical, later, number_text, parsed
+from umbel.aggregation.canonical import CanonicalText, canonical, later, number_text, parsed, without_unused
 
 NUMBERS = {  # RFC 8785, appendix B
     "0": 0.0,
@@ -90,4 +90,5 @@ class _Grown:
 
 def test_a_field_that_a_format_has_gained_is_left_out_while_it_has_its_default() -> None:
     assert canonical(_Grown(1)) == '{"kept":1}'
+    assert without_unused(_Grown(1), {"kept": 1, "gained": "", "listed": {}}) == {"kept": 1}
     assert canonical([_Grown(1, "x", {"a": 2})]) == '[{"gained":"x","kept":1,"listed":{"a":2}}]'

@@ -23,7 +23,8 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.plans.assignment import Assignment, ModelRef
 from umbel.aggregation.plans.codec import CodecPlan, Grid
-from umbel.aggregation.plans.round import TrainingPlan, Weighting
+from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
@@ -182,7 +183,7 @@ def test_a_run_file_fills_in_the_rest() -> None:
 
 def test_the_shortest_run_file() -> None:
     run = parse('name = "demo"\nrounds = { count = 1, target = 1 }')
-    assert run.training == TrainingPlan(local_epochs=1)
+    assert run.training == TrainingSection(local_epochs=1)
     assert run.round_plan(1, 1).minimum == 1
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.plans.assignment import assignment_id
-from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, Weighting
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import METRICS_MAX, ClientId, RunId, require_slug

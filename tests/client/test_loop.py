@@ -20,7 +20,8 @@ from torch import nn
 from tests.client.doubles.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
 from tests.servers.waits import wait_until
 from umbel.aggregation.plans.assignment import assignment_id
-from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.sections import AggregationSection
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.client import (
@@ -123,7 +124,7 @@ def test_requests_go_to_the_addresses_that_are_signed_for_auditors(tmp_path: Pat
 
 
 def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    double = Double(AddOne().model, training=TrainingPlan(evaluate=True))
+    double = Double(AddOne().model, training=TrainingSection(evaluate=True))
     take_part(tmp_path, double)
     work = double.reports["demo.1.1.ward-7"]
     assert (work["sample_count"], work["steps_done"], work["steps_planned"]) == (5, 2, 4)
@@ -152,7 +153,7 @@ def test_an_evaluation_that_is_none_is_a_failure_of_the_sites_code(tmp_path: Pat
         def evaluate(self, model: nn.Module) -> Evaluation:
             return {"accuracy": 0.25}  # type: ignore[return-value]  # a user's code
 
-    double = Double(AddOne().model, training=TrainingPlan(evaluate=True))
+    double = Double(AddOne().model, training=TrainingSection(evaluate=True))
     with pytest.raises(TrainingFailed, match="failed with TypeError") as failure:
         take_part(tmp_path, double, Wrong())
     assert str(failure.value.__cause__) == "evaluate must return Evaluation, not dict"

@@ -20,7 +20,7 @@ from tests.client.doubles.double import Handler
 from tests.client.doubles.secure_double import PEERS, SecureDouble, plans
 from tests.client.test_secure_rounds import SAMPLES, Hasty, Ward, listed, remembered, take_part
 from umbel.aggregation.plans.masks import NoisePlan
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult
@@ -53,7 +53,7 @@ class Patient(Shutdown):
 class Starving(SecureDouble):
     """`left_s`: of the window, as it says to this client; `keeps_model_s`: for how long it keeps the model."""
 
-    def __init__(self, model: nn.Module, window_s: float, training: TrainingPlan) -> None:
+    def __init__(self, model: nn.Module, window_s: float, training: TrainingSection) -> None:
         super().__init__(model, window_s=window_s)
         self.run_file = RunFile("demo", RoundsSection(1, target=1, window_s=window_s), training=training)
         self.left_s: float | None = None
@@ -117,7 +117,7 @@ def test_a_site_that_is_told_that_little_time_is_left_says_nothing(
     tmp_path: Path, policy: Callable[[Path, SecureDouble], SitePolicy | None]
 ) -> None:
     app = Hospital()
-    double = Starving(app.model, 60.0, TrainingPlan(local_steps=1500))
+    double = Starving(app.model, 60.0, TrainingSection(local_steps=1500))
     double.left_s = 1.0
     end = starve(tmp_path, double, app, policy(tmp_path, double))
     nothing_was_sent(tmp_path, double, end)
@@ -128,7 +128,7 @@ def test_a_site_that_is_told_that_little_time_is_left_says_nothing(
 
 def test_half_of_the_window_is_enough_and_a_little_less_is_not(tmp_path: Path) -> None:
     for left_s, taken in ((30.0, True), (29.999, False)):
-        double = Starving(Ward().model, 60.0, TrainingPlan())
+        double = Starving(Ward().model, 60.0, TrainingSection())
         double.left_s = left_s
         end = starve(tmp_path / str(left_s), double, Ward(), None)
         assert (end.opened == 1) is taken
@@ -141,7 +141,7 @@ def test_a_site_that_gets_the_model_late_sends_nothing(
 ) -> None:
     """However fast or slow this machine is: the model comes when a fifth of the window is left, or less."""
     app = Hospital()
-    double = Starving(app.model, 1.0, TrainingPlan(local_steps=1))
+    double = Starving(app.model, 1.0, TrainingSection(local_steps=1))
     double.keeps_model_s = 0.8
     end = starve(tmp_path, double, app, policy(tmp_path, double), Patient(1))
     nothing_was_sent(tmp_path, double, end)
@@ -155,7 +155,7 @@ def test_a_site_that_has_time_for_some_of_its_steps_sends_nothing(
 ) -> None:
     """The window that all sign is as short: what remains is that less than all of the work was done."""
     app = Hospital()
-    double = Starving(app.model, 1.0, TrainingPlan(local_steps=1 << 30))
+    double = Starving(app.model, 1.0, TrainingSection(local_steps=1 << 30))
     end = starve(tmp_path, double, app, policy(tmp_path, double), Patient(1))
     nothing_was_sent(tmp_path, double, end)
     [(done, planned)] = app.steps
@@ -263,7 +263,7 @@ def test_the_two_sums_of_which_one_lacks_the_work_of_all_but_one_are_not_opened(
 
 def private(floor: float, window_s: float = 60.0) -> Starving:
     """A coordinator whose rounds have noise, and this floor."""
-    double = Starving(Ward().model, window_s, TrainingPlan())
+    double = Starving(Ward().model, window_s, TrainingSection())
     noise = NoisePlan.of(1e9, 10**6, 320, least=3, colluders=1)
     changes = {"metrics": (), "evaluation": (), "weight_unit": 1, "noise": noise, "bits": 24, "minimum_work": floor}
     double.plan = replace(double.plan, **changes)  # type: ignore[arg-type]  # what replace takes is known to the tests
@@ -355,25 +355,25 @@ def test_nor_one_that_goes_on_after_its_deadline(tmp_path: Path, caplog: pytest.
                 time.sleep(0.01)
             return super().train(model, plan)
 
-    double = Starving(Ward().model, 1.0, TrainingPlan())
+    double = Starving(Ward().model, 1.0, TrainingSection())
     with pytest.raises(UnfitWork):
         starve(tmp_path, double, Late(), None, Patient(9))
     assert not double.uploads
     assert "was told to stop but reported all 4 planned steps as done" in caplog.text
 
 
-PLANNED: dict[str, tuple[TrainingPlan, int, bool]] = {
-    "as many steps as are asked": (TrainingPlan(local_steps=5), 5, True),
-    "one less": (TrainingPlan(local_steps=5), 4, False),
-    "more, for it counts finer": (TrainingPlan(local_steps=5), 10, True),
-    "a step for each epoch": (TrainingPlan(local_epochs=3), 3, True),
-    "less than that": (TrainingPlan(local_epochs=3), 2, False),
+PLANNED: dict[str, tuple[TrainingSection, int, bool]] = {
+    "as many steps as are asked": (TrainingSection(local_steps=5), 5, True),
+    "one less": (TrainingSection(local_steps=5), 4, False),
+    "more, for it counts finer": (TrainingSection(local_steps=5), 10, True),
+    "a step for each epoch": (TrainingSection(local_epochs=3), 3, True),
+    "less than that": (TrainingSection(local_epochs=3), 2, False),
 }
 
 
 @pytest.mark.parametrize(("asked", "n_steps", "is_sent"), PLANNED.values(), ids=PLANNED.keys())
 def test_the_steps_that_it_says_were_planned_are_no_fewer_than_the_plan_has(
-    tmp_path: Path, asked: TrainingPlan, n_steps: int, is_sent: bool
+    tmp_path: Path, asked: TrainingSection, n_steps: int, is_sent: bool
 ) -> None:
     """Else a training that was cut short could say that what it has done was all that was planned."""
     double = Starving(Ward().model, 60.0, asked)
@@ -447,7 +447,7 @@ def test_a_site_counts_no_more_samples_than_its_policy_has(tmp_path: Path, most:
 
 
 def test_nor_in_what_it_measures(tmp_path: Path) -> None:
-    double = Starving(Ward().model, 60.0, TrainingPlan(evaluate=True))
+    double = Starving(Ward().model, 60.0, TrainingSection(evaluate=True))
     take_part(tmp_path, double, policy=listed(tmp_path, double, weight_max=2))
     [one] = double.totals
     assert one.evaluation["accuracy"] == pytest.approx((2 * 0.5 + 16 * 0.25) / 18), "of three samples held out, two"

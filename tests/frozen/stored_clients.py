@@ -23,7 +23,7 @@ from tests.client.doubles.secure_double import PEERS, WARD, SecureDouble, peer_k
 from tests.federations.consortium import OFFICERS, after, public_key, signed
 from tests.vectors.test_bits import exact
 from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.trust.members import MemberList, members_bytes
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
@@ -216,7 +216,7 @@ def _trainer(double: Double, app: Client, state: Path, token: str | None) -> Run
 
 
 def _double_of_trainer() -> Double:
-    return Double(Scaled(), training=TrainingPlan(local_steps=STEPS, batch_size=4, learning_rate=0.25))
+    return Double(Scaled(), training=TrainingSection(local_steps=STEPS, batch_size=4, learning_rate=0.25))
 
 
 def leave_trainer(state: Path) -> dict[str, Any]:

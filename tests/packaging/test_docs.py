@@ -25,7 +25,9 @@ from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Pr
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
-from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan
+from umbel.aggregation.plans.round import CoverageFloor
+from umbel.aggregation.plans.schedule import RateSchedule
+from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import (
@@ -45,7 +47,6 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
-from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.experiment.file import EngineSection, experiment_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
@@ -54,7 +55,8 @@ NO_CONTEXT: Any = None  # finding a command needs none
 _SECTIONS: dict[str, type[Any]] = {
     "": RunFile,
     "rounds": RoundsSection,
-    "training": TrainingPlan,
+    "training": TrainingSection,
+    "training.schedule": RateSchedule,
     "aggregation": AggregationSection,
     "codec": CodecSection,
     "secure_aggregation": SecureAggregationSection,
@@ -71,7 +73,6 @@ _WORLD: dict[str, type[Any]] = {
     "data": DataSection,
     "partition": PartitionSection,
     "model": ModelSection,
-    "local": LocalOptimizer,
     "fleet": FleetSection,
     "engine": EngineSection,
 }
@@ -283,6 +284,10 @@ def _with(key: str, value: object) -> dict[str, Any]:
     }
     if not section:
         return {**base, name: value}
+    if section == "training.schedule":
+        kind = {"every": "step", "factor": "step", "final": "cosine"}.get(name, "constant")
+        needs = {"every": 1} if kind == "step" else {}
+        return {**base, "training": {"schedule": {"name": kind, **needs, name: value}}}
     changed = {**base.get(section, {}), **needed.get(section, {}), name: value}
     return {**base, section: [changed] if section == "override" else changed}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.bench.measuring import MeasuredCall, in_child
@@ -28,7 +28,7 @@ from umbel.sim.experiment.trials import seldom_collected
 
 _MANY, _FEW = 1_000_000, 20_000
 _N_ASKED, _N_SAMPLES, _SEED = 10_000, 20, 1
-_PLAN = TrainingPlan(local_epochs=20, batch_size=10, learning_rate=0.01)
+_PLAN = TrainingSection(local_epochs=20, batch_size=10, learning_rate=0.01)
 M_WORDS = f"{_N_ASKED:,} of {_MANY:,} clients, logistic, {_N_SAMPLES} samples each"
 _OVERHEAD_MAX = 0.2  # of the round
 _MEMORY = Hold(1.25)  # of the memory for a fiftieth of the population
@@ -60,7 +60,7 @@ def _round(what: str, measured: MeasuredCall[Scale], promise: Hold | None) -> Be
     return BenchRow(what, 1e3 * found.round_s, "its training alone", 1e3 * found.training_s, "ms", promise)
 
 
-def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
+def scale_of(n_enrolled: int, plan: TrainingSection, n_rounds: int) -> Scale:
     """Time `n_rounds` rounds, after one to warm up."""
     recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
     population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.types import ClientId
-from umbel.client.training.batches import split_sizes
+from umbel.client.local.batches import split_sizes
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, ShardedPopulation, client_name, client_number

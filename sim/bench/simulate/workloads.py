@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.data.data_set import SampleSet
@@ -35,14 +35,18 @@ class Workload:
     recipe: ModelRecipe
     population: Callable[[], ShardedPopulation]
     n_asked: int
-    plan: TrainingPlan
+    training: TrainingSection
     rounds: int
     rounds_quick: int
 
     def run_file(self, n_rounds: int) -> RunFile:
         """A run without over-selection, so that both sides do the same work."""
         rounds = RoundsSection(n_rounds, self.n_asked, over_selection=1.0, window_s=86_400.0)
-        return RunFile(f"bench-{self.name.lower()}", rounds, _SEED, self.plan)
+        return RunFile(f"bench-{self.name.lower()}", rounds, _SEED, self.training)
+
+    @property
+    def plan(self) -> TrainingPlan:
+        return self.training.plan(1, self.rounds, self.n_asked)
 
 
 def workloads() -> tuple[Workload, ...]:
@@ -59,7 +63,7 @@ def workloads() -> tuple[Workload, ...]:
             of_a,
             _digits,
             10,
-            TrainingPlan(local_epochs=5, batch_size=10, learning_rate=0.05),
+            TrainingSection(local_epochs=5, batch_size=10, learning_rate=0.05),
             40,
             10,
         ),
@@ -70,7 +74,7 @@ def workloads() -> tuple[Workload, ...]:
             logistic,
             lambda: _synthetic(None),
             1000,
-            TrainingPlan(local_epochs=1, batch_size=10, learning_rate=0.01),
+            TrainingSection(local_epochs=1, batch_size=10, learning_rate=0.01),
             7,
             2,
         ),
@@ -81,7 +85,7 @@ def workloads() -> tuple[Workload, ...]:
             logistic,
             lambda: _synthetic(20),
             1000,
-            TrainingPlan(local_epochs=1, batch_size=10, learning_rate=0.01),
+            TrainingSection(local_epochs=1, batch_size=10, learning_rate=0.01),
             15,
             5,
         ),
@@ -92,7 +96,7 @@ def workloads() -> tuple[Workload, ...]:
             cnn,
             _images,
             10,
-            TrainingPlan(local_epochs=1, batch_size=10, learning_rate=0.01),
+            TrainingSection(local_epochs=1, batch_size=10, learning_rate=0.01),
             3,
             1,
         ),

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.sample_order import Words, epoch_seeds, sample_keys
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.work import CohortWork, LocalOptimizer
+from umbel.sim.engines.optimizers import adam_steps
+from umbel.sim.engines.work import CohortWork
 
 _VECTOR = 16  # float32 values that a processor takes at once, at most
 _aten = torch.ops.aten
@@ -179,9 +180,10 @@ def owners(active: Indices) -> Indices:
 _CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def is_plain(plan: TrainingPlan, optimizer: LocalOptimizer) -> bool:
+def is_plain(plan: TrainingPlan) -> bool:
     """Whether a step is nothing but the gradient times the learning rate."""
-    return not (plan.proximal_mu or optimizer.momentum or optimizer.weight_decay or optimizer.clip_norm is not None)
+    is_sgd = plan.optimizer == "sgd" and not (plan.momentum or plan.weight_decay)
+    return is_sgd and not plan.proximal_mu and plan.clip_norm is None
 
 
 class StackedSteps:
@@ -189,25 +191,29 @@ class StackedSteps:
     caller's, which writes the gradients of the active clients into the first rows.
     """
 
-    def __init__(
-        self, start: Tensor, weights: Tensor, gradients: Tensor, plan: TrainingPlan, optimizer: LocalOptimizer
-    ) -> None:
+    def __init__(self, start: Tensor, weights: Tensor, gradients: Tensor, plan: TrainingPlan) -> None:
         self._start, self._weights, self._gradients = start, weights, gradients
-        self._plan, self._optimizer = plan, optimizer
+        self._plan = plan
         self._pull = torch.empty_like(weights) if plan.proximal_mu else None
-        self._velocity = torch.zeros_like(weights) if optimizer.momentum else None
+        self._velocity = torch.zeros_like(weights) if plan.momentum else None
+        self._moments = [torch.zeros_like(weights) for _ in range(0 if plan.optimizer == "sgd" else 2)]
+        self._n_steps = torch.zeros(())  # that the active clients have taken
 
     def take(self, n_active: int) -> None:
         """Move the first `n_active` rows; the gradients are overwritten."""
-        weights, gradients, optimizer = self._weights[:n_active], self._gradients[:n_active], self._optimizer
+        weights, gradients, plan = self._weights[:n_active], self._gradients[:n_active], self._plan
         if self._pull is not None:
             pull = torch.sub(weights, self._start, out=self._pull[:n_active])
-            gradients.add_(pull.mul_(self._plan.proximal_mu))
-        if optimizer.clip_norm is not None:
+            gradients.add_(pull.mul_(plan.proximal_mu))
+        if plan.clip_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            gradients.mul_((optimizer.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0))
-        if optimizer.weight_decay:
-            gradients.add_(weights, alpha=optimizer.weight_decay)
+            gradients.mul_((plan.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0))
+        if self._moments:
+            first, second = (moment[:n_active] for moment in self._moments)
+            adam_steps(plan, [weights], [gradients], [first], [second], [self._n_steps])
+            return
+        if plan.weight_decay:
+            gradients.add_(weights, alpha=plan.weight_decay)
         if self._velocity is not None:
-            gradients = self._velocity[:n_active].mul_(optimizer.momentum).add_(gradients)
-        weights.add_(gradients, alpha=-self._plan.learning_rate)
+            gradients = self._velocity[:n_active].mul_(plan.momentum).add_(gradients)
+        weights.add_(gradients, alpha=-plan.learning_rate)

@@ -98,7 +98,7 @@ class StackedEngine:
         weights[:] = start
         within = projections(work.codec, self._layout)
         gradients = torch.empty_like(weights)
-        taking = StackedSteps(start, weights, gradients, work.plan, work.optimizer)
+        taking = StackedSteps(start, weights, gradients, work.plan)
         by_name, gradients_by_name = self._views(weights), self._views(gradients)
         samples, width, done = work.data.samples, steps.width, 0
         losses = torch.empty(int(steps.active.sum()), device=self._device)

@@ -6,7 +6,8 @@ import pytest
 
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.assignment import assignment_id
-from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.reports import EvaluationDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
@@ -124,10 +125,10 @@ def test_a_run_file_whose_life_cycle_makes_no_sense_is_refused(make: object, sen
 
 
 def test_a_metric_is_measured_where_the_file_says_so() -> None:
-    RunFile("x", ROUNDS, stop=STOP, training=TrainingPlan(evaluate=True))
+    RunFile("x", ROUNDS, stop=STOP, training=TrainingSection(evaluate=True))
     RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 3))
-    RunFile("x", TWO, stop=replace(STOP, minimum=2), training=TrainingPlan(evaluate=True))
-    RunFile("x", TWO, stop=STOP, training=TrainingPlan(evaluate=True), override=(Override(2, 3, target=3),))
+    RunFile("x", TWO, stop=replace(STOP, minimum=2), training=TrainingSection(evaluate=True))
+    RunFile("x", TWO, stop=STOP, training=TrainingSection(evaluate=True), override=(Override(2, 3, target=3),))
     RunFile("x", ROUNDS, stop=StopRule("training.loss", target=0.1))
     assert RetentionSection().n_versions is None
     assert RetentionSection(4).n_versions == 4

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from tests.federations.consortium import first_list, without
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
+from umbel.aggregation.plans.round import CoverageFloor, Weighting
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection, require_private_model
 from umbel.aggregation.run.file import AnotherList, RunFile, require_named
 from umbel.aggregation.run.sections import DownlinkSection, Override, RoundsSection
@@ -26,8 +27,8 @@ FILES = TypeAdapter(RunFile)
 ROUNDS = RoundsSection(count=10, target=8, minimum=4, window_s=600.0)
 
 
-def run_file(*overrides: Override, training: TrainingPlan | None = None) -> RunFile:
-    return RunFile("r", ROUNDS, training=training or TrainingPlan(), override=overrides)
+def run_file(*overrides: Override, training: TrainingSection | None = None) -> RunFile:
+    return RunFile("r", ROUNDS, training=training or TrainingSection(), override=overrides)
 
 
 def test_an_override_holds_for_its_rounds_only() -> None:
@@ -54,12 +55,12 @@ def test_steps_take_the_place_of_epochs_and_epochs_of_steps() -> None:
         (None, 7),
         (2, None),
     ]
-    stepped = run_file(Override(2, 2, local_epochs=3), training=TrainingPlan(local_steps=5))
+    stepped = run_file(Override(2, 2, local_epochs=3), training=TrainingSection(local_steps=5))
     assert (stepped.training_plan(2).local_epochs, stepped.training_plan(2).local_steps) == (3, None)
 
 
 def test_a_false_in_an_override_is_a_value() -> None:
-    file = run_file(Override(2, evaluate=False), training=TrainingPlan(evaluate=True))
+    file = run_file(Override(2, evaluate=False), training=TrainingSection(evaluate=True))
     assert [file.training_plan(number).evaluate for number in (1, 2)] == [True, False]
 
 
@@ -176,7 +177,7 @@ def test_what_is_summed_with_noise_is_allowed() -> None:
     [
         ({"secure_aggregation": None}, r"add \[secure_aggregation\]"),
         ({"rounds": replace(SAMPLES, weighting=Weighting.PROPORTIONAL)}, 'set weighting = "samples"'),
-        ({"training": TrainingPlan(evaluate=True)}, "metrics would be summed without noise"),
+        ({"training": TrainingSection(evaluate=True)}, "metrics would be summed without noise"),
         ({"stop": StopRule("training.loss", patience=3, minimum=1)}, "metrics would be summed without noise"),
         ({"override": (Override(2, 2, evaluate=True),)}, "metrics would be summed without noise"),
         ({"override": (Override(2, 2, target=7),)}, "one cohort size"),

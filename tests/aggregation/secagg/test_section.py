@@ -9,7 +9,8 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
-from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
+from umbel.aggregation.plans.round import CoverageFloor, Weighting
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile, require_compatible
 from umbel.aggregation.run.sections import (
@@ -29,7 +30,7 @@ from umbel.aggregation.types import ClientId
 
 SECTION = SecureAggregationSection()
 ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)
-FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingPlan(evaluate=True))
+FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingSection(evaluate=True))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.trust.signatures import SignedHeaders, Target, content_digest, parse, parse_digest
@@ -48,10 +48,10 @@ class Double:
     """One run, one client at a time, one round after another until `rounds` reports have counted."""
 
     def __init__(
-        self, model: torch.nn.Module, rounds: int = 1, window_s: float = 60.0, training: TrainingPlan | None = None
+        self, model: torch.nn.Module, rounds: int = 1, window_s: float = 60.0, training: TrainingSection | None = None
     ) -> None:
         self.run_file = RunFile(
-            "demo", RoundsSection(rounds, target=1, window_s=window_s), training=training or TrainingPlan()
+            "demo", RoundsSection(rounds, target=1, window_s=window_s), training=training or TrainingSection()
         )
         self.model_bytes = encode_model(model.state_dict())
         self.layout, _ = decode_model(self.model_bytes)

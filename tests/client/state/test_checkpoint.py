@@ -20,7 +20,7 @@ from tests.client.doubles.double import TOKEN, Double
 from tests.client.doubles.double_server import served
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.types import AssignmentId
 from umbel.client import LocalPlan, TorchClient, TrainResult
 from umbel.client.state.checkpoint import DiskCheckpoint
@@ -276,7 +276,7 @@ def update_sha256(folder: Path, kills: int) -> str:
     finally:
         sys.path.remove(str(folder))
         del sys.modules["slow_site"]
-    double = Double(model, training=TrainingPlan(local_epochs=8, batch_size=16))
+    double = Double(model, training=TrainingSection(local_epochs=8, batch_size=16))
     with served(double.handle) as url:
         for _ in range(kills):
             assert ends(folder, url, "state", DIES="1") == -signal.SIGKILL, (folder / "log").read_text()

@@ -14,7 +14,8 @@ from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Grid
-from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from umbel.client import LocalPlan, TorchClient
-from umbel.client.training.batches import shuffled_batches, split_sizes
+from umbel.client.local.batches import shuffled_batches, split_sizes
 from umbel.client.training.trainer import ProximalTerm
 
 

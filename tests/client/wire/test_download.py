@@ -22,8 +22,10 @@ from tests.client.doubles.double_server import served
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.client import run_client
-from umbel.client.app import Client, LocalPlan, TrainResult
+from umbel.client.app import Client
 from umbel.client.errors import LinkFailed, Redirected
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import TrainResult
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.shutdown import Shutdown

@@ -1,6 +1,7 @@
 """Cohorts for the tests of engines: few clients with few samples, of all the kinds that trip an engine up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -8,12 +9,12 @@ from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData, ShardedPopulation
 from umbel.sim.engines.model import ModelRecipe, start_vector
 from umbel.sim.engines.training import Losses
-from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
+from umbel.sim.engines.work import Changes, CohortWork, Engine
 
 MODELS = "tests.sim.engines.models"
 N_FEATURES, N_CLASSES = 12, 4
@@ -21,6 +22,7 @@ STRUCTURED = {  # codecs whose updates carry a part of the model alone, within w
     "mask": CodecPlan(Codec.MASK, key=7, parameters={"every": 3, "mode": "structured"}),
     "lowrank": CodecPlan(Codec.LOWRANK, key=7, parameters={"rank": 2, "mode": "structured"}),
 }
+Optimizing: TypeAlias = Mapping[str, Any]  # the optimizer's keys of [training]
 
 
 def recipe(name: str, **arguments: object) -> ModelRecipe:
@@ -50,15 +52,17 @@ def work_of(
     batch_size: int = 4,
     learning_rate: float = 0.1,
     proximal_mu: float = 0.0,
-    optimizer: LocalOptimizer | None = None,
+    optimizer: Optimizing | None = None,
     seed: int = 1,
     codec: CodecPlan | None = None,
 ) -> CohortWork:
-    plan = TrainingPlan(batch_size=batch_size, learning_rate=learning_rate, proximal_mu=proximal_mu)
+    plan = TrainingPlan(
+        batch_size=batch_size, learning_rate=learning_rate, proximal_mu=proximal_mu, **(optimizer or {})
+    )
     seeds = np.random.default_rng(seed).integers(1 << 63, size=len(sizes), dtype=np.uint64)
     counts = np.array(steps, dtype=np.int64)
     codec = codec or CodecPlan()
-    return CohortWork(cohort_data(sizes, seed), seeds, counts, plan, optimizer or LocalOptimizer(), codec)
+    return CohortWork(cohort_data(sizes, seed), seeds, counts, plan, codec)
 
 
 def all_changes(engine: Engine, start: Tensor, work: CohortWork) -> tuple[Tensor, Losses]:

@@ -11,7 +11,9 @@ from torch.utils.data import TensorDataset
 
 from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.client.app import Client, LocalPlan, TrainResult
+from umbel.client.app import Client
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import TrainResult
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.clients import ClientsEngine
 from umbel.sim.engines.model import ModelRecipe

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, STRUCTURED, all_changes, recipe, start_of, work_of
+from tests.sim.engines.cohorts import (
+    N_CLASSES,
+    N_FEATURES,
+    STRUCTURED,
+    Optimizing,
+    all_changes,
+    recipe,
+    start_of,
+    work_of,
+)
 from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.model.layout import Layout
@@ -18,7 +27,7 @@ from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import part_of
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Losses, SequentialEngine
-from umbel.sim.engines.work import CohortWork, Engine, EngineError, LocalOptimizer
+from umbel.sim.engines.work import CohortWork, Engine, EngineError
 from umbel.sim.engines.workers.processes import ProcessesEngine
 from umbel.sim.engines.workers.threads import ThreadsEngine
 
@@ -34,13 +43,13 @@ SAME_BITS = ["threads", "processes"]
 THAT_START_PROCESSES = ["processes"]
 
 LOGISTIC = recipe("linear")
-OPTIONS: dict[str, tuple[float, LocalOptimizer]] = {
-    "plain": (0.0, LocalOptimizer()),
-    "fedprox": (0.7, LocalOptimizer()),
-    "momentum": (0.0, LocalOptimizer(momentum=0.9)),
-    "weight decay": (0.0, LocalOptimizer(weight_decay=0.1)),
-    "clipping": (0.0, LocalOptimizer(clip_norm=0.2)),
-    "all": (0.3, LocalOptimizer(momentum=0.9, weight_decay=0.01, clip_norm=0.5)),
+OPTIONS: dict[str, tuple[float, Optimizing]] = {
+    "plain": (0.0, {}),
+    "fedprox": (0.7, {}),
+    "momentum": (0.0, {"momentum": 0.9}),
+    "weight decay": (0.0, {"weight_decay": 0.1}),
+    "clipping": (0.0, {"clip_norm": 0.2}),
+    "all": (0.3, {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5}),
 }
 WORKS: dict[str, tuple[list[int], list[int], int]] = {
     "ragged sizes": ([3, 11, 7, 16, 2], [4, 4, 4, 4, 4], 4),
@@ -77,7 +86,7 @@ def by_hand(start: Tensor, work: CohortWork) -> tuple[Tensor, Losses]:
 
 
 def _one_by_hand(start: Tensor, work: CohortWork, client: int) -> tuple[Tensor, list[float]]:
-    own, plan, wanted = work.data.of(client), work.plan, work.optimizer
+    own, plan = work.data.of(client), work.plan
     inputs, targets = own.inputs.double(), functional.one_hot(own.targets, N_CLASSES).double()
     weights, velocity, seen = start.clone(), torch.zeros_like(start), list[tuple[float, int]]()
     epoch, batches = 0, list[list[int]]()
@@ -93,10 +102,10 @@ def _one_by_hand(start: Tensor, work: CohortWork, client: int) -> tuple[Tensor, 
         gradient = torch.cat([error.sum(0), (error.T @ inputs[batch]).reshape(-1)]) + plan.proximal_mu * (
             weights - start
         )
-        if wanted.clip_norm is not None:
-            gradient = gradient * min(1.0, wanted.clip_norm / (gradient.norm().item() + 1e-6))
-        gradient = gradient + wanted.weight_decay * weights
-        velocity = wanted.momentum * velocity + gradient
+        if plan.clip_norm is not None:
+            gradient = gradient * min(1.0, plan.clip_norm / (gradient.norm().item() + 1e-6))
+        gradient = gradient + plan.weight_decay * weights
+        velocity = plan.momentum * velocity + gradient
         weights = weights - plan.learning_rate * velocity
     mean = sum(loss * n for loss, n in seen) / sum(n for _, n in seen)
     return weights - start, [mean, seen[0][0], seen[-1][0]]

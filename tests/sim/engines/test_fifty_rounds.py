@@ -4,6 +4,7 @@ Rounding could grow from round to round; that it does not is what lets a stacked
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,23 +12,23 @@ import torch
 from torch import Tensor
 
 from tests.sim.engines.cohorts import start_of
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.engines.stacked.stacked import StackedEngine
-from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
+from umbel.sim.engines.work import CohortWork, Engine
 
 ROUNDS, N_ASKED, EPOCHS_MAX = 50, 10, 8
 DIGITS = next(one for one in workloads() if one.name == "A")
-WAYS = {
-    "plain": (0.0, LocalOptimizer()),
-    "momentum": (0.0, LocalOptimizer(momentum=0.9)),
-    "proximal": (0.5, LocalOptimizer()),
-    "clipped": (0.0, LocalOptimizer(clip_norm=0.5)),
-    "all": (0.1, LocalOptimizer(momentum=0.5, weight_decay=0.001, clip_norm=1.0)),
+WAYS: dict[str, tuple[float, dict[str, Any]]] = {
+    "plain": (0.0, {}),
+    "momentum": (0.0, {"momentum": 0.9}),
+    "proximal": (0.5, {}),
+    "clipped": (0.0, {"clip_norm": 0.5}),
+    "all": (0.1, {"momentum": 0.5, "weight_decay": 0.001, "clip_norm": 1.0}),
 }
 
 
@@ -50,7 +51,8 @@ def one_by_one(how: str) -> Tensor:
 def after_rounds(engine: Engine, how: str) -> Tensor:
     """The model after fifty rounds of ten clients, each of whom makes one to eight passes, and part of the next."""
     mu, optimizer = WAYS[how]
-    plan = TrainingPlan(batch_size=10, learning_rate=0.02 if optimizer.momentum > 0.5 else 0.05, proximal_mu=mu)
+    rate = 0.02 if optimizer.get("momentum", 0.0) > 0.5 else 0.05
+    plan = TrainingPlan(batch_size=10, learning_rate=rate, proximal_mu=mu, **optimizer)
     draw, model = np.random.default_rng(3), start_of(DIGITS.recipe)
     for _ in range(ROUNDS):
         data = population().data_of(draw.choice(100, N_ASKED, replace=False))
@@ -58,7 +60,7 @@ def after_rounds(engine: Engine, how: str) -> Tensor:
         steps = passes * batches_in_pass(data.sizes, plan.batch_size) + draw.integers(0, 2, N_ASKED)
         seeds = draw.integers(1 << 63, size=N_ASKED, dtype=np.uint64)
         changes = torch.zeros(N_ASKED, len(model))
-        for part in engine.train(model, CohortWork(data, seeds, steps, plan, optimizer)):
+        for part in engine.train(model, CohortWork(data, seeds, steps, plan)):
             changes[torch.from_numpy(part.positions)] = part.values
         weights = torch.from_numpy(data.sizes).double()
         model = (model.double() + weights @ changes.double() / weights.sum()).float()

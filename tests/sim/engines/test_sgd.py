@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.repository import ROOT
-from umbel.aggregation.plans.round import TrainingPlan
-from umbel.sim.engines.training import Sgd
-from umbel.sim.engines.work import LocalOptimizer
+from umbel.aggregation.plans.training import TrainingPlan
+from umbel.sim.engines.optimizers import Sgd
 
 SHAPES = [(33, 17), (129,), (5, 3, 3, 3)]
 
@@ -32,7 +31,7 @@ def test_steps_are_torchs_to_the_bit_and_a_restart_forgets(
     is_fused: bool, momentum: float, weight_decay: float
 ) -> None:
     ours = parameters()
-    sgd = Sgd(ours, TrainingPlan(learning_rate=0.3), LocalOptimizer(momentum, weight_decay), is_fused=is_fused)
+    sgd = Sgd(ours, TrainingPlan(learning_rate=0.3, momentum=momentum, weight_decay=weight_decay), is_fused=is_fused)
     for _ in range(2):
         theirs = [nn.Parameter(p.detach().clone()) for p in ours]
         reference = SGD(theirs, lr=0.3, momentum=momentum, weight_decay=weight_decay, fused=is_fused or None)
@@ -48,7 +47,7 @@ def test_steps_are_torchs_to_the_bit_and_a_restart_forgets(
 def test_a_parameter_without_a_gradient_stays_and_keeps_its_momentum() -> None:
     ours = parameters()
     theirs = parameters()
-    sgd = Sgd(ours, TrainingPlan(learning_rate=0.3), LocalOptimizer(0.9), is_fused=False)
+    sgd = Sgd(ours, TrainingPlan(learning_rate=0.3, momentum=0.9), is_fused=False)
     reference = SGD(theirs, lr=0.3, momentum=0.9)
     for step in range(5):
         for i, (mine, other, gradient) in enumerate(zip(ours, theirs, gradients(step), strict=True)):
@@ -64,10 +63,9 @@ def test_training_does_not_load_torchs_compiler() -> None:
 import sys
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.sim.engines.training import SequentialEngine
-from umbel.sim.engines.work import LocalOptimizer
 
 for name in ("convolutions", "with_dropout"):
-    work = work_of([8, 8], [3, 3], proximal_mu=0.1, optimizer=LocalOptimizer(0.9, 0.1, 1.0))
+    work = work_of([8, 8], [3, 3], proximal_mu=0.1, optimizer={"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0})
     all_changes(SequentialEngine(recipe(name)), start_of(recipe(name)), work)
 print("torch._dynamo" in sys.modules)
 """

@@ -14,28 +14,29 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from tests.federations.whole_states import state_change
-from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
+from tests.sim.engines.cohorts import STRUCTURED, Optimizing, all_changes, recipe, start_of, work_of
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.client.app import LocalPlan
+from umbel.aggregation.plans.training import TrainingPlan
+from umbel.client.local.plan import LocalPlan
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import ModelRecipe, start_vector
 from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, SequentialEngine, TrainingStopped
-from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
+from umbel.sim.engines.work import CohortWork, EngineError
 
 SIZES = [9, 1, 4, 5, 13, 3, 8, 2]  # one sample; a last batch of one, of three, and none; fewer than a batch
 STEPS = [7, 3, 1, 4, 12, 2, 2, 5]  # a part of a pass, several passes, whole ones
 PAIRS = [2 * size for size in SIZES]  # for batch normalization, which cannot train on a single sample
-ALL = LocalOptimizer(momentum=0.9, weight_decay=0.01, clip_norm=0.3)
+ALL = {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.3}
 
 
 class Clipped(SGD):
-    """Clips as `LocalOptimizer` says."""
+    """Clips as the plan says."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rate: float, wanted: LocalOptimizer) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float, wanted: TrainingPlan) -> None:
         super().__init__(parameters, lr=rate, momentum=wanted.momentum, weight_decay=wanted.weight_decay)
         self._clip_norm = wanted.clip_norm
 
@@ -56,7 +57,7 @@ def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[lis
             model,
             made_by.mean_loss(),
             TensorDataset(own.inputs, own.targets),
-            optimizer=lambda parameters, rate: Clipped(parameters, rate, work.optimizer),
+            optimizer=lambda parameters, rate: Clipped(parameters, rate, work.plan),
             device="cpu",
         )
         plan = LocalPlan(
@@ -80,10 +81,10 @@ def trained(made_by: ModelRecipe, work: CohortWork, arithmetic: Arithmetic = "sd
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "with_dropout", "tied", "replacing", "shaken"])
-@pytest.mark.parametrize(("proximal_mu", "optimizer"), [(0.0, LocalOptimizer()), (0.5, LocalOptimizer()), (0.1, ALL)])
+@pytest.mark.parametrize(("proximal_mu", "optimizer"), [(0.0, {}), (0.5, {}), (0.1, ALL)])
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_a_client_trains_as_on_its_device_to_the_bit(
-    name: str, proximal_mu: float, optimizer: LocalOptimizer, batch_size: int
+    name: str, proximal_mu: float, optimizer: Optimizing, batch_size: int
 ) -> None:
     work = work_of(SIZES, STEPS, batch_size=batch_size, proximal_mu=proximal_mu, optimizer=optimizer)
     values, losses = trained(recipe(name), work)

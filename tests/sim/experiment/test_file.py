@@ -94,7 +94,7 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"seeds": [1, 1]}, "one seed twice"),
         ({"seed": 3}, "list the seeds"),
         ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
-        ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
+        ({"sweep": {"training.nesterov": [0.9]}}, "unknown key 'nesterov'.*nesterov=0.9"),
         ({"sweep": {"name.first": ["a"]}}, "name is not a section"),
         ({"sweep": {"who": [{"rounds.count": 1}]}}, "unknown key 'who'"),
         ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each value of who must be a table with a label"),

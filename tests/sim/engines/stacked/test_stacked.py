@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
-from umbel.client.training.batches import split_sizes
+from umbel.client.local.batches import split_sizes
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.stacked.lockstep import batches_in_pass, sample_orders
 from umbel.sim.engines.stacked.stacked import StackedEngine
-from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
+from umbel.sim.engines.work import CohortWork, EngineError
 
 N_IN, N_CLASSES = 6, 4
 
@@ -57,10 +58,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.Unflatten(1, (1, N_IN)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, N_CLASSES)
     ),
 }
-OPTIMIZERS = {
-    "plain": (0.0, LocalOptimizer()),
-    "proximal": (0.5, LocalOptimizer()),
-    "all": (0.1, LocalOptimizer(momentum=0.9, weight_decay=0.01, clip_norm=0.3)),
+OPTIMIZERS: dict[str, tuple[float, dict[str, Any]]] = {
+    "plain": (0.0, {}),
+    "proximal": (0.5, {}),
+    "all": (0.1, {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.3}),
 }
 
 
@@ -86,10 +87,10 @@ def work_of(
     shards = np.split(np.random.default_rng(2).permutation(n), np.cumsum(sizes)[:-1])
     data = ShardedPopulation(samples, shards, samples).data_of(np.arange(len(sizes)))
     mu, optimizer = OPTIMIZERS[how]
-    plan = TrainingPlan(local_epochs=epochs, batch_size=batch_size, learning_rate=0.2, proximal_mu=mu)
+    plan = TrainingPlan(local_epochs=epochs, batch_size=batch_size, learning_rate=0.2, proximal_mu=mu, **optimizer)
     n_steps = epochs * batches_in_pass(data.sizes, batch_size) if steps is None else np.array(steps)
     seeds = np.arange(100, 100 + len(sizes), dtype=np.uint64)
-    return CohortWork(data, seeds, n_steps, plan, optimizer)
+    return CohortWork(data, seeds, n_steps, plan)
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -115,7 +116,7 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
     for client in range(len(work.seeds)):
         model.load_state_dict(first)
         own, losses = work.data.of(client), list[tuple[float, int]]()
-        momentum, decay = work.optimizer.momentum, work.optimizer.weight_decay
+        momentum, decay = work.plan.momentum, work.plan.weight_decay
         optimizer = torch.optim.SGD(model.parameters(), work.plan.learning_rate, momentum, weight_decay=decay)
         epoch = 0
         while len(losses) < work.steps[client]:
@@ -125,8 +126,8 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
                 loss = nn.functional.cross_entropy(model(own.inputs[rows]), own.targets[rows])
                 pull = sum((p - first[name]).square().sum() for name, p in model.named_parameters())
                 (loss + work.plan.proximal_mu / 2 * pull).backward()
-                if work.optimizer.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), work.optimizer.clip_norm)
+                if work.plan.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), work.plan.clip_norm)
                 optimizer.step()
                 losses.append((loss.item(), len(rows)))
             epoch += 1

@@ -12,12 +12,17 @@ import torch
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
-from umbel.sim.engines.work import EngineError, LocalOptimizer
+from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers import ray_engine
 from umbel.sim.engines.workers.ray_engine import RayEngine, packed, unpacked
 
 SIZES = [4 + 2 * (i % 5) for i in range(20)]
-WORK = work_of(SIZES, [3 + i % 4 for i in range(20)], proximal_mu=0.1, optimizer=LocalOptimizer(0.9, 0.01, 0.5))
+WORK = work_of(
+    SIZES,
+    [3 + i % 4 for i in range(20)],
+    proximal_mu=0.1,
+    optimizer={"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5},
+)
 Maker = Callable[[ModelRecipe], RayEngine]
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.seeds import derive_seed
-from umbel.client.training.devices import generators, set_generators
+from umbel.client.local.devices import generators, set_generators
 
 Data = Dataset[Any] | DataLoader[Any]
 Batch = tuple[Any, Any]

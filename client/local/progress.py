@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from umbel.client.app import Checkpoint
-from umbel.client.training.batches import EndlessBatches
-from umbel.client.training.devices import generators, set_generators
+from umbel.client.local.batches import EndlessBatches
+from umbel.client.local.devices import generators, set_generators
+from umbel.client.local.plan import Checkpoint
 
 log = logging.getLogger("umbel.client")
 

@@ -1,0 +1,112 @@
+"""What a client is asked to do with the model in one round: work, optimizer, learning rate, and options of the run."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+from umbel.aggregation.canonical import EXACT_MAX, later
+from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
+from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_within
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+Option: TypeAlias = bool | int | float | str
+OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
+CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
+_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTerms:
+    """What a client is asked to do with the model: `local_epochs` or `local_steps`; by default, one epoch.
+
+    `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
+    `evaluate`: first measure the model as it came on the client's own held-out data. `momentum`: of "sgd".
+    `clip_norm`: the greatest L2 norm of a step's gradient, FedProx's term included; None: not clipped.
+    """
+
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float = 0.01
+    proximal_mu: float = 0.0
+    evaluate: bool = False
+    optimizer: OptimizerName = later("sgd")
+    momentum: float = later(0.0)
+    weight_decay: float = later(0.0)
+    clip_norm: float | None = later(None)
+    options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
+
+    def __post_init__(self) -> None:
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("set either local_epochs or local_steps, not both")
+        if self.local_epochs is None and self.local_steps is None:
+            object.__setattr__(self, "local_epochs", 1)
+        for name in ("local_epochs", "local_steps", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                require_within(value, name, 1, LOCAL_MAX)
+        require_within(self.learning_rate, "learning_rate", RATE_MIN, RATE_MAX)
+        require_within(self.proximal_mu, "proximal_mu", 0, RATE_MAX)
+        require_within(self.momentum, "momentum", 0.0, 0.999999)
+        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
+        if self.clip_norm is not None:
+            require_within(self.clip_norm, "clip_norm", CLIP_NORM_MIN, CLIP_NORM_MAX)
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f'momentum is of optimizer = "sgd", not of "{self.optimizer}": leave momentum out')
+        require_options(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan(TrainingTerms):
+    """The terms of one round. `learning_rate` is that of this round."""
+
+    rate_plan: RatePlan | None = later(None)  # what `learning_rate` follows from; None: it is the run file's own
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection(TrainingTerms):
+    """The section [training] of a run file: the terms of every round, and how the learning rate changes."""
+
+    schedule: RateSchedule = later(factory=RateSchedule)
+
+    def plan(self, number: int, n_rounds: int, target: int) -> TrainingPlan:
+        """The plan of round `number`, from 1, of `n_rounds`. `target`: of that round, in reports."""
+        terms = {key.name: getattr(self, key.name) for key in fields(TrainingTerms)}
+        if self.schedule == RateSchedule():
+            return TrainingPlan(**terms)
+        rates = RatePlan(self.schedule, self.learning_rate, n_rounds, target)
+        return TrainingPlan(**{**terms, "learning_rate": rates.rate(number)}, rate_plan=rates)
+
+
+def require_options(options: Mapping[str, Option]) -> None:
+    """Raise `ValueError` for too many or too long options, a bad name, or a value that is no finite JSON scalar."""
+    if len(options) > OPTIONS_MAX:
+        raise ValueError(f"options must have at most {OPTIONS_MAX} keys, not {len(options)}")
+    n_chars = 0
+    for name, value in options.items():
+        if not _OPTION_NAME.fullmatch(name):
+            raise ValueError(
+                f"the option {name[:80]!r} must be 1 to 63 letters, digits, '_', '.' or '-', and not begin with a digit"
+            )
+        _require_option(name, value)
+        n_chars += len(name) + (len(value) if isinstance(value, str) else 8)
+    if n_chars > OPTIONS_CHARS_MAX:
+        raise ValueError(f"options must have at most {OPTIONS_CHARS_MAX} characters in all, not {n_chars}")
+
+
+def _require_option(name: str, value: object) -> None:
+    match value:
+        case bool():
+            return
+        case str() if len(value) > OPTION_CHARS_MAX:
+            raise ValueError(f"the option {name} must have at most {OPTION_CHARS_MAX} characters, not {len(value)}")
+        case int() if abs(value) > EXACT_MAX:
+            raise ValueError(f"the option {name} must lie within +-(2^53 - 1), not {value!r:.40}")
+        case float() if not math.isfinite(value):
+            raise ValueError(f"the option {name} must be finite, not {value}")
+        case str() | int() | float():
+            return
+        case _:
+            raise ValueError(f"the option {name} must be a text, a number, true or false, not {value!r:.40}")
