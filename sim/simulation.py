@@ -94,7 +94,7 @@ def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher:
         results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), partial(splits.look, trial)))
         watcher.ends(results[-1])
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
-    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point)
+    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point, one.notes)
     if folder is not None:
         found.write(folder)
     return found

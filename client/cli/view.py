@@ -14,7 +14,7 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.public_keys import short_groups
 from umbel.client.cli.output import Column, table_lines
-from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, name_of, table_of
+from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, lean_words, name_of, table_of
 from umbel.client.errors import printable
 
 ENDED_SHOWN = 50
@@ -58,6 +58,8 @@ class RunPicture:
         if newest:
             lines += table_of(newest, pen.width)
             lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
+        if (lean := lean_words(self.ended)) is not None:
+            lines += pen.prose(lean)
         if any(record.evaluation for record in newest):
             lines += pen.prose(Text(LEGEND, "dim"))
         if n_older := len(self.ended) - len(newest):
@@ -81,6 +83,8 @@ class RunPicture:
         lines += away[: max(0, height - len(lines) - n_ended - 1)]
         if self.ended and (n_rows := min(height - len(lines) - 1, 10)) > 0:
             lines += table_of(self.ended[-n_rows:], pen.width)
+            if (lean := lean_words(self.ended)) is not None:
+                lines += pen.prose(lean, lines_max=_PROSE_LINES_MAX)[: max(0, height - len(lines))]
             lines += self._newest_notes(pen, height - len(lines))
         return lines[:height]
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.round.coverage import Gap
+from umbel.aggregation.run.lean import Lean
 from umbel.aggregation.run.records import (
     Absent,
     ClientRecord,
@@ -69,6 +70,17 @@ def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> li
     names = sorted({name for one in means for name in one})
     cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
     return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", worth, cells[name]) for name in names]
+
+
+def lean_words(records: Sequence[RoundRecord]) -> Text | None:
+    """Which way the committed rounds of training lean, in a sentence.
+
+    None if nobody was left out or did partial work, or if masks hide how much data clients have.
+    """
+    rounds = [one for one in records if one.committed and one.task.makes_model]
+    lean = Lean.of(rounds)
+    is_known = lean.words and lean.samples_share is not None
+    return Text(f"{counted(len(rounds), 'committed round')}: {lean.words}") if is_known else None
 
 
 class Notes:

@@ -17,7 +17,7 @@ alpha = 0.3
 name = "mlp"
 hidden = [64]
 
-[fleet]                        # sim/fleet/section.py; default: fast devices that are never lost
+[fleet]                        # sim/fleet/section.py; without it nobody is too slow, lost, or asked in excess
 
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
@@ -102,7 +102,7 @@ class TrialSpec:
     data: DataSection
     model: ModelSection
     partition: PartitionSection | None
-    fleet: FleetSection
+    fleet: FleetSection | None  # None: clients without devices, so `run` asks exactly the target
     engine: EngineSection
 
     @property
@@ -140,6 +140,7 @@ class Experiment:
     target_accuracy: float | None
     text: str = field(repr=False)  # canonical (RFC 8785): equal experiments have equal texts
     folder: Path = field(default_factory=Path)  # for relative paths in it
+    notes: tuple[str, ...] = ()  # sentences about keys of the file that have no effect in it
 
 
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
@@ -186,7 +187,8 @@ def experiment_of(
             'sweep: two labels or values differ only in characters that umbel writes as "_" in folder names; make them '
             "differ in a letter or digit"
         )
-    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
+    _require_timed_sweep(trials, top.swept)
+    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path(), _notes(trials, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class _Worlds:
     data: DataSection
     model: ModelSection = field(default_factory=ModelSection)
     partition: PartitionSection | None = None
-    fleet: FleetSection = field(default_factory=FleetSection)
+    fleet: FleetSection | None = None
     engine: EngineSection = field(default_factory=EngineSection)
 
     def __post_init__(self) -> None:
@@ -265,9 +267,54 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     except ValidationError as error:
         at = f" (with {point_label(point)})" if point else ""
         raise ValueError(f"{findings(error, run_file_hint)}{at}") from error
+    if world.fleet is None:
+        run = without_devices(run)
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
     return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.engine)
+
+
+# --- without [fleet] --------------------------------------------------------------------------------------------------
+
+_OF_DEVICES = ("over_selection", "window_s", "window_min_s")  # keys of [rounds] without effect if there are no devices
+_ADD_FLEET = "add [fleet] (an empty one has ordinary devices)"
+
+
+def without_devices(run: RunFile) -> RunFile:
+    """The run as it is simulated without `[fleet]`: each round asks exactly its target, since every client reports.
+
+    Raises `ValueError` for a run that learns from devices.
+    """
+    if run.rounds.self_tuning:
+        raise ValueError(
+            "rounds.self_tuning learns from the times at which devices report, but without [fleet] no time passes: "
+            f"{_ADD_FLEET}, or set self_tuning = false"
+        )
+    override = tuple(one if one.over_selection is None else replace(one, over_selection=1.0) for one in run.override)
+    return replace(run, rounds=replace(run.rounds, over_selection=1.0), override=override)
+
+
+def _require_timed_sweep(trials: Sequence[TrialSpec], swept: set[str]) -> None:
+    """Raise `ValueError` for a sweep over a key that has no effect, whose points would all be the same."""
+    keys = [f"rounds.{name}" for name in _OF_DEVICES if f"rounds.{name}" in swept]
+    if keys and any(one.fleet is None for one in trials):
+        raise ValueError(
+            f"sweep: {keys[0]} has no effect without [fleet], because then no client is late, so its values would give "
+            f"the same run; {_ADD_FLEET}, or leave the key out of the sweep"
+        )
+
+
+def _notes(trials: Sequence[TrialSpec], table: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence if the file sets keys that have no effect without `[fleet]`."""
+    rounds = table.get("rounds", {})
+    named = [name for name in _OF_DEVICES if name in rounds and (name, rounds[name]) != ("over_selection", 1)]
+    if not named or all(one.fleet is not None for one in trials):
+        return ()
+    verb = "have" if len(named) > 1 else "has"
+    return (
+        f"{' and '.join(f'rounds.{name}' for name in named)} {verb} no effect without [fleet]: each round asked "
+        f"exactly its target, and nobody was late. To simulate devices, {_ADD_FLEET}.",
+    )
 
 
 def _plain(value: Any, key: str = "") -> Any:

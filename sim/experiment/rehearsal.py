@@ -29,7 +29,7 @@ from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, TrialSpec
 from umbel.sim.experiment.world import deal, recipe_of
 from umbel.sim.federation.standing import SimulationError, require_possible
-from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build
 
@@ -94,8 +94,8 @@ class _Checks:
         population, _ = deal(loaded, partition, seed)
         return population
 
-    def _built(self, fleet: FleetSection, seed: int) -> None:
-        build_fleet(fleet, seed, self._folder, self._data_folder)
+    def _built(self, fleet: FleetSection | None, seed: int) -> None:
+        devices_of(fleet, seed, self._folder, self._data_folder)
 
     def _checked_model(self, model: ModelSection, data: DataSection, seed: int, engine: str) -> Layout:
         loaded = self._loaded(data, seed)

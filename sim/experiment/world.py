@@ -24,7 +24,8 @@ from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import ModelState
-from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.build import devices_of
+from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection, build
 
 _LOSS = "cross-entropy"
@@ -57,7 +58,7 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     recipe = recipe_of(trial.model, loaded, trial.seed)
     model = recipe.make()
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
-    fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
+    fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.engine.masks)
@@ -121,7 +122,7 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
 
     Of a user's module only its file counts, not its imports; of data, the values.
     """
-    fleet = trial.fleet
+    fleet = trial.fleet or FleetSection()
     found = {f"the run ({trial.name})": hashlib.sha256(repr((trial.point, trial.run)).encode()).hexdigest()}
     if data is not None:
         found[f"data ({trial.data.name})"] = _of_data(data)

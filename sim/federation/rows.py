@@ -43,6 +43,10 @@ class Row:
     update_bytes: float = 0.0
     fetched_bytes: float = 0.0
     epsilon: float | None = None  # the privacy cost so far, of a private run
+    samples_in: int = 0  # announced by the clients that reported in time; this and the next three as in a record
+    samples_left_out: int = 0
+    passed_over: int = 0
+    samples_passed_over: int = 0
 
     @property
     def makes_model(self) -> bool:
@@ -87,6 +91,10 @@ class Row:
             update_bytes=_mean(one.bytes_up for one in reports),
             fetched_bytes=_mean(one.bytes_down for one in reports),
             epsilon=record.epsilon,
+            samples_in=record.samples_in,
+            samples_left_out=record.samples_left_out,
+            passed_over=record.passed_over,
+            samples_passed_over=record.samples_passed_over,
         )
 
 

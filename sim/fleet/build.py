@@ -10,12 +10,18 @@ from umbel.sim.fleet.draws import Trait, log_normal
 from umbel.sim.fleet.fates import Dropouts
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.files import Phone, named_by, read_phones, read_presence, recorded_trace
-from umbel.sim.fleet.fleet import Fleet, Network, Speed, Stragglers
+from umbel.sim.fleet.fleet import Devices, Fleet, Network, Speed, Stragglers
 from umbel.sim.fleet.presence import HOUR_S, Always, Charging, Hours, Presence, Zones
 from umbel.sim.fleet.recorded import recorded_fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection
+from umbel.sim.fleet.without import WithoutDevices
 
 _KB = 1000.0
+
+
+def devices_of(section: FleetSection | None, seed: int, folder: Path, data: Path | None = None) -> Devices:
+    """As `build_fleet`; without a section, clients without devices."""
+    return WithoutDevices(seed) if section is None else build_fleet(section, seed, folder, data)
 
 
 def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:

@@ -205,7 +205,11 @@ class Fates:
         down_s = at_work_s - 2 * lines.latency_s
         begun_s = self._at_work_s(np.where(is_up, self.trained_s, 0.0))
         up_s = np.where(is_up, at_work_s - begun_s - lines.latency_s, 0.0)
-        return Spent(_moved(down_s * lines.down, ask.down_bytes), _moved(up_s * lines.up, ask.update_bytes), at_work_s)
+        down, up = _moved(down_s * lines.down, ask.down_bytes), _moved(up_s * lines.up, ask.update_bytes)
+        has_reported = until >= self.report_s
+        return Spent(
+            np.where(has_reported, ask.down_bytes, down), np.where(has_reported, ask.update_bytes, up), at_work_s
+        )
 
     @property
     def _given_up_s(self) -> Floats:

@@ -115,6 +115,35 @@ class Devices(Protocol):
         ...
 
 
+def waiting_devices(
+    seed: int,
+    presence: Presence,
+    factor: float,
+    now: float,
+    purpose: tuple[int, int],
+    n_devices: int,
+    n_wanted: int,
+) -> Indices:
+    """The devices of 0 .. n_devices - 1 that wait for an attempt, ascending. `purpose`: round and attempt.
+
+    Of a small fleet, all present devices wait. Of a large one, as many as pace steering brings together
+    (`aggregation/round/pace.py`): at most `factor` times `n_wanted`, drawn evenly from the present devices.
+    """
+    if n_devices <= ALL_WAIT_MAX:
+        devices = np.arange(n_devices)
+        return devices[presence.is_present(devices, now)]
+    n_most = min(n_devices, math.ceil(factor * n_wanted))
+    found: list[Indices] = []
+    n_found, first = 0, 0
+    while n_found < n_most and first < n_devices:
+        places = np.arange(first, min(n_devices, first + max(_BLOCK_MIN, n_most)))
+        devices = shuffled(seed, places, n_devices, "waiting", *purpose)
+        there = devices[presence.is_present(devices, now)][: n_most - n_found]
+        found.append(there)
+        n_found, first = n_found + len(there), int(places[-1]) + 1
+    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """`waiting_factor`: of a large fleet, at most this many times the cohort wait for a round. `partial_work`: whether
@@ -132,24 +161,9 @@ class Fleet:
     partial_work: bool = True
 
     def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
-        """The devices of 0 .. n_devices - 1 that wait for this attempt, which asks `n_wanted`: ascending.
-
-        Of a small fleet, all present devices wait. Of a large one, as many as pace steering brings together
-        (`aggregation/round/pace.py`): some more than a round asks, drawn evenly from the present devices.
-        """
-        if n_devices <= ALL_WAIT_MAX:
-            devices = np.arange(n_devices)
-            return devices[self.presence.is_present(devices, now)]
-        n_most = min(n_devices, math.ceil(self.waiting_factor * n_wanted))
-        found: list[Indices] = []
-        n_found, first = 0, 0
-        while n_found < n_most and first < n_devices:
-            places = np.arange(first, min(n_devices, first + max(_BLOCK_MIN, n_most)))
-            devices = shuffled(self.seed, places, n_devices, "waiting", number, attempt)
-            there = devices[self.presence.is_present(devices, now)][: n_most - n_found]
-            found.append(there)
-            n_found, first = n_found + len(there), int(places[-1]) + 1
-        return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+        """The devices of 0 .. n_devices - 1 that wait for this attempt, which asks `n_wanted`: ascending."""
+        purpose = (number, attempt)
+        return waiting_devices(self.seed, self.presence, self.waiting_factor, now, purpose, n_devices, n_wanted)
 
     def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
         """What becomes of these devices, one of `ask` each, in an attempt that opens at `opened_at`."""

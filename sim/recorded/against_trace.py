@@ -237,7 +237,7 @@ def calibrate(trials: Sequence[TrialSpec], folder: Path) -> tuple[Calibration, .
 def _by_file(trials: Sequence[TrialSpec]) -> dict[str, list[TrialSpec]]:
     groups = dict[str, list[TrialSpec]]()
     for trial in trials:
-        if trial.fleet.recorded is not None:
+        if trial.fleet is not None and trial.fleet.recorded is not None:
             groups.setdefault(trial.fleet.recorded, []).append(trial)
     return groups
 
@@ -250,7 +250,9 @@ def _calibrate(file: str, trials: Sequence[TrialSpec], folder: Path) -> Calibrat
     first_of_seed = {trial.seed: trial for trial in reversed(trials)}
     try:
         fleets = {
-            seed: build_fleet(first_of_seed[seed].fleet, seed, folder) for seed in sorted(first_of_seed)[:SEEDS_MAX]
+            seed: build_fleet(section, seed, folder)
+            for seed in sorted(first_of_seed)[:SEEDS_MAX]
+            if (section := first_of_seed[seed].fleet) is not None
         }
         again = tuple(asked_again(known, fleet, seed) for seed, fleet in fleets.items())
     except ValueError as error:
@@ -293,7 +295,8 @@ def against(calibration: Calibration, by_point: Mapping[str, Sequence[TrialResul
     """The experiment's points that use this trace, beside it."""
     recorded, points = calibration.courses[0], list[PointAgainst]()
     for label, runs in by_point.items():
-        if runs[0].trial.fleet.recorded != calibration.file:
+        fleet = runs[0].trial.fleet
+        if fleet is None or fleet.recorded != calibration.file:
             continue
         name, attempts = label or "the experiment", [one for run in runs for one in went_in(run.rows)]
         if (course := Course.of(name, runs[0].n_clients, attempts)) is None:

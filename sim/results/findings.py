@@ -1,11 +1,12 @@
 """What an experiment has found: its runs, and means over their seeds with confidence intervals."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from umbel.aggregation.run.lean import Lean
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
 from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import Row
@@ -36,6 +37,10 @@ class Point:
     bytes_up_to_target: Estimate | None
     groups: Mapping[str, Estimate]  # the last model's accuracy for each natural holder
     split: Heterogeneity | None  # how different clients are with the first seed
+    partial_share: Estimate | None  # of the reports that count, those with fewer steps than planned
+    left_out_share: Estimate | None  # of the clients that were asked, those whose reports do not count
+    samples_share: Estimate | None  # of the samples of asked clients, those that count
+    lean: Lean  # the committed rounds of all seeds, added up
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,6 +53,18 @@ class Findings:
     folder: Path | None = None  # of rounds.jsonl, summary.json and the pictures; None if nothing was written
     against: tuple[AgainstTrace, ...] = ()  # for each trace that a fleet is made of
     splits: Mapping[str, Heterogeneity] = field(default_factory=dict[str, Heterogeneity])
+    notes: tuple[str, ...] = ()  # sentences about keys of the file that had no effect
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether any point simulates devices, so that time passes."""
+        return any(one.trial.fleet is not None for one in self.trials)
+
+    @property
+    def leans(self) -> tuple[str, ...]:
+        """A sentence for each point that left clients out or took partial work."""
+        points = [(point.label, point.lean.words) for point in self.points]
+        return tuple(f"{label}: {words}" if label else words for label, words in points if words)
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -87,11 +104,13 @@ class Findings:
             "points": [_facts(point) for point in self.points],
             "runs": runs,
             "against": [one.summary() for one in self.against],
+            "notes": list(self.notes),
         }
 
     def _point(self, label: str, group: Sequence[TrialResult]) -> Point:
         lasts = [one.scored[-1] for one in group if one.scored]
         reached = [found for one in group if (found := self._reaching(one)) is not None]
+        leans = [Lean.of(row for row in one.rows if row.makes_model) for one in group]
         return Point(
             label=label,
             values=group[0].trial.point,
@@ -113,6 +132,10 @@ class Findings:
             bytes_up_to_target=Estimate.of([float(n_bytes) for _, n_bytes in reached]),
             groups=_by_group(group),
             split=self.splits.get(label),
+            partial_share=_estimated(one.partial_share for one in leans),
+            left_out_share=_estimated(one.left_out_share for one in leans),
+            samples_share=_estimated(one.samples_share for one in leans),
+            lean=sum(leans, Lean()),
         )
 
     def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
@@ -141,6 +164,11 @@ def _facts(point: Point) -> dict[str, Any]:
     if point.split is None:
         del facts["split"]
     return facts
+
+
+def _estimated(values: Iterable[float | None]) -> Estimate | None:
+    """Over the seeds that have a value."""
+    return Estimate.of([one for one in values if one is not None])
 
 
 def _late(one: TrialResult) -> list[Row]:

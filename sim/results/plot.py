@@ -1,6 +1,7 @@
 """The pictures of an experiment.
 
-- `curves.png`: accuracy over rounds, uploads and virtual time, and participation.
+- `curves.png`: accuracy over rounds, uploads and virtual time, and participation. Without devices no time passes, and
+  the loss is drawn instead.
 - `panels.png`: lines for each value of the first swept key, if several things are swept.
 - `groups.png`: the scores of natural data holders.
 - `recorded.png`: simulations beside the record that their fleet is made of.
@@ -59,12 +60,12 @@ def curves(results: Findings) -> Figure:
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
     up = figure.add_subplot(grid[0, 1])
     _draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
-    hours = figure.add_subplot(grid[1, 0])
-    unit = unit_of(_lengths_s(groups))
-    _draw_lines(hours, groups, lambda row, _: row.now_s / unit.seconds, "over virtual time", unit.name)
-    if len(groups) > 1 and max(_lengths_s(groups)) > _ALIKE * min(_lengths_s(groups)):
-        _on_log_scale(hours)
-    for axes in (over_rounds, up, hours):
+    third = figure.add_subplot(grid[1, 0])
+    if results.has_devices:
+        _draw_over_time(third, groups)
+    else:
+        _draw_lines(third, groups, lambda row, _: float(row.round), "loss on the test set, over rounds", "round", _LOSS)
+    for axes in (over_rounds, up, *([third] if results.has_devices else [])):
         _draw_target(axes, results.target_accuracy)
     handles, labels = over_rounds.get_legend_handles_labels()
     if len(groups) > 1:  # below the picture, where it hides no line
@@ -74,6 +75,13 @@ def curves(results: Findings) -> Figure:
         )
     _take_part(figure.add_subplot(grid[1, 1]), groups)
     return figure
+
+
+def _draw_over_time(axes: Axes, groups: Groups) -> None:
+    unit = unit_of(_lengths_s(groups))
+    _draw_lines(axes, groups, lambda row, _: row.now_s / unit.seconds, "over virtual time", unit.name)
+    if len(groups) > 1 and max(_lengths_s(groups)) > _ALIKE * min(_lengths_s(groups)):
+        _on_log_scale(axes)
 
 
 def _draw_target(axes: Axes, accuracy: float | None) -> None:
@@ -227,31 +235,33 @@ def panels(results: Findings) -> Figure | None:
     columns = _columns(results)
     if not columns:
         return None
-    unit = unit_of(one.rows[-1].now_s for one in results.trials if one.rows)
-    figure = new_figure(1.5 + 3.7 * len(columns), 8.6)
-    axes = figure.subplots(3, len(columns), sharey="row", squeeze=False)
+    n_rows = 3 if results.has_devices else 2
+    figure = new_figure(1.5 + 3.7 * len(columns), 2.9 * n_rows)
+    axes = figure.subplots(n_rows, len(columns), sharey="row", squeeze=False)
     for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
         _draw_lines(
             column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy on the test set", "round"
         )
         _draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", _LOSS)
-        _draw_lines(
-            column[2],
-            groups,
-            lambda row, _: row.now_s / unit.seconds,
-            "accuracy, over virtual time",
-            unit.name,
-        )
         for one in column[:2]:
             one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        for one in (column[0], column[2]):
-            _draw_target(one, results.target_accuracy)
-    _on_one_scale(axes[2])
+        _draw_target(column[0], results.target_accuracy)
+    if results.has_devices:
+        _draw_times(axes[2], list(columns.values()), results)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=len(labels)
     )
     return figure
+
+
+def _draw_times(row: Sequence[Axes], columns: Sequence[Groups], results: Findings) -> None:
+    """The accuracy over virtual time, in the last row of the panels."""
+    unit = unit_of(one.rows[-1].now_s for one in results.trials if one.rows)
+    for axes, groups in zip(row, columns, strict=True):
+        _draw_lines(axes, groups, lambda row, _: row.now_s / unit.seconds, "accuracy, over virtual time", unit.name)
+        _draw_target(axes, results.target_accuracy)
+    _on_one_scale(row)
 
 
 def _on_one_scale(row: Sequence[Axes]) -> None:
@@ -367,7 +377,8 @@ def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
     if calibration.again:
         _step(axes, *_open_times(calibration.again), _COLOURS[0], AGAIN)
     of_other_work = {point.course.label for point in one.points if point.work_unlike}
-    shown = [group for group in results.by_point.values() if group[0].trial.fleet.recorded == calibration.file]
+    fleets = [(group, group[0].trial.fleet) for group in results.by_point.values()]
+    shown = [group for group, fleet in fleets if fleet is not None and fleet.recorded == calibration.file]
     for number, group in enumerate(shown[:_POINTS_MAX], 1):
         seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
         name = group[0].trial.label or "the experiment"

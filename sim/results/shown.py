@@ -113,8 +113,14 @@ def as_table(results: Findings) -> ShownTable:
         ("loss", lambda point: mean_of(point.loss, "{:.3f}")),
         ("rounds", lambda point: mean_of(point.rounds, "{:.0f}")),
         ("MB up, down", lambda point: f"{_megabytes(point.bytes_up)}, {_megabytes(point.bytes_down)}"),
-        ("virtual time", lambda point: _span(point.virtual_hours, unit)),
     ]
+    if results.has_devices:
+        columns += [
+            ("partial", lambda point: mean_of(point.partial_share, "{:.0%}")),
+            ("left out", lambda point: mean_of(point.left_out_share, "{:.0%}")),
+            ("data in", lambda point: mean_of(point.samples_share, "{:.0%}")),
+            ("virtual time", lambda point: _span(point.virtual_hours, unit)),
+        ]
     if any(point.wasted_share is not None and point.wasted_share.mean >= _WASTED_MIN for point in points):
         columns.append(("wasted", lambda point: mean_of(point.wasted_share, "{:.0%}")))
     columns.append(("took", lambda point: mean_of(point.wall_s, "{:.1f} s")))

@@ -33,6 +33,7 @@ RUN: dict[str, Any] = {
     "partition": {"scheme": "shards", "clients": 12, "shards_each": 2},
     "model": {"name": f"{__name__}:START"},
     "engine": {"name": "sequential", "score_every": 100},
+    "fleet": {},
     "rounds": {"count": 3, "target": 5},
     "aggregation": {"server_learning_rate": 0.7},
 }

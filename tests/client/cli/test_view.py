@@ -228,7 +228,7 @@ EAST = Absent(1, 114, (AbsentClient("east", 114, 1.7e9),))
 
 
 def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_known_data_is_in() -> None:
-    record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
+    record = replace(ROUND, selected=2, reported=2, dropped=0, samples_selected=229, samples_in=229, absent=EAST)
     header, row, note = told([record])[1:]
     assert row.index("67%") == header.index("of all known data")
     assert note == "round 2: absent: east (114 samples, last seen 22:13Z); the round has 67% of all known data"
@@ -338,3 +338,26 @@ def test_who_was_turned_away_is_named_with_the_reason() -> None:
     assert first == "h4 turned away: its model does not fit"
     assert second.startswith("h5 turned away: nor")
     assert "\x1b" not in second
+
+
+def test_a_page_says_which_way_the_rounds_lean_if_the_amounts_of_data_are_known() -> None:
+    known = replace(ROUND, samples_in=30, samples_left_out=600, samples_selected=630, samples_share=30 / 630)
+    [line] = [line for line in told([known, replace(known, round=3, partial=1)]) if "leans" in line]
+    assert line == (
+        "2 committed rounds: 1 of 2 reports was partial; 4 of 6 asked clients were left out; clients have on average "
+        "30 samples if their reports count, 300 if they were left out; 5% of the asked samples count, so the model "
+        "leans to clients with little data"
+    )
+    of_others = [replace(known, committed=False), replace(known, task=Task.EVALUATION), ROUND]
+    assert not [line for line in told(of_others) if "lean" in line]
+
+
+def test_a_screen_with_room_says_which_way_the_rounds_lean() -> None:
+    known = replace(ROUND, samples_in=30, samples_left_out=600, samples_selected=630, samples_share=30 / 630)
+    for height, is_said in ((30, True), (4, False)):
+        console = Console(file=io.StringIO(), width=100, height=height)
+        with console.capture() as capture:
+            console.print(RunPicture(RUN, [known], None, fits_screen=True))
+        text = " ".join(capture.get().split())
+        assert ("leans to clients with little data" in text) is is_said
+        assert len(capture.get().splitlines()) < height

@@ -28,7 +28,8 @@ def test_every_combination_of_what_is_swept_is_a_run_for_each_seed() -> None:
 def test_what_the_world_is_like_can_be_swept_too() -> None:
     one = experiment_of(table(sweep={"partition.alpha": [0.1, 10.0], "fleet.dropouts.per_round": [0.0, 0.5]}))
     assert [
-        (t.partition and t.partition.alpha, t.fleet.dropouts and t.fleet.dropouts.per_round) for t in one.trials
+        (t.partition and t.partition.alpha, t.fleet and t.fleet.dropouts and t.fleet.dropouts.per_round)
+        for t in one.trials
     ] == [
         (0.1, 0.0),
         (0.1, 0.5),
@@ -51,7 +52,9 @@ def test_what_goes_together_is_swept_together() -> None:
         "target=6, all or nothing",
         "target=6, mu 1",
     ]
-    assert [(t.fleet.partial_work, t.run.training.proximal_mu, t.run.rounds.count) for t in one.trials[:2]] == [
+    assert [
+        (t.fleet and t.fleet.partial_work, t.run.training.proximal_mu, t.run.rounds.count) for t in one.trials[:2]
+    ] == [
         (False, 0.0, 2),
         (True, 1.0, 4),
     ]
@@ -117,6 +120,12 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
             r"rounds\.count is set in two places",
         ),
         ({"colour": "red"}, "unknown key 'colour'"),
+        ({"fleet": None, "rounds": {"self_tuning": True}}, r"rounds\.self_tuning learns from .*: add \[fleet\]"),
+        ({"fleet": None, "sweep": {"rounds.window_s": [1.0, 2.0]}}, r"sweep: rounds\.window_s has no effect without"),
+        (
+            {"fleet": None, "sweep": {"how": [{"label": "a"}, {"label": "b", "rounds.over_selection": 2.0}]}},
+            r"sweep: rounds\.over_selection has no effect without",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_key(changes: dict[str, Any], words: str) -> None:

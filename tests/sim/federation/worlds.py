@@ -16,6 +16,7 @@ SMALL: dict[str, Any] = {
     "partition": {"scheme": "dirichlet", "clients": 30, "alpha": 0.5},
     "model": {"name": "mlp", "hidden": [8]},
     "engine": {"name": "batched"},
+    "fleet": {},
     "rounds": {"count": 4, "target": 6},
     "training": {"local_epochs": 1, "batch_size": 10, "learning_rate": 0.1},
 }

@@ -76,7 +76,8 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert point.accuracy.low is not None
     shown = results._repr_html_()  # pyright: ignore[reportPrivateUsage] - what a notebook calls
     header, (cells,) = as_table(results)
-    assert list(ElementTree.fromstring(shown.partition("<img")[0]).itertext()) == ["small", *header, *cells]
+    html = ElementTree.fromstring(f"<div>{shown.partition('<img')[0]}</div>")
+    assert list(html.itertext()) == ["small", *header, *cells, *results.leans]
     (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', shown)
     assert b64decode(picture)[:8] == b"\x89PNG\r\n\x1a\n"
     assert repr(results).splitlines()[0] == "small"
