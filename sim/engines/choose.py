@@ -1,10 +1,12 @@
 """Which engine does the work: the one that a file names, or with "auto" the one that suits the model.
 
-The choice depends on the model and not on timing, because a busy machine would otherwise change the last bits.
+Whether clients are stacked depends on the model and not on timing, because stacking rounds differently, and a busy
+machine would otherwise change the last bits. Engines that do not stack give equal bits, so among them the choice is by
+what the first round costs (`measured.py`). On a GPU, workers share the clients.
+
 Measured on a CPU (docs/explanation/results/simulation.md): bookkeeping dominates where a step of one client is less
 than some ten million operations, and stacking saves it. Convolutions are faster one client after another, with a thread
-for each core. A small model that cannot be stacked is fastest in a plain loop. One client's batches do not fill a GPU,
-so all that can be is stacked there.
+for each core. One client's batches do not fill a GPU, so all that can be is stacked there.
 """
 
 import logging
@@ -13,13 +15,15 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from umbel.sim.engines.device import CPU, devices_of, found_device
+from umbel.sim.engines.measured import MeasuredEngine
 from umbel.sim.engines.model import LOSSES, Loss, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
 _STEP_OPERATIONS_MAX = 10_000_000  # of one client's step: forward, and twice that backward
+_CHOSEN = ("batched", "sequential", "threads", "processes")  # engines that "auto" may choose
 _HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
-_RANDOM = (nn.modules.dropout._DropoutNd,)  # pyright: ignore[reportPrivateUsage]  # the base of all of them
 log = logging.getLogger("umbel.sim")
 
 
@@ -29,8 +33,6 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
         case "auto":
             return AutoEngine(recipe, n_workers, device)
         case "sequential":
-            from umbel.sim.engines.training import SequentialEngine
-
             return SequentialEngine(recipe, device)
         case "batched":
             return stacked_engine(recipe, device)
@@ -59,17 +61,24 @@ def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:
 
 
 class AutoEngine:
-    """Stacks clients where that pays, and else trains them another way. It warns if it would stack but cannot.
-
-    `why`: the choice in words, empty before the first cohort.
-    """
+    """Stacks clients where that pays, and else trains them another way. It warns if it would stack but cannot."""
 
     def __init__(self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> None:
         self._recipe, self._n_workers, self._device = recipe, n_workers, device
         self._is_on_gpu = found_device(device) != CPU
         self._engine: Engine | None = None
-        self._is_fallback = False
-        self.why = ""
+        self._why = ""
+
+    @property
+    def why(self) -> str:
+        """The choice in words; empty before the first cohort."""
+        return self._engine.why if isinstance(self._engine, MeasuredEngine) else self._why
+
+    def keep(self, name: str) -> None:
+        """Train with this engine, which did the run's work before it was interrupted."""
+        if name in _CHOSEN:
+            self._engine = named_engine(name, self._recipe, self._n_workers, self._device)
+            self._why = "it did the run's work before the run was resumed"
 
     @property
     def name(self) -> str:
@@ -79,16 +88,13 @@ class AutoEngine:
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         if self._engine is None:
             self._engine = self._chosen(work.plan.batch_size)
-            level = logging.WARNING if self._is_fallback else logging.INFO
-            log.log(level, "engine %s: %s", self._engine.name, self.why)
         changes = self._engine.train(start, work)
         try:
             first = next(changes)
         except EngineError as error:
             if not isinstance(self._engine, StackedEngine):
                 raise
-            self._engine = self._unstacked(self._recipe.make(), str(error))
-            log.warning("engine %s: %s", self._engine.name, self.why)
+            self._engine = self._without_stacking(error)
             yield from self._engine.train(start, work)
             return
         yield first
@@ -102,31 +108,33 @@ class AutoEngine:
         model = self._recipe.make()
         n_operations = 6 * batch_size * sum(p.numel() for p in model.parameters())
         if not self._is_on_gpu and any(isinstance(part, _HEAVY) for part in model.modules()):
-            return self._unstacked(model, "convolutions and recurrent layers are faster one client after another")
+            return self._unstacked("convolutions and recurrent layers are faster if clients are not stacked")
         if not self._is_on_gpu and n_operations > _STEP_OPERATIONS_MAX:
             why = f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself"
-            return self._unstacked(model, why)
+            return self._unstacked(why)
         try:
             engine = stacked_engine(self._recipe, self._device)
         except EngineError as error:
-            self._is_fallback = True
-            return self._unstacked(model, str(error))
+            return self._without_stacking(error)
         small = f"a step of {n_operations / 1e6:.2g} million operations is so short that most of its time is overhead"
         cause = "one client does not fill a GPU" if self._is_on_gpu else small
-        self.why = f"{cause}, so clients are trained together (stacked)"
+        self._why = f"{cause}, so clients are trained together (stacked)"
+        log.info("engine %s: %s", engine.name, self.why)
         return engine
 
-    def _unstacked(self, model: nn.Module, why: str) -> Engine:
-        workers = len(devices_of(self._device, self._n_workers))
-        is_heavy = any(isinstance(part, _HEAVY) for part in model.modules())
-        n_values = sum(p.numel() for p in model.parameters())
-        is_random = any(isinstance(part, _RANDOM) and part.p > 0 for part in model.modules())
-        is_worth_workers = self._is_on_gpu or is_heavy or n_values > 1_000_000
-        if workers == 1 or not is_worth_workers:
-            name = "sequential"
-        else:
-            name = "processes" if is_random or self._is_on_gpu else "threads"
-        self.why = why
+    def _without_stacking(self, error: EngineError) -> Engine:
+        """Another engine for a model that would be stacked, but cannot be."""
+        log.warning("clients are not stacked: %s", error)
+        return self._unstacked(str(error))
+
+    def _unstacked(self, cause: str) -> Engine:
+        n_workers = len(devices_of(self._device, self._n_workers))
+        if not self._is_on_gpu:
+            return MeasuredEngine(SequentialEngine(self._recipe), self._made, n_workers, cause)
+        self._why = cause
+        return self._made("sequential" if n_workers == 1 else "processes")
+
+    def _made(self, name: str) -> Engine:
         return named_engine(name, self._recipe, self._n_workers, self._device)
 
 

@@ -263,6 +263,11 @@ class SequentialEngine:
         n_values = self._trainer.layout.n_values
         self._values = torch.empty(rows_of_block(n_values), n_values)
 
+    @property
+    def draws(self) -> Draws:
+        """The generators that the model draws from; known once a cohort has begun."""
+        return self._trainer.draws
+
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`, in the order of the cohort."""
         self._trainer.begin(start, work)

@@ -35,6 +35,7 @@ from umbel.aggregation.run.report_times import Observation
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
+from umbel.sim.engines.choose import AutoEngine
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
@@ -72,6 +73,7 @@ class _Stored:
     has: dict[ClientId, int]
     changes: tuple[int, ...]
     inputs: dict[str, str]
+    engine_why: str = ""  # why "auto" chose it
 
 
 _STANDING = ("model", "state", "status", "reason", "now", "observations", "history", "update_bytes")
@@ -92,18 +94,20 @@ class ResumedRun:
     rows: RowsWritten
     wall_s: float
     engine: str
+    engine_why: str
 
 
 def write_checkpoint(
-    folder: Path, run: Federation, rows: RowsWritten, wall_s: float, engine: str, inputs: Digests
+    folder: Path, run: Federation, rows: RowsWritten, wall_s: float, engine: tuple[str, str], inputs: Digests
 ) -> None:
-    """Replace the checkpoint, durably. Raises `OSError`."""
+    """Replace the checkpoint, durably. `engine`: its name, and why it was chosen. Raises `OSError`."""
     standing, model, memory = run.standing, run.model, run.memory
     stored = _Stored(
         version=_VERSION,
         rows=rows,
         wall_s=wall_s,
-        engine=engine,
+        engine=engine[0],
+        engine_why=engine[1],
         **{name: getattr(standing, name) for name in _STANDING},
         change=model.change,
         has=memory.has,
@@ -162,7 +166,7 @@ def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first:
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)
-    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
+    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine, kept.engine_why)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -190,7 +194,8 @@ class Kept:
     folder: Path | None
     inputs: Digests
     rows: list[Row] = field(default_factory=list[Row])  # all so far
-    engine: str = ""  # which did the work before
+    engine: str = ""  # which did the work before, and why
+    engine_why: str = ""
     file: BinaryIO | None = None  # rounds.jsonl, at its end; None where nothing is kept
     written: Any = field(default_factory=hashlib.sha256)  # of what stands in it
     saved_at: float = field(default_factory=time.perf_counter)
@@ -213,7 +218,8 @@ class Kept:
         self.file.flush()
         os.fsync(self.file.fileno())
         rows = RowsWritten(self.file.tell(), self.written.hexdigest())
-        write_checkpoint(self.folder, federation, rows, wall_s, self.engine_of(federation), self.inputs)
+        engine = self.engine_of(federation), self.why_of(federation)
+        write_checkpoint(self.folder, federation, rows, wall_s, engine, self.inputs)
         self.saved_at = time.perf_counter()
         self.saving_s = self.saved_at - now
 
@@ -227,6 +233,11 @@ class Kept:
         """The name of the last engine that did the run's work; "auto" has none of its own before there is any."""
         name = federation.world.engine.name
         return self.engine if name == "auto" and self.engine else name
+
+    def why_of(self, federation: Federation) -> str:
+        """Why "auto" chose that engine, as it was said first; empty if the file names one."""
+        engine = federation.world.engine
+        return self.engine_why or (engine.why if isinstance(engine, AutoEngine) else "")
 
 
 @contextlib.contextmanager
@@ -243,7 +254,7 @@ def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) ->
     text = _text_before(path, resumed.rows)
     rows = [row_of(json.loads(line)) for line in text.splitlines()]
     with path.open("ab") as file:
-        yield Kept(folder, inputs, rows, resumed.engine, file, hashlib.sha256(text))
+        yield Kept(folder, inputs, rows, resumed.engine, resumed.engine_why, file, hashlib.sha256(text))
 
 
 def _text_before(path: Path, written: RowsWritten) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
+from umbel.sim.engines.choose import AutoEngine
 from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
@@ -60,6 +61,7 @@ class TrialResult:
     model_sha256: str
     wall_s: float
     engine: str  # which did the work
+    engine_why: str  # why "auto" chose it; empty if the file names it
     n_clients: int  # of the population
     # Of the last model, for each natural holder (`scores_by_group`).
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
@@ -97,6 +99,9 @@ def run_trial(
             folder.mkdir(parents=True, exist_ok=True)
             inputs = digests_of(trial, world.data, base, data)
             resumed = read_checkpoint(folder, trial.run, world.model, inputs)
+        engine = world.world.engine
+        if resumed is not None and isinstance(engine, AutoEngine):
+            engine.keep(resumed.engine)
         if resumed is None:
             federation, before_s = Federation(world.world, beginning(trial.run, world.model), world.model), 0.0
         else:
@@ -120,6 +125,7 @@ def run_trial(
             model_sha256=standing.model.sha256,
             wall_s=wall_s,
             engine=kept.engine_of(federation),
+            engine_why=kept.why_of(federation),
             n_clients=world.world.population.n_clients,
             groups=scores_by_group(world.world.meter, federation.model, world.data),
         )

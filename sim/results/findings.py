@@ -61,6 +61,15 @@ class Findings:
         return any(one.trial.fleet is not None for one in self.trials)
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """A sentence for each engine that "auto" chose, with the reason that it had in the first run."""
+        chosen = dict[str, str]()
+        for one in self.trials:
+            if one.engine_why:
+                chosen.setdefault(one.engine, one.engine_why)
+        return tuple(f'the engine "auto" took "{name}": {why}' for name, why in chosen.items())
+
+    @property
     def leans(self) -> tuple[str, ...]:
         """A sentence for each point that left clients out or took partial work."""
         points = [(point.label, point.lean.words) for point in self.points]
@@ -94,6 +103,7 @@ class Findings:
                 "model_sha256": one.model_sha256,
                 "epsilon": one.epsilon,
                 "engine": one.engine,
+                "engine_why": one.engine_why,
                 "wall_s": round(one.wall_s, 3),
             }
             for one in self.trials

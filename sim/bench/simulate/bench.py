@@ -217,7 +217,7 @@ def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> 
 def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> BenchRow:
     """The engine that "auto" chose against the fastest one. They take turns; the least time counts."""
     with closing(AutoEngine(workload.recipe)) as auto:
-        training_s(workload, population, auto, cohorts[:1])
+        training_s(workload, population, auto, cohorts[:2])  # it may change its mind once
         chosen = auto.name
     seconds = dict.fromkeys(("batched", "threads", "processes", chosen), math.inf)
     with ExitStack() as stack:

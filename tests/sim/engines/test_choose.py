@@ -2,6 +2,7 @@
 
 import logging
 import re
+from contextlib import closing
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from umbel.sim.engines.work import EngineError
         ("with_dropout", "engine sequential: .*random"),
         ("with_batch_norm", "engine sequential: .*batch normalization"),
         ("tied", "engine sequential: .*cannot be stacked"),
-        ("convolutions", "engine threads: convolutions"),
-        ("convolutions_with_dropout", "engine processes: convolutions"),
+        ("convolutions", "engine (sequential|threads): convolutions"),
+        ("convolutions_with_dropout", "engine (sequential|processes): convolutions"),
     ],
 )
 def test_auto_says_which_engine_it_takes_and_why(model: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -34,7 +35,8 @@ def test_auto_says_which_engine_it_takes_and_why(model: str, words: str, caplog:
     records = [record for record in caplog.records if record.name == "umbel.sim"]
     told = " | ".join(record.getMessage() for record in records)
     is_warned = any(record.levelno == logging.WARNING for record in records)
-    assert is_warned is (engine.name == "sequential"), "where stacking is not what would be slower"
+    assert is_warned is ("cannot be stacked" in engine.why), "where stacking is not what would be slower"
+    assert engine.why in told
     assert pytest.approx(0, abs=1e-5) == float((values - all_changes_of(model)).abs().max())
     assert re.search(words, told), told
 
@@ -48,6 +50,23 @@ def test_an_engine_that_is_named_does_not_give_way() -> None:
     made_by = recipe("with_dropout")
     with pytest.raises(EngineError, match="random"):
         all_changes(named_engine("batched", made_by), start_of(made_by), work_of([3, 7], [2, 2]))
+
+
+@pytest.mark.parametrize("name", ["sequential", "threads", "batched"])
+def test_a_resumed_run_keeps_its_engine(name: str) -> None:
+    made_by, work = recipe("mlp"), work_of([3, 7, 12], [2, 5, 4])
+    with closing(AutoEngine(made_by, n_workers=2)) as engine, closing(named_engine(name, made_by, 2)) as named:
+        engine.keep(name)
+        assert engine.name == name
+        assert torch.equal(
+            all_changes(engine, start_of(made_by), work)[0], all_changes(named, start_of(made_by), work)[0]
+        )
+
+
+def test_an_engine_of_an_older_version_is_not_kept() -> None:
+    engine = AutoEngine(recipe("mlp"))
+    engine.keep("auto")
+    assert engine.name == "auto"
 
 
 def test_there_is_no_other_engine() -> None:
