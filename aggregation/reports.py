@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from umbel.aggregation.canonical import later
+from umbel.aggregation.counts import CountsByName, require_counts
 from umbel.aggregation.types import (
     BYTES_MAX,
     LINE_RATE_MAX,
@@ -65,7 +67,8 @@ class WorkDone:
     `steps_done` of `steps_planned` local steps: fewer is partial work, and welcome. `update_sha256`: of the uploaded
     bytes. `metrics`: means over the local training; `evaluation`: of the model as it came, over
     `evaluation_sample_count` held-out samples. Metric values are finite. `upload_bytes_per_s`: how fast the update
-    went, None where that was not measured. `probe`: in a canary, and there alone.
+    went, None where that was not measured. `probe`: in a canary, and there alone. `counts`, `evaluation_counts`: what
+    adds up over clients (`counts.py`), of the training and of the held-out samples.
     """
 
     sample_count: int
@@ -78,6 +81,8 @@ class WorkDone:
     evaluation_sample_count: int = 0
     upload_bytes_per_s: float | None = None
     probe: Probe | None = None
+    counts: Mapping[str, tuple[int, ...]] = later(factory=dict[str, tuple[int, ...]])
+    evaluation_counts: Mapping[str, tuple[int, ...]] = later(factory=dict[str, tuple[int, ...]])
 
     def __post_init__(self) -> None:
         require_sample_count(self.sample_count, "sample_count")
@@ -89,10 +94,12 @@ class WorkDone:
         if not (math.isfinite(self.train_s) and self.train_s >= 0):
             raise ValueError("train_s must be finite and not negative")
         require_sample_count(self.evaluation_sample_count, "evaluation_sample_count", least=0)
-        if self.evaluation and not self.evaluation_sample_count:
+        if (self.evaluation or self.evaluation_counts) and not self.evaluation_sample_count:
             raise ValueError("an evaluation needs evaluation_sample_count")
         for metrics in (self.metrics, self.evaluation):
             _require_metrics(metrics)
+        for counts in (self.counts, self.evaluation_counts):
+            require_counts(counts)
         _require_rate(self.upload_bytes_per_s, "upload_bytes_per_s")
 
     @property
@@ -107,6 +114,10 @@ class _TellsNoTraining:
 
     @property
     def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def counts(self) -> CountsByName:
         return {}
 
     @property
@@ -126,18 +137,20 @@ class _TellsNoTraining:
 class EvaluationDone(_TellsNoTraining):
     """What a client says of a model that it was asked to measure, and nothing else: there is no update.
 
-    `evaluation`: means over `sample_count` held-out samples, finite.
+    `evaluation`: means over `sample_count` held-out samples, finite. `evaluation_counts`: as in `WorkDone`.
     """
 
     sample_count: int
     evaluation: Mapping[str, float]
     evaluate_s: float = 0.0
+    evaluation_counts: Mapping[str, tuple[int, ...]] = later(factory=dict[str, tuple[int, ...]])
 
     def __post_init__(self) -> None:
         require_sample_count(self.sample_count, "sample_count")
         if not (math.isfinite(self.evaluate_s) and self.evaluate_s >= 0):
             raise ValueError("evaluate_s must be finite and not negative")
         _require_metrics(self.evaluation)
+        require_counts(self.evaluation_counts)
 
     @property
     def evaluation_sample_count(self) -> int:
@@ -172,6 +185,10 @@ class MaskedInput(_TellsNoTraining):
 
     @property
     def evaluation(self) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def evaluation_counts(self) -> CountsByName:
         return {}
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from umbel.aggregation.canonical import Json, canonical
+from umbel.aggregation.canonical import Json, canonical, later
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import RoundPlan
@@ -146,6 +146,10 @@ class RoundEnded:
     closed_at: float
     ended_at: float
     updates: KeptUpdates
+    counts: Mapping[str, tuple[int, ...]] = later(
+        factory=dict[str, tuple[int, ...]]
+    )  # as in `RoundRecord`; empty also before they were
+    evaluation_counts: Mapping[str, tuple[int, ...]] = later(factory=dict[str, tuple[int, ...]])
 
     @property
     def accepted(self) -> tuple[Participant, ...]:

@@ -24,6 +24,7 @@ from umbel.aggregation.audit.bundle import (
     json_sha256,
     unseal,
 )
+from umbel.aggregation.audit.counted import check_counts
 from umbel.aggregation.canonical import Json
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.codec.step import RoundShown
@@ -165,6 +166,7 @@ class Auditor:
         _check_sum(ended)
         for one in ended.clients:
             self._check_report(one, ended)
+        check_counts(ended, (_work(one) for one in ended.clients if one.report))
         self._check_models(ended)
         self._check_place(ended)
         self._check_codec(ended, created)

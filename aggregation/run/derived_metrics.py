@@ -44,6 +44,11 @@ def derived_metrics(counts: CountsByName) -> dict[str, float]:
     }
 
 
+def with_derived(means: Mapping[str, float], counts: CountsByName) -> dict[str, float]:
+    """Metrics that are means, and the figures that follow from counts. A mean with the name of a figure is left out."""
+    return {**means, **derived_metrics(counts)}
+
+
 def derived_names(lengths: Mapping[str, int]) -> frozenset[str]:
     """The names that `derived_metrics` can give for counts of these names, each with how many numbers it has."""
     found = set[str]()

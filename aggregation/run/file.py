@@ -328,6 +328,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "a masked update is useless after its round, so it is not kept: set updates = "
             '"none" in [retention] for secure aggregation'
         )
+    if file.retention.per_site_metrics:
+        yield (
+            "secure aggregation hides each client's metrics, so records cannot keep them: leave per_site_metrics out "
+            "of [retention]"
+        )
     if file.coverage.samples:
         yield (
             "`samples` in [coverage] needs each client's sample count, but secure aggregation hides it: leave "

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from umbel.aggregation.counts import sum_of_counts
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.secagg.turns import is_late
 from umbel.aggregation.types import ClientId
@@ -31,6 +33,7 @@ class Book:
     members: Mapping[ClientId, MemberFacts]  # the cohort
     opened_at: float
     heard_at: Callable[[ClientId], float]  # a client's last request
+    keeps_metrics: bool = False  # whether the run file has per_site_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ def round_record(
     roll = Roll(state.plan, state.cohort, state.accepted, state.missing)
     samples = roll.samples()
     work = [accepted.work for accepted in state.accepted.values()]
+    counts = sum_of_counts(done.counts for done in work)
+    evaluation_counts = sum_of_counts(done.evaluation_counts for done in work)
     return RoundRecord(
         run=state.plan.run,
         round=state.plan.number,
@@ -98,8 +103,10 @@ def round_record(
         sample_count=sum(done.sample_count for done in work),
         bytes_up=sum(client.bytes_up for client in clients),
         bytes_down=sum(client.bytes_down for client in clients),
-        metrics=_means((done.metrics, done.sample_count) for done in work),
-        evaluation=_means((done.evaluation, done.evaluation_sample_count) for done in work),
+        metrics=with_derived(_means((done.metrics, done.sample_count) for done in work), counts),
+        evaluation=with_derived(
+            _means((done.evaluation, done.evaluation_sample_count) for done in work), evaluation_counts
+        ),
         clients=clients,
         samples_selected=samples.selected,
         samples_in=samples.reported,
@@ -120,6 +127,8 @@ def round_record(
         away_s=state.away_s,
         target=state.plan.target,
         minimum=state.plan.minimum,
+        counts=counts,
+        evaluation_counts=evaluation_counts,
     )
 
 
@@ -153,6 +162,7 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
     silent_s = max(0.0, now - book.heard_at(client))
     fate, reason = _fate(state, client, member, silent_s)
     work: Work | None = accepted.work if accepted else None
+    kept = work if book.keeps_metrics else None
     return ClientRecord(
         client=client,
         fate=fate,
@@ -167,6 +177,8 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
         tier=state.cohort[client].tier,
         train_s=work.train_s if isinstance(work, WorkDone) else None,
         upload_bytes_per_s=work.upload_bytes_per_s if isinstance(work, WorkDone) else None,
+        metrics=with_derived(kept.metrics, kept.counts) if kept else {},
+        evaluation=with_derived(kept.evaluation, kept.evaluation_counts) if kept else {},
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
@@ -42,6 +43,8 @@ class ClientRecord:
     tier: str = ""  # its label `tier`, or empty
     train_s: float | None = None  # as it reported; None if it did not
     upload_bytes_per_s: float | None = None  # likewise
+    metrics: Mapping[str, float] = later(factory=dict[str, float])  # its own, if the run file has per_site_metrics
+    evaluation: Mapping[str, float] = later(factory=dict[str, float])  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class RoundRecord:
     sample_count: int  # in the reports
     bytes_up: int
     bytes_down: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means, weighted by sample counts
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means and figures (`derived_metrics.py`)
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])  # likewise
     clients: tuple[ClientRecord, ...] = ()
     samples_selected: int = 0  # of the whole cohort
@@ -129,6 +132,12 @@ class RoundRecord:
     epsilon: float | None = None  # what a private run has cost, with this attempt
     target: int = 0  # 0 in records from before it was kept
     minimum: int = 0  # likewise
+    counts: Mapping[str, tuple[int, ...]] = later(
+        factory=dict[str, tuple[int, ...]]
+    )  # of the training: exact sums over clients
+    evaluation_counts: Mapping[str, tuple[int, ...]] = later(
+        factory=dict[str, tuple[int, ...]]
+    )  # likewise, of held-out data
 
     @property
     def share_of_known(self) -> float:
@@ -148,8 +157,8 @@ class VersionRecord:
     rolled_back_to: int | None = None  # the version that a rollback copied
     reason: str = ""  # why it was made
     sample_count: int = 0  # of the round that made it
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over that round's local training
-    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])  # means over held-out samples
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # of that round's training, as in its record
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])  # of held-out samples, likewise
     judged: float | None = None  # its value by the metric of early stopping, if enough clients measured it
     deleted_at: float | None = None  # Unix seconds
     is_best: bool = False  # of all measured versions, by the run file's [stop]

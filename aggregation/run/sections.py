@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, ROUNDS_MAX, TARGET_MAX, require_window, require_within
@@ -134,6 +135,7 @@ class RetentionSection:
 
     versions: int | Literal["all"] = "all"  # the newest model versions, beside version 0 and the best
     updates: str = "none"  # clients' updates after their round: "none", those of the last "N rounds", or "all"
+    per_site_metrics: bool = later(False)  # each client's metrics in the rounds' records
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:

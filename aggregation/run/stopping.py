@@ -21,6 +21,7 @@ from statistics import median
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.reports import Work
+from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import EVALUATION, Judged, VersionRecord
 from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, require_within
 
@@ -115,10 +116,16 @@ class StopRule:
         return Judged(self.metric, value, n_clients, f"the mean of {clients}, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
-        """The value from the reports of one round; None if no client measured the metric."""
+        """The value from the reports of one round; None if no client measured the metric.
+
+        Of a figure that follows from counts it takes each client's own value, because one client could set the figure
+        of the sum.
+        """
         name = self.metric.partition(".")[2]
         rows = [
-            (one.evaluation, one.evaluation_sample_count) if self.is_of_evaluation else (one.metrics, one.sample_count)
+            (with_derived(one.evaluation, one.evaluation_counts), one.evaluation_sample_count)
+            if self.is_of_evaluation
+            else (with_derived(one.metrics, one.counts), one.sample_count)
             for one in works
         ]
         values = [(metrics[name], n_samples) for metrics, n_samples in rows if name in metrics]

@@ -14,7 +14,16 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.public_keys import short_groups
 from umbel.client.cli.output import Column, table_lines
-from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, if_known, lean_words, name_of, table_of
+from umbel.client.cli.view_rounds import (
+    LEGEND,
+    Notes,
+    absent_words,
+    if_known,
+    lean_words,
+    name_of,
+    table_of,
+    table_of_clients,
+)
 from umbel.client.errors import printable
 
 ENDED_SHOWN = 50
@@ -58,6 +67,7 @@ class RunPicture:
         if newest:
             lines += table_of(newest, pen.width)
             lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
+            lines += _clients_of_newest(newest, pen.width)
         if (lean := lean_words(self.ended)) is not None:
             lines += pen.prose(lean)
         if any(record.evaluation for record in newest):
@@ -135,6 +145,12 @@ def _headline(run: RunView) -> Text:
 
 def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
     return [text for record in records if (text := notes.on(record)) is not None]
+
+
+def _clients_of_newest(records: Sequence[RoundRecord], width: int) -> list[Text]:
+    """The clients' own metrics in the newest round that keeps them."""
+    tables = (table_of_clients(record, width) for record in reversed(records))
+    return next((table for table in tables if table), [])
 
 
 def _terms(run: RunView) -> Iterator[Text]:

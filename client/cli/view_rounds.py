@@ -60,13 +60,27 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
     return table_lines(columns, width)
 
 
+def table_of_clients(record: RoundRecord, width: int) -> list[Text]:
+    """Each client's own metrics in a round, below a line that says so; empty if the record keeps none."""
+    clients = [one for one in record.clients if one.metrics or one.evaluation]
+    if not clients:
+        return []
+    columns = [
+        Column("client", 100, [printable(one.client) for one in clients], least=16),
+        Column("samples", 10, [str(one.sample_count) for one in clients]),
+        *measured("training", 50, [one.metrics for one in clients]),
+        *measured("held-out", 60, [one.evaluation for one in clients]),
+    ]
+    return [Text(f"{name_of(record)}, each client's own values:"), *table_lines(columns, width)]
+
+
 def if_known(column: Column) -> list[Column]:
     """The column; none if all its cells are empty, as sample counts are in secure rounds."""
     return [column] if any(column.cells) else []
 
 
 def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
-    """A column for each metric."""
+    """A column for each metric. `means`: of each row; also figures that follow from counts."""
     names = sorted({name for one in means for name in one})
     cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
     return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", worth, cells[name]) for name in names]

@@ -1,17 +1,23 @@
 """What a site's own code returns: the result of a training, and of an evaluation. Their constructors check them."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
+
+from umbel.aggregation.counts import require_counts
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """The result of training. Fewer steps than planned are partial work, which counts.
 
+    `counts` have whole numbers by name that add up over clients, as those of `client/training/counts.py`: a number, a
+    sequence, or an array or tensor, whose values are taken row by row.
+
     Raises `TypeError` for a count that is no whole number, or a metric that is no number; numpy's and torch's numbers
-    are accepted. The last three fields are for canaries; without them the loop estimates.
+    are accepted. Raises `ValueError` for counts that no report may have (`aggregation/counts.py`). Three fields are for
+    canaries: `steps_full`, `first_loss` and `last_loss`. Without them the loop estimates.
     """
 
     sample_count: int  # the samples trained on, which weigh the update
@@ -21,11 +27,13 @@ class TrainResult:
     steps_full: int | None = None  # of a whole round's work, where only a share was asked
     first_loss: float | None = None  # of the first step
     last_loss: float | None = None  # of the last step
+    counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the training; kept as tuples
 
     def __post_init__(self) -> None:
         for name in ("sample_count", "steps_done", "steps_planned"):
             object.__setattr__(self, name, _whole(getattr(self, name), name))
         object.__setattr__(self, "metrics", _numbers(self.metrics))
+        object.__setattr__(self, "counts", _counts(self.counts))
         if self.steps_full is not None:
             object.__setattr__(self, "steps_full", _whole(self.steps_full, "steps_full"))
         for name in ("first_loss", "last_loss"):
@@ -35,14 +43,19 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model's metrics: means over `sample_count` held-out samples. Raises `TypeError` as `TrainResult` does."""
+    """A model's metrics: means over `sample_count` held-out samples, and counts of them.
+
+    Takes and refuses what `TrainResult` does.
+    """
 
     sample_count: int
     metrics: Mapping[str, float]
+    counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of held-out samples; kept as tuples
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_count", _whole(self.sample_count, "sample_count"))
         object.__setattr__(self, "metrics", _numbers(self.metrics))
+        object.__setattr__(self, "counts", _counts(self.counts))
 
 
 def _whole(value: Any, name: str) -> int:
@@ -63,3 +76,23 @@ def _numbers(metrics: Any) -> dict[str, float]:
         raise TypeError(f"metrics must be a mapping from names to numbers, not {type(metrics).__name__}")
     named: Mapping[object, object] = metrics
     return {str(name): _number(value, f"metric {str(name)!r:.80}") for name, value in named.items()}
+
+
+def _counts(counts: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(counts, Mapping):
+        raise TypeError(f"counts must be a mapping from names to whole numbers, not {type(counts).__name__}")
+    named: Mapping[object, object] = counts
+    found = {str(name): tuple(_flat(numbers, f"counts {str(name)!r:.80}")) for name, numbers in named.items()}
+    require_counts(found)
+    return found
+
+
+def _flat(numbers: Any, name: str) -> Iterator[int]:
+    """The whole numbers in a number, an array, a tensor or nested sequences, row by row."""
+    plain = numbers.tolist() if hasattr(numbers, "tolist") else numbers
+    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
+        items: Sequence[object] = plain
+        for item in items:
+            yield from _flat(item, name)
+    else:
+        yield _whole(plain, f"each number of {name}")

@@ -223,6 +223,8 @@ def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwi
             evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
             probe=probe_of(app, result, done.step_s, offer, bandwidth) if offer.task.tries_clients else None,
+            counts=result.counts,
+            evaluation_counts=evaluation.counts if evaluation else {},
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent result: {error}") from error
@@ -263,12 +265,12 @@ def measure_from(app: Client, weights: Mapping[str, torch.Tensor], offer: Assign
         evaluation = evaluated(app)
     except Exception as error:
         raise _own_code_failed(error) from error
-    if evaluation is None or not evaluation.metrics:
+    if evaluation is None or not (evaluation.metrics or evaluation.counts):
         return None
     took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
     _require_accepted("evaluate", n_samples, offer)
     try:
-        return EvaluationDone(n_samples, finite(evaluation.metrics), took_s)
+        return EvaluationDone(n_samples, finite(evaluation.metrics), took_s, evaluation.counts)
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent evaluation: {error}") from error
 

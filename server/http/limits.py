@@ -24,7 +24,7 @@ from umbel.server.settings import Settings
 
 RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
 RUN_BYTES_MAX = 2 * (RUN_FILE_BYTES_MAX + FILE_BYTES_MAX)  # with its member list, in JSON, where \n is two bytes
-REPORT_BYTES_MAX = 16 << 10  # the audit bundle keeps it as it was signed
+REPORT_BYTES_MAX = 64 << 10  # 4,096 counts are up to 60 KB; the audit bundle keeps a report as it was signed
 SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
 _LENGTH = re.compile(r"\d{1,15}")
 CONNECTIONS_MAX = 10_000

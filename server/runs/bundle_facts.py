@@ -102,6 +102,8 @@ def round_ended(
         closed_at=state.closed_at,
         ended_at=record.opened_at + record.wall_s,
         updates=updates,
+        counts=record.counts,
+        evaluation_counts=record.evaluation_counts,
     )
 
 

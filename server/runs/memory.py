@@ -78,21 +78,22 @@ class RunMemory:
         assert isinstance(closing, Closing)
         await self.attendance.check(live, self._services.clock.now())
         assignments, evidence = await self._services.rounds.clients_of(live.round_id)
-        return await asyncio.to_thread(lambda: attempt_clients(closing, self.book(closing, assignments), evidence))
+        return await asyncio.to_thread(lambda: attempt_clients(closing, self.book(live, assignments), evidence))
 
     def known(self, run: StoredRun, clients: AttemptClients, history: Sequence[KeptVersion]) -> Known:
         """The facts, beside the attempt itself, that decide how it ends."""
         evidence = self._report_times.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
         return Known(clients.records, clients.opened_at, self._services.clock.now(), history, evidence)
 
-    def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
-        """What is known of the clients of a round in this state."""
+    def book(self, live: LiveRun, assignments: Sequence[StoredAssignment]) -> Book:
+        """What is known of the clients of the newest attempt."""
         members = {
             one.client: MemberFacts(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
             for one in assignments
         }
         seen = {one.client: one.heard_at for one in assignments}
-        return Book(members, _opened_at(state), lambda client: self._seen_at(client, seen[client]))
+        opened_at, keeps_metrics = _opened_at(live.state), live.run.file.retention.per_site_metrics
+        return Book(members, opened_at, lambda client: self._seen_at(client, seen[client]), keeps_metrics)
 
     def _seen_at(self, client: ClientId, stored: float) -> float:
         """When the client was last seen. A client whose request is held open is seen now."""
@@ -219,7 +220,7 @@ class RunNow:
         n_waiting = len(await self._waiting.candidates()) if is_recruiting else 0
         assignments = await self._services.rounds.assignments(live.round_id)
         await self._memory.attendance.check(live, clock.now())
-        book = self._memory.book(live.state, assignments)
+        book = self._memory.book(live, assignments)
         found = await asyncio.to_thread(live_round, live.state, book, n_waiting, clock.now())
         if found and is_recruiting and live.run.status is RunStatus.PAUSED:
             found = replace(found, why=f"the run is paused: {live.run.reason}")

@@ -149,7 +149,7 @@ async def _end(
         else:
             assert isinstance(state, Abandoned), "only a result commits a round"
             assignments, evidence = stored
-            clients = attempt_clients(state, memory.book(decision.before.state, assignments), evidence)
+            clients = attempt_clients(state, memory.book(decision.before, assignments), evidence)
         found = decision.end(live.run, state, memory.known(live.run, clients, history))
         record = replace(found.record, absent=memory.attendance.absent_from(live.round_id))
         return replace(found, record=record), clients, _RECORD.dump_json(record).decode()

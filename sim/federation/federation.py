@@ -311,6 +311,7 @@ class Federation:
         return SummedModel(state, found.sum_sha256, found.update_rms, found.totals)
 
     def _known(self, played: Played, book: Book) -> Known:
+        book = replace(book, keeps_metrics=self.standing.file.retention.per_site_metrics)
         clients = client_records(played.ended, book)
         return Known(clients, book.opened_at, played.at, self.standing.history, self._evidence())
 

@@ -25,7 +25,7 @@ from umbel.aggregation.plans.assignment import Assignment, ModelRef
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
-from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
 from umbel.aggregation.types import AssignmentId, RunId
@@ -95,6 +95,8 @@ max_abs = 8.0
         CheckedIn(RunStatus.FINISHED, "done", 60.0),
         AssignmentStatus(AssignmentState.OPEN, "the window is open", 5.0),
         WorkDone(10, 3, 5, "0" * 64, 1.5, {"loss": 0.25}, {"accuracy": 0.5}, 4),
+        WorkDone(10, 3, 5, "0" * 64, counts={"n": (1, 2)}, evaluation_counts={"n": (3,)}, evaluation_sample_count=4),
+        EvaluationDone(10, {"loss": 0.25}, evaluation_counts={"confusion": (1, 2, 3, 4)}),
         ReportAnswer(Outcome.LATE, "the window is over"),
         Decline("low battery"),
         Problem("urn:umbel:problem:late", "Late", 409, "Check in again."),

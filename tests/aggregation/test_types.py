@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.counts import COUNT_MAX
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.plans.training import TrainingPlan
@@ -105,6 +106,11 @@ def test_a_training_plan_asks_one_epoch_unless_told_otherwise() -> None:
         {"metrics": {"": 0.0}},
         {"metrics": {"x" * 65: 0.0}},
         {"metrics": {f"m{i}": 0.0 for i in range(METRICS_MAX + 1)}},
+        {"evaluation_counts": {"n": (1,)}},
+        {"counts": {"n": (-1,)}},
+        {"counts": {"n": ()}},
+        {"counts": {"a b": (1,)}},
+        {"evaluation_counts": {"n": (COUNT_MAX + 1,)}, "evaluation_sample_count": 1},
     ],
 )
 def test_work_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:

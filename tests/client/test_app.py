@@ -53,6 +53,53 @@ def test_so_are_metrics_that_are_no_mapping(wrong: Any) -> None:
         TrainResult(30, 2, 3, wrong)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [[1, 2], [3, 4]],
+        (1, 2, 3, 4),
+        range(1, 5),
+        np.array([[1, 2], [3, 4]], dtype=np.uint16),
+        np.array([1, 2, 3, 4], dtype=np.int64),
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor([1, 2, 3, 4], dtype=torch.int32),
+        [torch.tensor(1), np.int64(2), 3, np.array(4)],
+    ],
+)
+def test_counts_of_the_usual_libraries_become_tuples_row_by_row(numbers: Any) -> None:
+    assert TrainResult(30, 2, 3, counts={"confusion": numbers}).counts == {"confusion": (1, 2, 3, 4)}
+    found = Evaluation(30, {}, {"confusion": numbers, "n": numbers[0]}).counts
+    assert {type(number) for one in found.values() for number in one} == {int}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (0.5, "float"),
+        ([1, 2.0], "float"),
+        (np.array([1.0]), "float"),
+        (torch.tensor([1.0]), "float"),
+        ("12", "str"),
+        (None, "NoneType"),
+        ({1: 2}, "dict"),
+    ],
+)
+def test_counts_that_are_no_whole_numbers_are_refused_by_name(wrong: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"each number of counts 'confusion' must be a whole number, not {kind}"):
+        Evaluation(30, {}, {"confusion": wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, [("n", 1)], 3])
+def test_counts_that_are_no_mapping_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"counts must be a mapping .* not {type(wrong).__name__}"):
+        TrainResult(30, 2, 3, counts=wrong)
+
+
+def test_counts_out_of_bounds_are_refused_where_the_sites_code_returns_them() -> None:
+    with pytest.raises(ValueError, match="a number of the counts 'n' is -1"):
+        Evaluation(30, {}, {"n": -1})
+
+
 @pytest.mark.parametrize("name", ["first_loss", "last_loss"])
 def test_so_is_a_loss_that_is_text(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a number, not str"):

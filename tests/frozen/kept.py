@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from umbel.aggregation.canonical import later_fields
+from umbel.aggregation.run.records import ClientRecord, RoundRecord
+
 FOLDER = Path(__file__).parent
 EPSILON_DIGITS = 6  # of what a private run has cost: logarithms decide the last ones, and each machine has its own
 
@@ -27,7 +30,8 @@ def digest(value: object) -> str:
 
 
 def of_every_machine(record: Mapping[str, Any], *, has_bytes: bool) -> dict[str, Any]:
-    """A round's record without what a library decides, or chance.
+    """A round's record without what a library decides, or chance, and without fields that the format has gained since
+    while they have their defaults, as canonical JSON leaves them out.
 
     `has_bytes`: whether the lengths of what was sent are in it. What Zstandard writes may be longer in another release,
     and a coordinator counts what was fetched a moment later, which may be after the round's end.
@@ -38,4 +42,8 @@ def of_every_machine(record: Mapping[str, Any], *, has_bytes: bool) -> dict[str,
     if not has_bytes:
         for one in (found, *found["clients"]):
             del one["bytes_up"], one["bytes_down"]
+    for kind, one in ((RoundRecord, found), *((ClientRecord, client) for client in found["clients"])):
+        for key, default in later_fields(kind):
+            if one[key] == json.loads(json.dumps(default)):
+                del one[key]
     return dict(found)

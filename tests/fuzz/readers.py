@@ -86,7 +86,7 @@ _MESSAGES = [TypeAdapter(message) for message in (Enrolment, CheckIn, WorkDone, 
 _MESSAGES_THAT_PARSE = (
     Enrolment("token", "ward-7", public_key_text(_PUBLIC_KEY), {"tier": "hospital"}),
     CheckIn(RunId("demo"), 10, LAYOUT.digest, 1.5),
-    WorkDone(10, 3, 4, "0" * 64, 1.5, {"loss": 0.5}, {"loss": 0.25}, 4),
+    WorkDone(10, 3, 4, "0" * 64, 1.5, {"loss": 0.5}, {"loss": 0.25}, 4, counts={"n": (1, 2)}),
     Decline("no time"),
 )
 _CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))

@@ -1,9 +1,11 @@
 """What an ended attempt's record tells of the data: how much was asked, in and left out, and what was not covered."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
@@ -22,6 +24,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.derived_metrics import derived_metrics
 from umbel.aggregation.run.ledger import Book, Ending, MemberFacts, client_records, live_round, round_record
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.types import ClientId, RunId
@@ -166,3 +169,64 @@ def test_a_record_tells_how_long_clients_say_they_trained_and_how_fast_their_upd
     state, _ = advance(state, Tick(160.0))
     found = {client.client: (client.train_s, client.upload_bytes_per_s) for client in told(state, training).clients}
     assert found == {one: (7.5, 2e5), other: (0.0, None), silent: (None, None)}
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.lists(st.integers(0, 1000), min_size=4, max_size=4).map(tuple)
+
+
+def after_reports(works: Sequence[WorkDone], *, keeps_metrics: bool = False) -> RoundRecord:
+    """The record of a round that these clients of its cohort have closed."""
+    training = opened()
+    state: RoundState = training
+    for client, work in zip(sorted(training.cohort), works, strict=True):
+        state, _ = advance(state, Reported(110.0, client, work))
+    assert isinstance(state, Closing)
+    of = replace(book(training), keeps_metrics=keeps_metrics)
+    return round_record(
+        state, client_records(state, of), 100.0, Ending(1, "0" * 64, state.reason, 161.0, model_bytes=1)
+    )
+
+
+@given(numbers=st.lists(NUMBERS, min_size=3, max_size=3))
+def test_a_records_counts_are_exact_sums_and_its_figures_those_of_the_sums(numbers: list[tuple[int, ...]]) -> None:
+    works = [
+        WorkDone(
+            10,
+            1,
+            1,
+            "0" * 64,
+            metrics={"loss": 0.5},
+            counts={"confusion": one},
+            evaluation_counts={"deaths": one[:1]},
+            evaluation_sample_count=5,
+        )
+        for one in numbers
+    ]
+    record = after_reports(works)
+    total = tuple(sum(one[i] for one in numbers) for i in range(4))
+    assert record.counts == {"confusion": total}
+    assert record.evaluation_counts == {"deaths": total[:1]}
+    assert record.metrics == {"loss": 0.5, **derived_metrics({"confusion": total})}
+    assert record.evaluation == {}
+    assert all(not one.metrics and not one.evaluation for one in record.clients)
+
+
+def test_with_per_site_metrics_each_client_has_its_own_figures() -> None:
+    confusions = [(8, 0, 2, 10), (1, 1, 1, 1), (0, 0, 0, 5)]
+    works = [
+        WorkDone(10, 1, 1, "0" * 64, metrics={"loss": float(i)}, counts={"confusion": one})
+        for i, one in enumerate(confusions)
+    ]
+    record = after_reports(works, keeps_metrics=True)
+    assert record.metrics["confusion.sensitivity"] == 9 / 12
+    found = [one.metrics for one in record.clients]
+    assert [one["loss"] for one in found] == [0.0, 1.0, 2.0]
+    assert [one.get("confusion.sensitivity") for one in found] == [0.8, 0.5, None]
+    assert all(one.evaluation == {} for one in record.clients)
+
+
+def test_a_reported_mean_does_not_hide_the_figure_of_the_same_name() -> None:
+    works = [WorkDone(10, 1, 1, "0" * 64, metrics={"confusion.accuracy": 1.0}, counts={"confusion": (0, 1, 1, 0)})] * 3
+    assert after_reports(works).metrics["confusion.accuracy"] == 0.0

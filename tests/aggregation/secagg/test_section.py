@@ -65,6 +65,7 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
             replace(FILE, evaluation=EvaluationSection(1, 3)),
             r"sees each client's metrics.*set evaluate = true in \[training\]",
         ),
+        (replace(FILE, retention=RetentionSection(per_site_metrics=True)), "leave per_site_metrics out of"),
         (replace(FILE, retention=RetentionSection(updates="all")), r'masked update is useless.*updates = "none"'),
         (replace(FILE, coverage=CoverageFloor(samples=0.5)), r"needs each client's sample count.*name sites or tiers"),
         (

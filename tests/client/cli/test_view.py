@@ -59,6 +59,21 @@ def told(
     return [line.strip() for line in capture.get().splitlines()]
 
 
+def test_each_clients_own_metrics_are_shown_of_the_newest_round_that_keeps_them() -> None:
+    own = replace(
+        FINE, metrics={"loss": 0.5}, evaluation={"confusion.sensitivity": 0.75, "scores.auc": 0.9}, client="h\x1b2"
+    )
+    older = replace(ROUND, clients=(replace(own, client="older"),))
+    kept = replace(ROUND, round=3, clients=(FINE, own, replace(FINE, client="h3", metrics={"loss": 0.25})))
+    lines = told([older, kept, replace(ROUND, round=4)])
+    place = lines.index("round 3, each client's own values:")
+    heads, *rows = [line.split() for line in lines[place + 1 : place + 4]]
+    assert " ".join(heads) == ("client samples training loss held-out confusion.sensitivity held-out scores.auc")
+    assert rows == [["h\ufffd2", "30", "0.5000", "0.7500", "0.9000"], ["h3", "30", "0.2500"]]
+    assert not any("older" in line for line in lines)
+    assert not any("own values" in line for line in told([ROUND]))
+
+
 def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose_list_it_is_bound_to() -> None:
     spent = PrivacySpent(epsilon=5.327, delta=1e-6, budget=8.0, sums=2, sums_max=4)
     run = replace(RUN, privacy=spent, members_sha256="07f5be6fa2bdb100" + "0" * 48, audit_head="c" * 64)

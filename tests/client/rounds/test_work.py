@@ -69,6 +69,12 @@ def test_who_has_nothing_to_say_says_nothing(tmp_path: Path, says: Evaluation | 
     assert measured(tmp_path, Measuring(says=says)) is None
 
 
+def test_counts_alone_are_worth_a_report(tmp_path: Path) -> None:
+    done = measured(tmp_path, Measuring(says=Evaluation(7, {}, {"confusion": [1, 2, 3, 1]})))
+    assert done is not None
+    assert (done.evaluation, done.evaluation_counts) == ({}, {"confusion": (1, 2, 3, 1)})
+
+
 def test_no_more_samples_are_told_than_the_run_takes(tmp_path: Path) -> None:
     with pytest.raises(WorkRefused, match="a sample_count of 8, but the run accepts at most 7"):
         measured(tmp_path, Measuring(8))
