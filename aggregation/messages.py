@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId, require_sample_count, require_sha256, require_slug
 
@@ -166,12 +168,16 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem document (RFC 9457). `type` is `urn:umbel:problem:<kind>`; `detail` says what to do."""
+    """A problem document (RFC 9457). `type` is `urn:umbel:problem:<kind>`; `detail` says what to do.
+
+    `tensors`: only with `wrong-layout`, for a run whose file says what of the model travels.
+    """
 
     type: str
     title: str
     status: int
     detail: str
+    tensors: TensorRules | None = later(None)
 
 
 def require_labels(labels: Mapping[str, str]) -> None:

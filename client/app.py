@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 
 from torch import nn
 
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 
@@ -14,7 +15,7 @@ from umbel.client.local.results import Evaluation, TrainResult
 class Client(ABC):
     """A site's own code. Set `model` and `sample_count`, and write `train`."""
 
-    model: nn.Module  # has the same tensors as the run's model; its weights are overwritten each round
+    model: nn.Module  # has the tensors of the run's model; the weights that travel are overwritten each round
     sample_count: int  # the samples the site trains on, at least 1
 
     @abstractmethod
@@ -23,4 +24,13 @@ class Client(ABC):
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
         """Measure `model`, which holds the global weights, on held-out data; None if there are none."""
+        return None
+
+    def shares(self, name: str) -> TensorKind | None:
+        """What of the tensor with this name in the state dict travels; None: as the run file's [tensors] says.
+
+        `"mean"`: its weighted mean (the default). `"global"`: it comes from the coordinator, and changes to it are not
+        sent. `"private"`: it stays here, as for FedBN and personal heads. `"base"`: every site has it already, such as
+        the frozen base of adapters; the run file's `base_sha256` binds its values.
+        """
         return None

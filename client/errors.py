@@ -27,6 +27,7 @@ ClientError                       `str(error)` is one sentence that says what to
 
 from pydantic import ValidationError
 
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
 
 TEXT_CHARS_MAX = 1000  # of a text that is shown
@@ -45,11 +46,14 @@ class ClientError(Exception):
 
 
 class CoordinatorRefused(ClientError):
-    """The coordinator refused, finally. `kind`: the last part of the problem's `type`; `status`: the HTTP status."""
+    """The coordinator refused, finally. `kind`: the last part of the problem's `type`; `status`: the HTTP status;
+    `tensors`: the run's rules, if the answer has them.
+    """
 
     def __init__(self, kind: str, detail: str, status: int) -> None:
         super().__init__(f"the coordinator refused ({kind}): {detail}")
         self.kind, self.detail, self.status = kind, detail, status
+        self.tensors: TensorRules | None = None
 
 
 class Redirected(CoordinatorRefused):

@@ -152,7 +152,7 @@ class ClientLoop:
     def __init__(self, worker: RoundWorker) -> None:
         self._worker = worker
         self._coordinator, self._store, self._client = worker.coordinator, worker.store, worker.client
-        self._site, self._run, self._layout = worker.site, worker.site.run, worker.layout
+        self._site, self._run = worker.site, worker.site.run
         self._delivery, self._shutdown = worker.delivery, worker.shutdown
         self._failures = self._declines = self._closings = 0  # in a row
         self._has_checked_in = False
@@ -185,11 +185,13 @@ class ClientLoop:
         return answer
 
     def _try_check_in(self) -> CheckedIn:
-        message = CheckIn(self._run, self._sent_sample_count, self._layout.digest)
+        message = CheckIn(self._run, self._sent_sample_count, self._worker.layout.digest)
         try:
             return self._coordinator.check_in(message)
         except CoordinatorRefused as error:
             if error.kind == "wrong-layout":
+                if error.tensors is not None and self._worker.apply(error.tensors):
+                    return self._try_check_in()  # once only, because the rules are no longer new
                 raise self._with_difference(message, error) from error
             if error.kind == "unknown-run" and self._has_checked_in:  # the coordinator is being restored
                 raise CoordinatorBusy(f"the coordinator no longer knows the run: {error.detail}") from error
@@ -209,7 +211,7 @@ class ClientLoop:
 
     def _with_difference(self, message: CheckIn, refusal: CoordinatorRefused) -> CoordinatorRefused:
         """Send the layout that the coordinator refuses; its second refusal, and its log, then name the difference."""
-        text = self._layout.to_json()
+        text = self._worker.layout.to_json()
         if len(text) > LAYOUT_CHARS_MAX:
             return refusal
         try:
@@ -232,7 +234,7 @@ class ClientLoop:
 
     def _do_assignment(self, offer: Assignment) -> None:
         """Do an assignment, or decline it. Several failures in a row end the client."""
-        check_offer(offer, self._run, self._client, self._layout)
+        check_offer(offer, self._run, self._client, self._worker.layout)
         window_end = time.monotonic() + offer.window_s
         try:
             self._worker.do(offer, window_end)
@@ -306,7 +308,7 @@ class ClientLoop:
     def _may_send(self, pending: PendingReport) -> bool:
         """Whether the policy allows it. A pending update is of a plain round: no masked one outlives its process."""
         try:
-            self._site.check_plain(self._layout)
+            self._site.check_plain(self._worker.layout)
         except WorkRefused as error:
             log.warning("dropped the unsent update for %s: %s", pending.assignment, error)
             self._store.forget_work()

@@ -35,8 +35,8 @@ def load_app(spec: str) -> "Client":
     return checked_client(make_named(spec, Client, _APP), spec)
 
 
-def load_initial_model(spec: str, seed: int) -> "nn.Module":
-    """Make the model that `spec` names, itself or as a client's, with torch's generator at `seed`.
+def load_initial_model(spec: str, seed: int) -> "nn.Module | Client":
+    """Make the model that `spec` names, or the client that has it, with torch's generator at `seed`.
 
     An operator who starts a run holds no data, so `spec` may name an `nn.Module`. Raises `AppError`.
     """
@@ -49,7 +49,7 @@ def load_initial_model(spec: str, seed: int) -> "nn.Module":
     made = make_named(spec, (Client, nn.Module), _APP)
     if isinstance(made, nn.Module):
         return made
-    return checked_client(made, spec, "an umbel.client.Client or a torch.nn.Module").model
+    return checked_client(made, spec, "an umbel.client.Client or a torch.nn.Module")
 
 
 def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.server import journal
 from umbel.server.blobs.blobs import BlobsUnavailable
 from umbel.server.store.outage import DatabaseAway
@@ -93,13 +94,23 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Refused(Exception):
-    """A request is refused. `kind`: of the table; `detail`: one sentence that says what to do."""
+    """A request is refused. `kind`: of the table; `detail`: one sentence that says what to do.
 
-    def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    `tensors`: the run's rules, for a client that must apply them and come again.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        tensors: TensorRules | None = None,
+    ) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.headers = dict(headers or {})
+        self.tensors = tensors
         assert kind in KINDS, kind
 
 
@@ -114,17 +125,27 @@ def shutting_down() -> Refused:
     return Refused("shutting-down", "this coordinator is shutting down; retry soon", {"Retry-After": "1"})
 
 
-def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The problem document of one kind."""
+def problem_response(
+    kind: str, detail: str, headers: Mapping[str, str] | None = None, tensors: TensorRules | None = None
+) -> JSONResponse:
+    """The problem document of one kind. `tensors`: a member that only some documents have."""
     known = KINDS[kind]
-    body = asdict(Problem(f"urn:umbel:problem:{kind}", known.title, known.status, detail))
+    body = asdict(Problem(f"urn:umbel:problem:{kind}", known.title, known.status, detail, tensors))
+    if tensors is None:
+        del body["tensors"]
     return JSONResponse(body, known.status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def refusal(scope: Scope, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def refusal(
+    scope: Scope,
+    kind: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    tensors: TensorRules | None = None,
+) -> JSONResponse:
     """`problem_response`, and a line in the log."""
     journal.refused(scope, kind, detail)
-    return problem_response(kind, detail, headers)
+    return problem_response(kind, detail, headers, tensors)
 
 
 def first_error(error: ValidationError | RequestValidationError) -> str:
@@ -155,7 +176,7 @@ async def answer_to(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     match error:
         case Refused():
-            return refusal(request.scope, error.kind, error.detail, error.headers)
+            return refusal(request.scope, error.kind, error.detail, error.headers, error.tensors)
         case ProtocolViolation():
             headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
             return refusal(request.scope, error.kind, str(error), headers)

@@ -151,7 +151,7 @@ class Auditor:
         _require(created.model.version == 0, "the run does not begin with version 0 of its model")
         self.run, self.created, self._versions = bundle.run, created, [created.model]
         codec = section_of(created.run_file, "codec", CodecSection)
-        self._codec = codec.first(_layout(created).n_values, codec_key(_seed(created), 1))
+        self._codec = codec.first(_layout(created).update.n_values, codec_key(_seed(created), 1))
 
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
@@ -233,7 +233,7 @@ class Auditor:
         _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
         if ended.sum is not None:
             number = ended.round + 1
-            shown, key = _shown(ended, _layout(created).n_values), codec_key(_seed(created), number)
+            shown, key = _shown(ended, _layout(created).update.n_values), codec_key(_seed(created), number)
             codec = section_of(created.run_file, "codec", CodecSection)
             self._codec = codec.after(self._codec, number, shown, key)
 
@@ -243,7 +243,7 @@ class Auditor:
         codec = section_of(created.run_file, "codec", CodecSection)
         plan, key = ended.plan, codec_key(_seed(created), ended.round)
         assert plan.secure, "it is a secure round"
-        n_values = _layout(created).n_values
+        n_values = _layout(created).update.n_values
         privacy, rounds = _privacy_of(created)
         if privacy is not None:
             try:

@@ -76,14 +76,14 @@ class UpdateCodec(UpdateReader, Protocol):
 
 
 def codec_for(plan: CodecPlan, grid: Grid, layout: Layout) -> UpdateCodec:
-    """The codec that a round's plan asks for."""
+    """The codec that a round's plan asks for. `layout`: of the model; the codec's own is `layout.update`."""
     match plan.codec:
         case Codec.FLOAT32:
-            return Float32Codec(grid, layout)
+            return Float32Codec(grid, layout.update)
         case Codec.INTEGER:
-            return IntegerCodec(plan, grid, layout)
+            return IntegerCodec(plan, grid, layout.update)
         case _:
-            return VectorUpdateCodec(plan, grid, layout)
+            return VectorUpdateCodec(plan, grid, layout.update)
 
 
 def _is_writable(piece: Buffer) -> bool:

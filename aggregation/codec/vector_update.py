@@ -29,7 +29,7 @@ from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
 
 def projections(plan: CodecPlan, layout: Layout) -> Projections:
-    """By tensor, the projection of a gradient onto the part that this plan's updates can carry.
+    """By tensor, the projection of a gradient onto the part that this plan's updates can carry. `layout`: of the model.
 
     It is the same for the whole cohort, and empty if updates can carry all of a gradient, at once or with error
     feedback.
@@ -38,7 +38,7 @@ def projections(plan: CodecPlan, layout: Layout) -> Projections:
         return {}
     codec = vector_codec(plan.codec, plan.parameters)
     if isinstance(codec, RandomMask | LowRank) and codec.mode is Sketching.STRUCTURED:
-        return codec.projections(CodecContext(layout, plan.key))
+        return codec.projections(CodecContext(layout.update, plan.key))
     return {}
 
 

@@ -99,7 +99,8 @@ def write_next_master(
     spread = Spread()
     for piece, values in next_pieces(layout, start, mean, learning_rate):
         piece.put(master, values)
-        spread.add(piece.spec, values, piece.of(public, torch_dtype(piece.spec)))
+        if piece.spec.is_sent:  # the others never move, so their zeros would only shorten the step
+            spread.add(piece.spec, values, piece.of(public, torch_dtype(piece.spec)))
     return spread.step(in_rms)
 
 

@@ -40,9 +40,12 @@ def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:
     return layout
 
 
-def encode_model(state: State) -> bytes:
-    """A state dict as safetensors bytes. The same state gives the same bytes."""
-    layout = Layout.of_state(state)
+def encode_model(state: State, layout: Layout | None = None) -> bytes:
+    """A state dict as safetensors bytes. The same state and layout give the same bytes.
+
+    `layout`: of the state; by default the one in which every tensor has the kind mean.
+    """
+    layout = Layout.of_state(state) if layout is None else layout
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
     return save(owned, metadata_of(layout))
 

@@ -4,23 +4,28 @@ A `Layout` lists the tensors of a state dict by name, in code point order. So it
 a framework registers parameters nor on a file's order. A tensor that owns its values has a place (offset, length) in a
 vector of float32. A tied tensor (a second name for the same storage) names its owner and takes no place.
 
+A layout has only tensors that the coordinator has (`plans/tensors.py` has the kinds). `Layout.update` is the layout of
+what clients send: tensors of the kind `global` are not in it.
+
 Nothing here imports torch. `state.py` has the tensors.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.plans.tensors import KINDS_HELD, TensorKind
 
 HALF_PRECISION = frozenset({"bfloat16", "float16"})
 FLOATS = HALF_PRECISION | {"float32", "float64"}
-_STATISTICS = frozenset({"running_mean", "running_var"})
+STATISTICS = frozenset({"running_mean", "running_var"})
+"""The running statistics of normalization layers, by torch's names."""
 _ITEM_BYTES: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "bfloat16": 2, "float16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
@@ -59,6 +64,12 @@ class TensorSpec:
     dtype: str
     offset: int  # of its first value in the vector
     tied_to: str | None = None  # the name of the tensor that owns the values
+    kind: TensorKind = "mean"  # of those that the coordinator has
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether clients send its change."""
+        return self.kind != "global"
 
     @property
     def is_coded(self) -> bool:
@@ -67,7 +78,7 @@ class TensorSpec:
         Integers and bools are exact. So are the running statistics of normalization layers, by torch's names for them:
         they change by orders of magnitude more than weights, which would vanish in a common step or norm.
         """
-        return self.dtype in FLOATS and self.name.rpartition(".")[2] not in _STATISTICS
+        return self.dtype in FLOATS and self.name.rpartition(".")[2] not in STATISTICS
 
     @property
     def n_values(self) -> int:
@@ -99,20 +110,28 @@ class Layout:
             offset += spec.n_values
 
     @classmethod
-    def of_state(cls, state: Mapping[str, DenseTensor]) -> "Layout":
-        """The layout of a state dict of torch tensors.
+    def of_state(
+        cls, state: Mapping[str, DenseTensor], kind_of: Callable[[str], TensorKind] = lambda _name: "mean"
+    ) -> "Layout":
+        """The layout of a state dict of torch tensors. `kind_of`: the kind of the tensor with this name.
 
-        Raises `LayoutError` for an entry that is not a dense tensor, for a dtype that has no mean (complex, float8) and
-        for a tensor without values (on the meta device).
+        Tensors that stay at the site (private and base) are not in it. Raises `LayoutError` for an entry that is not a
+        dense tensor, for a dtype that has no mean (complex, float8), for a tensor without values (on the meta device)
+        and for tied tensors of two kinds.
         """
         owners: dict[tuple[object, ...], str] = {}
         specs: list[TensorSpec] = []
         offset = 0
         for name, tensor in sorted(state.items()):
+            kind = kind_of(name)
             dtype = _dtype_of(name, tensor)
             owner = owners.setdefault(_identity(tensor, name), name)
+            if kind != (owners_kind := kind_of(owner)):
+                raise LayoutError(_two_kinds(name, kind, owner, owners_kind))
+            if kind not in KINDS_HELD:
+                continue
             tied_to = None if owner == name else owner
-            spec = TensorSpec(name, tuple(tensor.shape), dtype, offset, tied_to)
+            spec = TensorSpec(name, tuple(tensor.shape), dtype, offset, tied_to, kind)
             specs.append(spec)
             offset += spec.n_values
         return cls(tuple(specs))
@@ -132,8 +151,11 @@ class Layout:
         return layout
 
     def to_json(self) -> str:
-        """Canonical JSON. `digest` is the SHA-256 of this text."""
-        rows = [[t.name, list(t.shape), t.dtype, t.offset, t.tied_to] for t in self.tensors]
+        """Canonical JSON. `digest` is the SHA-256 of this text. Only a row of a kind other than mean states it."""
+        rows = [
+            [t.name, list(t.shape), t.dtype, t.offset, t.tied_to, *([] if t.kind == "mean" else [t.kind])]
+            for t in self.tensors
+        ]
         return json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
 
     @cached_property
@@ -144,6 +166,18 @@ class Layout:
     @cached_property
     def n_values(self) -> int:
         return sum(spec.n_values for spec in self.tensors)
+
+    @cached_property
+    def update(self) -> "Layout":
+        """The layout of what clients send, with places of its own; this layout itself if clients send all of it."""
+        if all(spec.is_sent for spec in self.tensors):
+            return self
+        specs, offset = list[TensorSpec](), 0
+        for spec in self.tensors:
+            if spec.is_sent:
+                specs.append(replace(spec, offset=offset))
+                offset += spec.n_values
+        return Layout(tuple(specs))
 
     def owners(self) -> Iterator[TensorSpec]:
         """The tensors that own values: all but the tied ones."""
@@ -160,11 +194,14 @@ class Layout:
             if (spec.shape, spec.dtype) != (theirs[name].shape, theirs[name].dtype):
                 mine, yours = (f"{s.dtype}{list(s.shape)}" for s in (spec, theirs[name]))
                 return f"tensor {name!r} is {yours}, not {mine}"
+            if spec.kind != theirs[name].kind:
+                return f"tensor {name!r} has the kind {theirs[name].kind}, not {spec.kind}"
         return "" if self == other else "tensors are tied differently"
 
     def require(self, state: Mapping[str, DenseTensor], what: str) -> None:
-        """Raise `LayoutError` unless `state` has this layout."""
-        if difference := self.difference(Layout.of_state(state)):
+        """Raise `LayoutError` unless `state` has this layout. A state dict knows no kinds, so they are not compared."""
+        kinds: Mapping[str, TensorKind] = {spec.name: spec.kind for spec in self.tensors}
+        if difference := self.difference(Layout.of_state(state, lambda name: kinds.get(name, "mean"))):
             raise LayoutError(f"{what} does not fit the model: {difference}")
 
     @property
@@ -179,13 +216,28 @@ class Layout:
 
 def _spec_of_row(row: object) -> TensorSpec:
     match row:
-        case [str(name), [*sizes], str(dtype), int(offset), (str() | None) as tied_to]:
+        case [str(name), [*sizes], str(dtype), int(offset), (str() | None) as tied_to, *rest]:
             shape = tuple(size for size in sizes if type(size) is int)
-            if len(shape) == len(sizes) and type(offset) is int:  # a JSON true is no count
-                return TensorSpec(name, shape, dtype, offset, tied_to)
+            kind = _kind_of_rest(rest)
+            if kind and len(shape) == len(sizes) and type(offset) is int:  # a JSON true is no count
+                return TensorSpec(name, shape, dtype, offset, tied_to, kind)
         case _:
             pass
-    raise LayoutError("invalid layout: each row must be [name, shape, dtype, offset, tied_to]")
+    raise LayoutError("invalid layout: each row must be [name, shape, dtype, offset, tied_to], and may have a kind")
+
+
+def _kind_of_rest(rest: list[object]) -> TensorKind | None:
+    """The kind of a row that goes on with these elements after the fifth; None if no row does."""
+    if not rest:
+        return "mean"
+    return next((kind for kind in KINDS_HELD - {"mean"} if rest == [kind]), None)
+
+
+def _two_kinds(name: str, kind: TensorKind, owner: str, owners_kind: TensorKind) -> str:
+    return (
+        f"tensors {owner!r} and {name!r} are tied (two names of the same values), but have the kinds {owners_kind} and "
+        f"{kind}: give both names one kind"
+    )
 
 
 def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) -> None:
@@ -204,6 +256,8 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
             f"invalid layout: tensor {spec.name!r} is tied to a tensor that does not come before it, or "
             "that has another shape or dtype"
         )
+    elif spec.kind != owner.kind:
+        raise LayoutError(f"invalid layout: {_two_kinds(spec.name, spec.kind, owner.name, owner.kind)}")
 
 
 def _dtype_of(name: str, tensor: object) -> str:

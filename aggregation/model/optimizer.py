@@ -1,8 +1,9 @@
 """From a round's mean to the next model: `master + learning_rate * mean`, a piece at a time.
 
 Floats are added in float64 and rounded once to the master copy's dtype. Integers take the mean change rounded to the
-nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Multiplication and addition
-are separate operations: a fused multiply-add would make the bits depend on the processor.
+nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Tensors that clients do not
+send (the kind global) stay as they are. Multiplication and addition are separate operations: a fused multiply-add would
+make the bits depend on the processor.
 """
 
 from collections.abc import Iterator
@@ -29,19 +30,25 @@ class HasMean(Protocol):
     """The weighted mean of a round's updates, from which the next model is made."""
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
-        """Coordinates `start` to `stop` of the mean: float64, a new tensor."""
+        """Coordinates `start` to `stop` of the mean, in the update's layout: float64, a new tensor."""
         ...
 
 
 def next_pieces(
     layout: Layout, start: Values, mean: HasMean, learning_rate: float = 1.0
 ) -> Iterator[tuple[Piece, Tensor]]:
-    """The next master copy, piece by piece. `start`: the master copy that the round began with.
+    """The next master copy, piece by piece. `layout`: of the model; `start`: the master copy that the round began with.
 
     Raises `ModelOverflow` for a float that leaves its dtype's finite range.
     """
+    places = {spec.name: spec.offset for spec in layout.update.owners()}
     for piece in pieces(layout):
-        yield piece, _step(piece, piece.of(start, master_dtype(piece.spec)), mean, learning_rate)
+        before = piece.of(start, master_dtype(piece.spec))
+        if not piece.spec.is_sent:
+            yield piece, before
+            continue
+        first = places[piece.spec.name] + piece.first
+        yield piece, _step(piece.spec, before, mean.mean_slice(first, first + piece.n_values), learning_rate)
 
 
 def write_next(
@@ -57,10 +64,10 @@ def write_next(
             piece.put(master, values)
 
 
-def _step(piece: Piece, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:
-    """The next values of a piece. `start`: its values in the master copy, in the master's dtype."""
-    spec, first = piece.spec, piece.spec.offset + piece.first
-    change = mean.mean_slice(first, first + piece.n_values)
+def _step(spec: TensorSpec, start: Tensor, change: Tensor, learning_rate: float) -> Tensor:
+    """The next values of a piece. `start`: its values in the master copy, in its dtype; `change`: their mean change,
+    float64, which is overwritten.
+    """
     if spec.dtype in FLOATS:
         return _finite(spec, start.to(torch.float64, copy=True).add_(change.mul_(learning_rate)).to(start.dtype))
     if spec.dtype == "bool":

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 
@@ -59,6 +61,7 @@ class Assignment:
     rank: int = 0  # the client's place in the order of the cohort's names, from 0
     changes: tuple[ModelChange, ...] = ()  # in sequence, the last one makes `model`; together smaller than the model
     secure: SecureOffer | None = None  # of a round with masked updates
+    tensors: TensorRules | None = later(None)  # what of the model travels, if the run file says so
 
     @property
     def is_secure(self) -> bool:

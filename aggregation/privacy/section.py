@@ -82,11 +82,12 @@ class PrivacySection:
 
 
 def require_private_model(layout: Layout) -> None:
-    """Raise `ValueError` for a model with exact tensors, whose values would travel without noise."""
-    if exact := [spec.name for spec in layout.owners() if not spec.is_coded]:
+    """Raise `ValueError` for a model whose updates have exact tensors, whose values would travel without noise."""
+    if exact := [spec.name for spec in layout.update.owners() if not spec.is_coded]:
         raise ValueError(
             f"[privacy] cannot add noise to integer tensors or running statistics, and the model has some "
-            f"({', '.join(exact[:3])}): build it without them, such as with GroupNorm or LayerNorm instead of BatchNorm"
+            f"({', '.join(exact[:3])}): build it without them, such as with GroupNorm or LayerNorm instead of "
+            "BatchNorm, or list them under `private` in [tensors]"
         )
 
 

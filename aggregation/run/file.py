@@ -6,16 +6,18 @@ and get the same errors. Below the file are the rules of what cannot go together
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.codec.section import CodecSection, codec_key, why_not_summable
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec
 from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
+from umbel.aggregation.plans.tensors import ListedKind, TensorRules
 from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, again, private_numbers
@@ -56,6 +58,8 @@ class RunFile:
     downlink: DownlinkSection = field(default_factory=DownlinkSection)
     secure_aggregation: SecureAggregationSection | None = None
     privacy: PrivacySection | None = None
+    tensors: Mapping[ListedKind, tuple[str, ...]] = later(factory=dict[ListedKind, tuple[str, ...]])
+    base_sha256: str = later("")
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -64,6 +68,7 @@ class RunFile:
             raise ValueError(f"seed must lie between 0 and 2^63 - 1, not {self.seed}")
         if len(self.override) > OVERRIDES_MAX:
             raise ValueError(f"a run file has at most {OVERRIDES_MAX} overrides, not {len(self.override)}")
+        _ = self.tensor_rules  # refuses malformed ones
         self.round_plan(1, 1)
         for number in self.rounds_of_change():
             self._check_round(number)
@@ -141,7 +146,7 @@ class RunFile:
         return self.canary.share if self.canary is not None and task.tries_clients else 1.0
 
     def first_plan(self, n_values: int) -> RoundPlan:
-        """The run's first plan: the canary's, if there is one. `n_values`: of the model."""
+        """The run's first plan: the canary's, if there is one. `n_values`: of an update."""
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
         key = codec_key(self.seed, 1)
         if self.secure and self.privacy:
@@ -153,6 +158,11 @@ class RunFile:
             codec, secure = self.secure.first(self.codec, plan, n_values, key)
             return replace(plan, codec=codec, secure=secure)
         return replace(plan, codec=self.codec.first(n_values, key))
+
+    @property
+    def tensor_rules(self) -> TensorRules | None:
+        """What of the model travels; None if the file does not say, so that each tensor's mean does."""
+        return TensorRules(self.tensors, self.base_sha256) if self.tensors or self.base_sha256 else None
 
     @property
     def secure(self) -> SecureAggregationSection | None:

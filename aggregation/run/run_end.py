@@ -57,7 +57,7 @@ class ModelMade(Protocol):
     @property
     def sum_sha256(self) -> str: ...  # of the exact sum, as in audit bundles
     @property
-    def n_values(self) -> int: ...
+    def n_values(self) -> int: ...  # of an update
     @property
     def update_rms(self) -> float | None: ...  # the mean of the updates' root mean squares, if the codec measures it
     @property

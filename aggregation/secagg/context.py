@@ -92,6 +92,8 @@ def context_of(assignment: Assignment) -> Context:
     """The context of a client with this assignment. Raises `Disagreement`, and `ValueError` for an impossible round."""
     offer = offer_in(assignment)
     asked = {name: getattr(assignment, name) for name in _COMMON} | {"secure": offer.plan}
+    if assignment.tensors is not None:  # not else, so that the context of other runs stays the same
+        asked["tensors"] = assignment.tensors
     return Context(
         run=assignment.run,
         round=assignment.round,

@@ -41,7 +41,7 @@ class SecureAggregationSection:
         return usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
-        """The codec and secure plans of a run's first round. `n_values`: of the model."""
+        """The codec and secure plans of a run's first round. `n_values`: of an update."""
         return first_plans(
             replace(codec, step=1.0).first(n_values, key),
             weight_unit=self.expected_sample_count,

@@ -1,23 +1,38 @@
 """Model files on the command line: `umbel model init`, `umbel run versions` and `umbel run export`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.text import Text
 
 import umbel
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.records import VersionRecord
 from umbel.client.cli.options import App, AsJson, RunName
 from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, print_result, screen, table_lines
 from umbel.client.cli.view_rounds import measured
 from umbel.client.errors import printable
 from umbel.client.operator.operator import Operator
+from umbel.client.operator.run_files import read_run_file
+
+if TYPE_CHECKING:  # it imports torch
+    from umbel.client.training.shared_state import SharedState
 
 model_app = typer.Typer(no_args_is_help=True)
 model_app.callback()(lambda: None)  # without a callback Typer drops the verb's name from a group of one verb
+
+
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    file: str
+    size_bytes: int
+    n_values: int
+    layout_digest: str
+    tensors: Mapping[TensorKind, int]  # how many of each kind the app's model has
+    base_sha256: str  # of the base tensors; empty without any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +50,39 @@ class ExportedModel:
 def init_verb(
     app: App,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    run_file: Annotated[
+        Path | None,
+        typer.Option("--run-file", help="The run file, if its [tensors] says what of the model travels."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of torch's generator. The same seed gives the same weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the first model of a run: the model of an app (or a torch.nn.Module) as its code initialises it."""
-    from umbel.client.state.model_files import write_model
+    """Write the first model of a run: the model of an app (or a torch.nn.Module) as its code initialises it. Tensors
+    that stay at the sites (private and base) are left out."""
+    from umbel.client.training.shared_state import SharedState
     from umbel.client.user_code import load_initial_model
 
     with one_sentence_errors():
-        layout = write_model(out, load_initial_model(app, seed).state_dict())
-    size_bytes = out.stat().st_size
-    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
-    print_result(facts, f"{out}: {layout.n_values} values, {size_bytes} bytes", as_json)
+        rules = None if run_file is None else read_run_file(run_file)[1].tensor_rules
+        facts = _written(out, SharedState(load_initial_model(app, seed), rules))
+    kinds = "".join(f", {n} {kind}" for kind, n in facts.tensors.items() if n and kind != "mean")
+    text = f"{out}: {facts.n_values} values, {facts.size_bytes} bytes" + (kinds and f" ({kinds[2:]} tensors)")
+    if facts.base_sha256:
+        text += f'\nfor the top of the run file: base_sha256 = "{facts.base_sha256}"'
+    print_result(facts, text, as_json)
+
+
+def _written(out: Path, shared: "SharedState") -> InitialModel:
+    """Write the tensors that the coordinator has. Raises `ClientError` for a base that is not the run file's."""
+    from umbel.aggregation.model.base import base_sha256
+    from umbel.client.state.model_files import write_model
+
+    if shared.rules is not None and shared.rules.base_sha256:
+        shared.require_base()
+    layout = write_model(out, shared.shared(), shared.layout)
+    tensors = {kind: len(shared.names_of(kind)) for kind in get_args(TensorKind)}
+    base = base_sha256(shared.base()) if tensors["base"] else ""
+    return InitialModel(str(out), out.stat().st_size, layout.n_values, layout.digest, tensors, base)
 
 
 def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> None:

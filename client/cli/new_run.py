@@ -31,14 +31,14 @@ def create_run(
 ) -> None:
     """Create a run from a run file and its first model. The same command again changes nothing, with one exception: it
     can add --members to a run that was created without it."""
-    from umbel.client.state.model_files import layout_in  # it imports torch
+    from umbel.client.operator.first_model import fitted_model  # it imports torch
 
     text, run_file = read_run_file(file)
     signed = None if members is None else _list_for(run_file, members)
     list_text = None if signed is None else members_bytes(signed).decode()
     unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
-    layout_in(model)
-    print_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
+    with fitted_model(model, run_file.tensor_rules) as first:
+        print_run(operator.create_run(run_file.name, text, operator.upload_model(first.path), list_text), as_json)
     if signed is None and run_file.members_sha256:
         typer.echo(
             "careful: without --members FILE the coordinator does not have the member list that the run file names. If "
@@ -46,7 +46,7 @@ def create_run(
             "--members FILE to send the list",
             err=True,
         )
-    for careful in (unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):
+    for careful in (*first.remarks, unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):
         if careful:
             typer.echo(careful, err=True)
 

@@ -235,6 +235,8 @@ def terms_sha256(invitation: SecureInvitation) -> str:
         "minimum_work": plan.minimum_work,
     }
     terms |= _later_terms(training)
+    if invitation.assignment.tensors is not None:
+        terms["tensors"] = invitation.assignment.tensors
     return hashlib.sha256(canonical(terms).encode()).hexdigest()
 
 

@@ -26,7 +26,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from umbel.aggregation.messages import ReportAnswer
-from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.masks import ONE_STEP
 from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.secagg.errors import SecAggError
@@ -43,7 +42,6 @@ from umbel.aggregation.secagg.numbers.contribution import (
 )
 from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
-from umbel.client.app import Client
 from umbel.client.errors import (
     AssignmentClosed,
     AttemptRefused,
@@ -58,6 +56,7 @@ from umbel.client.policy.site import Admitted, Site
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
+from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import SecureInvitation, check_window
 from umbel.client.wire.transport import Patience, patiently
@@ -74,7 +73,7 @@ class SecureRound:
     coordinator: CoordinatorClient
     store: Store
     site: Site
-    layout: Layout
+    shared: SharedState
     invitation: SecureInvitation
     admitted: Admitted
     patience: Patience  # for a coordinator that is away
@@ -94,7 +93,7 @@ class SecureRound:
             self._id,
             self.invitation.offer.window_s,
             self.admitted.client,
-            lambda roster: self.site.check_roster(self.invitation, roster, self.layout),
+            lambda roster: self.site.check_roster(self.invitation, roster, self.shared.layout),
         )
 
     @property
@@ -102,7 +101,7 @@ class SecureRound:
         """Whether noise that the site relies on covers its contribution. Then nothing may reveal how training went."""
         return self.site.policy.relies_on(self.invitation.offer.plan.noise)
 
-    def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
+    def mask(self, start: Path, done: Trained | None) -> tuple[str, int]:
         """Write the masked update to disk; returns its SHA-256 and length.
 
         `done` is None only in a covered round whose training failed. Raises `UnfitWork` for an update that must not be
@@ -114,14 +113,14 @@ class SecureRound:
                 self.offer.round,
                 complaint,
             )
-        made = self._contribution(app, start, done)
+        made = self._contribution(start, done)
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
         self.site.earlier_sums.sending(self.invitation)
         return self.store.save_update(masked_input(made, self.admitted.client))
 
-    def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
-        change = partial(weight_changes, app, self.layout, start)
+    def _contribution(self, start: Path, done: Trained | None) -> Contribution:
+        change = partial(weight_changes, self.shared, start)
         if self.is_covered:
             return self._unseen(nothing(self.invitation.composition) if done is None else change)
         assert done is not None, "without noise, failed training is declined"

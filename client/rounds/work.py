@@ -13,8 +13,6 @@ import torch
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.model.layout import PIECE_VALUES, Layout
-from umbel.aggregation.model.state import weight_change
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
@@ -26,6 +24,7 @@ from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
+from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
 
 _STEPS_TO_SPARE = 2  # because the next step may be the longest
@@ -58,14 +57,14 @@ def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> Loca
     )
 
 
-def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
+def train(app: Client, shared: SharedState, start: Path, plan: LocalPlan) -> Trained:
     """Load the model file `start`, and train as `train_from` does."""
-    return train_from(app, load_model(start, layout), plan)
+    return train_from(app, shared, load_model(start, shared.layout), plan)
 
 
-def train_from(app: Client, weights: Mapping[str, torch.Tensor], plan: LocalPlan) -> Trained:
+def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Tensor], plan: LocalPlan) -> Trained:
     """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
-    set_weights(app, weights)
+    shared.load(weights)
     try:
         return _call(app, plan)
     except (Exception, SystemExit) as error:
@@ -75,14 +74,6 @@ def train_from(app: Client, weights: Mapping[str, torch.Tensor], plan: LocalPlan
 def _own_code_failed(error: BaseException) -> TrainingFailed:
     # The error's message may quote data, so the coordinator sees only its type; the log has all of it.
     return TrainingFailed(f"the client's own code failed with {type(error).__name__}; see the client's log")
-
-
-def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
-    """Load the weights. Raises `TrainingFailed` if the site's own code has changed the model's tensors."""
-    try:
-        app.model.load_state_dict(weights)
-    except Exception as error:
-        raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
@@ -138,14 +129,14 @@ def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) 
 
 
 def save_work(
-    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store, bandwidth: Bandwidth
+    app: Client, shared: SharedState, start: Path, offer: Assignment, done: Trained, store: Store, bandwidth: Bandwidth
 ) -> PendingReport:
     """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
 
     `bandwidth`: as measured, for a canary's report.
     """
     with unfit_refused(offer):
-        sha256, update_bytes = _save_update(app, layout, start, offer, store)
+        sha256, update_bytes = _save_update(shared, start, offer, store)
     pending = PendingReport(offer.id, work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
     return pending
@@ -171,9 +162,9 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
         ) from error
 
 
-def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
+def _save_update(shared: SharedState, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
     """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
-    codec, change = codec_for(offer.codec, offer.grid, layout), partial(weight_changes, app, layout, start)
+    codec, change = codec_for(offer.codec, offer.grid, shared.layout), partial(weight_changes, shared, start)
     if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
         return store.save_update(codec.encode(change, offer.rank))
     version = offer.model.version
@@ -183,24 +174,9 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
     return saved
 
 
-def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
-    """The change as float32, in pieces.
-
-    Memory holds neither the start weights nor the whole change. Nothing is yielded inside `torch.no_grad`: it would
-    apply to the reader too, and for ever if the reader stops early.
-    """
-    return changes_since(app, layout, load_model(start, layout))
-
-
-def changes_since(app: Client, layout: Layout, before: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The change since the weights `before`, as `weight_changes` gives it."""
-    local = app.model.state_dict()
-    layout.require(local, "the trained model")
-    for spec in layout.owners():
-        values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
-        for first in range(0, spec.n_values, PIECE_VALUES):
-            piece = slice(first, first + PIECE_VALUES)
-            yield weight_change(spec, values[piece].cpu(), start_values[piece])
+def weight_changes(shared: SharedState, start: Path) -> Iterator[torch.Tensor]:
+    """The change since the model file `start`, as float32, in pieces. Memory does not hold the start weights."""
+    return shared.changes(load_model(start, shared.layout))
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:
@@ -249,17 +225,19 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return kept
 
 
-def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
+def measure(app: Client, shared: SharedState, start: Path, offer: Assignment) -> EvaluationDone | None:
     """Measure the model in the file `start`, as `measure_from` does."""
-    return measure_from(app, load_model(start, layout), offer)
+    return measure_from(app, shared, load_model(start, shared.layout), offer)
 
 
-def measure_from(app: Client, weights: Mapping[str, torch.Tensor], offer: Assignment) -> EvaluationDone | None:
+def measure_from(
+    app: Client, shared: SharedState, weights: Mapping[str, torch.Tensor], offer: Assignment
+) -> EvaluationDone | None:
     """Measure the model with these weights; None if the site has no held-out data.
 
     Raises `TrainingFailed` if the site's code fails, `WorkRefused` for a result that makes no sense.
     """
-    set_weights(app, weights)
+    shared.load(weights)
     started = time.perf_counter()
     try:
         evaluation = evaluated(app)

@@ -11,10 +11,19 @@ from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.secagg.turns import ASKED_SHARE
 from umbel.aggregation.types import ClientId
 from umbel.client.app import Client
-from umbel.client.errors import AssignmentClosed, ClientError, TooLittleDone, TrainingFailed, UnfitWork
+from umbel.client.errors import (
+    AssignmentClosed,
+    ClientError,
+    CoordinatorMisbehaved,
+    TooLittleDone,
+    TrainingFailed,
+    UnfitWork,
+    WorkRefused,
+)
 from umbel.client.local.plan import Checkpoint, LocalPlan
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
@@ -24,6 +33,7 @@ from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import Trained, asked_of_site, measure, name_of, save_work, train, warn_if_too_slow
 from umbel.client.state.store import Store
+from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.download import Links
 from umbel.client.wire.offers import check_able, check_layout, check_window, read_offer
@@ -43,20 +53,43 @@ class RoundWorker:
     shutdown: Shutdown
 
     def __post_init__(self) -> None:
-        self.layout = Layout.of_state(self.app.model.state_dict())
+        self.shared = SharedState(self.app)
         self.delivery = Delivery(self.coordinator, self.store)
-        links = Links(self.site.policy.link_rules)
-        self._fetcher = ModelFetcher(self.coordinator, self.store, self.layout, links)
+        self._links = Links(self.site.policy.link_rules)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the run's model, as far as this client knows it."""
+        return self.shared.layout
+
+    def apply(self, rules: TensorRules | None) -> bool:
+        """Take over the run's rules of what travels; returns whether they are new.
+
+        Raises `WorkRefused` if they do not fit the client's model, `CoordinatorMisbehaved` if the run had other ones
+        before: a run file never changes.
+        """
+        if rules == self.shared.rules:
+            return False
+        if self.shared.rules is not None:
+            raise CoordinatorMisbehaved(
+                "the run's [tensors] or base_sha256 differ from what the coordinator sent before"
+            )
+        self.shared = self.shared.under(rules)
+        return True
 
     def do(self, offer: Assignment, window_end: float) -> None:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
+        self.apply(offer.tensors)
+        self.shared.require_base()
         if offer.is_secure:
-            self._train_securely(offer, window_end)
+            with self.shared.restored_on_failure():
+                self._train_securely(offer, window_end)
             return
         self.site.check_plain(self.layout)
         check_able(offer, self.app.sample_count, self.layout)
         if offer.task.sends_updates:
-            self._train(offer, window_end)
+            with self.shared.restored_on_failure():
+                self._train(offer, window_end)
         else:
             self._measure(offer, window_end)
 
@@ -74,10 +107,11 @@ class RoundWorker:
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
-            done = train(self.app, self.layout, start, self._plain_plan(offer, window_end, watch))
+            done = train(self.app, self.shared, start, self._plain_plan(offer, window_end, watch))
         self._warn_if_too_slow(offer, done, window_end)
         watch.check()
-        pending = save_work(self.app, self.layout, start, offer, done, self.store, self.delivery.bandwidth)
+        self.shared.require_base()
+        pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
@@ -86,7 +120,7 @@ class RoundWorker:
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
-            done = measure(self.app, self.layout, start, offer)
+            done = measure(self.app, self.shared, start, offer)
         watch.check()
         if done is None:
             decline(self.coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
@@ -102,7 +136,7 @@ class RoundWorker:
         check_window(invitation, offer.window_s, ASKED_SHARE, "the assignment arrived")
         admitted, timing = self.site.admit(invitation, self.layout), within(offer.window_s)
         patience = self.patience(timing)
-        part = SecureRound(self.coordinator, self.store, self.site, self.layout, invitation, admitted, patience)
+        part = SecureRound(self.coordinator, self.store, self.site, self.shared, invitation, admitted, patience)
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
             part.check_time(window_end - time.monotonic())
@@ -116,7 +150,7 @@ class RoundWorker:
                 )
             exchange.wait(window_end - time.monotonic())
         try:
-            sha256, n_bytes = part.mask(self.app, start, done)
+            sha256, n_bytes = part.mask(start, done)
             self.delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
             steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
@@ -137,10 +171,12 @@ class RoundWorker:
         noise; else raises `UnfitWork` or `TooLittleDone`.
         """
         try:
-            done = train(self.app, self.layout, start, plan)
-            self._warn_if_too_slow(part.offer, done, window_end)
-            exchange.check()
-            part.check_work(plan, done)
+            with self.shared.restored_on_failure():
+                done = train(self.app, self.shared, start, plan)
+                self._warn_if_too_slow(part.offer, done, window_end)
+                exchange.check()
+                part.check_work(plan, done)
+                self._require_same_base()
             return done
         except TrainingFailed as error:
             log.error("%s: training failed", name_of(part.offer), exc_info=error.__cause__)
@@ -156,6 +192,12 @@ class RoundWorker:
             unfit,
         )
         return None
+
+    def _require_same_base(self) -> None:
+        try:
+            self.shared.require_base()
+        except WorkRefused as error:
+            raise UnfitWork(str(error)) from error
 
     def _leave_unseen(self, exchange: KeyExchange, unfit: ClientError) -> None:
         """If the round has ended, leave in silence, as after good training. The failure counts nevertheless: the time
@@ -174,8 +216,9 @@ class RoundWorker:
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
         patience = Patience(timing, window_end, self.shutdown.wait)
         try:
+            fetcher = ModelFetcher(self.coordinator, self.store, self.layout, self._links)
             with self.shutdown.interruptible():
-                path, self.delivery.bandwidth = self._fetcher.fetch(
+                path, self.delivery.bandwidth = fetcher.fetch(
                     offer.model, offer.changes, self.delivery.bandwidth, patience
                 )
                 return path

@@ -22,9 +22,9 @@ from umbel.client.files import sync
 _PIECE_BYTES = 1 << 18
 
 
-def write_model(path: Path, state: State) -> Layout:
+def write_model(path: Path, state: State, layout: Layout | None = None) -> Layout:
     """Write a state dict as a model file, the same bytes as `encode_model`. Raises `LayoutError`."""
-    layout = Layout.of_state(state)
+    layout = Layout.of_state(state) if layout is None else layout
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
     save_file(owned, path, metadata_of(layout))
     return layout

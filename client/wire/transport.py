@@ -28,6 +28,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.signatures import Target
 from umbel.client.errors import (
     CoordinatorBusy,
@@ -247,7 +248,7 @@ def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
 def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
-    kind, detail = _problem(response)
+    kind, detail, tensors = _problem(response)
     if response.status_code in _BUSY or kind == "replayed-nonce":
         is_down = response.status_code >= 500
         text = f"the coordinator cannot answer now ({kind}): {detail}"
@@ -255,18 +256,24 @@ def _raise_for(response: httpx.Response) -> None:
     if response.status_code == 307:
         asked = response.request.url
         raise Redirected(kind, detail, 307, response.headers.get("location", ""), asked.scheme == "https", asked.host)
-    raise refusal_of(kind, detail, response.status_code)
+    refusal = refusal_of(kind, detail, response.status_code)
+    refusal.tensors = tensors
+    raise refusal
 
 
-def _problem(response: httpx.Response) -> tuple[str, str]:
-    """Kind and detail of an error answer, which a proxy may have sent."""
+def _problem(response: httpx.Response) -> tuple[str, str, TensorRules | None]:
+    """Kind and detail of an error answer, which a proxy may have sent, and the rules in it."""
     body = read_capped(response, JSON_BYTES_MAX)
     try:
         problem = _PROBLEM.validate_json(body)
     except (ValidationError, RecursionError):
         place = f" (redirects to {response.headers['location'][:200]!r})" if response.has_redirect_location else ""
-        return f"http-{response.status_code}", f"it answered HTTP {response.status_code}{place} without saying why"
-    return printable(problem.type.removeprefix(_PROBLEM_TYPE)[:64]), printable(problem.detail)
+        return (
+            f"http-{response.status_code}",
+            f"it answered HTTP {response.status_code}{place} without saying why",
+            None,
+        )
+    return printable(problem.type.removeprefix(_PROBLEM_TYPE)[:64]), printable(problem.detail), problem.tensors
 
 
 def _retry_after_s(response: httpx.Response) -> float:

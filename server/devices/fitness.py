@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from umbel.aggregation.errors import LayoutError, WrongLayout
+from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.trust.members import MemberList, SignedMembers
 from umbel.aggregation.trust.public_keys import public_key_text
@@ -26,16 +27,25 @@ _WORDS_MAX = 300  # the client chooses the names of tensors
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """`refusal`: the answer. `in_place_of`: the less detailed refusal that this one replaces."""
+    """Why a client may not wait for work."""
 
-    refusal: WrongLayout | Refused
-    in_place_of: str = ""
+    refusal: Refused  # the answer
+    in_place_of: str = ""  # the less detailed refusal that this one replaces
+    is_expected: bool = False  # whether the answer says what the client needs to come again, so nobody need act
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """What a client's model is compared with."""
+
+    layout: Layout
+    rules: TensorRules | None  # the run file's, of what travels
 
 
 async def unfit(
     registry: Registry,
     models: ModelStore,
-    layout: Layout,
+    model: RunModel,
     sites: Collection[ClientId],
     members: MemberList | None,
     client: ClientId,
@@ -43,8 +53,8 @@ async def unfit(
 ) -> Unfit | None:
     """Why this client may not wait in a run, or None if it may.
 
-    `sites`: the clients that the run's coverage names; their names must be bound. `members`: the run's list; None
-    if the run is open to all.
+    `model`: the run's. `sites`: the clients that the run's coverage names; their names must be bound. `members`: the
+    run's list; None if the run is open to all.
     """
     if (found := await stranger(registry, members, client)) is not None:
         return found
@@ -55,8 +65,8 @@ async def unfit(
             "of the next run must then list the new name"
         )
         return Unfit(Refused("unbound-name", detail))
-    if message.layout_digest != layout.digest:  # last, because the difference reveals the run's model
-        return await _wrong_layout(models, layout, message)
+    if message.layout_digest != model.layout.digest:  # last, because the difference reveals the run's model
+        return await _wrong_layout(models, model, message)
     return None
 
 
@@ -92,15 +102,20 @@ async def stranger(registry: Registry, members: MemberList | None, client: Clien
     return Unfit(Refused("not-a-member", detail))
 
 
-async def _wrong_layout(models: ModelStore, layout: Layout, message: CheckIn) -> Unfit:
+async def _wrong_layout(models: ModelStore, model: RunModel, message: CheckIn) -> Unfit:
+    layout, rules = model.layout, model.rules
     digests = f"its layout digest is {message.layout_digest[:12]}…, not {layout.digest[:12]}…"
     theirs = await models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
     if theirs is None:
-        return Unfit(WrongLayout(_sentence(digests)))
+        # A client that has not heard the rules of the run applies them now. A second refusal is the operator's matter.
+        return Unfit(_refusal(digests, rules), is_expected=rules is not None)
     words = layout.difference(theirs)
-    return Unfit(
-        WrongLayout(_sentence(words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}…")), _sentence(digests)
-    )
+    short = words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}…"
+    return Unfit(_refusal(short, rules), _sentence(digests))
+
+
+def _refusal(difference: str, rules: TensorRules | None) -> Refused:
+    return Refused("wrong-layout", _sentence(difference), tensors=rules)
 
 
 def _sentence(difference: str) -> str:

@@ -41,6 +41,7 @@ class Assignments:
             rank=self._codec.rank(live, client),
             changes=live.run.changes,
             secure=await self._secure(live, client, state),
+            tensors=file.tensor_rules,
         )
 
     async def _secure(self, live: LiveRun, client: ClientId, state: Training | Closing) -> SecureOffer | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from sqlalchemy.exc import IntegrityError
 
+from umbel.aggregation.model.kinds import require_fitting
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Declined, Recruiting
@@ -135,11 +136,12 @@ class Coordinator:
                 "unknown-model", "the first model is not stored here; upload it first, to /v1/admin/models/{sha256}"
             )
         layout = await self._layout(model.layout_digest)
-        if file.privacy is not None:
-            try:
+        try:
+            require_fitting(file.tensor_rules, layout)
+            if file.privacy is not None:
                 require_private_model(layout)
-            except ValueError as error:
-                raise Refused("malformed-request", str(error)) from error
+        except ValueError as error:
+            raise Refused("malformed-request", str(error)) from error
         try:
             from umbel.server.sums.model_files import (
                 first_master,  # it imports torch: a coordinator listens before that
@@ -154,7 +156,7 @@ class Coordinator:
                 "unknown-model", "this model was deleted with an old version of a run; upload it again"
             ) from error
         now = services.clock.now()
-        first = Recruiting(file.first_plan(layout.n_values), since=now)
+        first = Recruiting(file.first_plan(layout.update.n_values), since=now)
         bundle = services.audit_key.seal(file.name, 0, "", run_created(file, model, master, layout.to_json(), now))
         try:
             await services.rounds.add_run(file, model, master, first, now, bundle, members)

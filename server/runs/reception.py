@@ -33,7 +33,7 @@ from umbel.aggregation.round.states import (
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
-from umbel.server.devices.fitness import Unfit, stranger, unfit
+from umbel.server.devices.fitness import RunModel, Unfit, stranger, unfit
 from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
 from umbel.server.runs.coordinator import Coordinator
@@ -135,10 +135,9 @@ class Reception:
         return _Verdict(lambda: self._wait_for_work(driver, visit, entry, ends_at), entry)
 
     async def _unfit(self, driver: RunDriver, visit: Visit) -> Unfit | None:
-        services, sites, members = self._services, driver.run.file.coverage.sites, await driver.members.list()
-        return await unfit(
-            services.registry, services.models, driver.layout, sites, members, visit.client, visit.message
-        )
+        services, file, members = self._services, driver.run.file, await driver.members.list()
+        model, sites = RunModel(driver.layout, file.tensor_rules), file.coverage.sites
+        return await unfit(services.registry, services.models, model, sites, members, visit.client, visit.message)
 
     async def _refuse_layout(self, driver: RunDriver, visit: Visit) -> NoReturn:
         found = await self._unfit(driver, visit)
@@ -146,8 +145,10 @@ class Reception:
         await self._turn_away(driver, visit.client, found)
 
     async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> NoReturn:
-        """Note the refusal for the operator, and refuse."""
+        """Note the refusal for the operator, unless it is expected, and refuse."""
         now, reason = self._services.clock.now(), str(found.refusal)
+        if found.is_expected:
+            raise found.refusal
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.now.changed()
         raise found.refusal

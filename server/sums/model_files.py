@@ -42,7 +42,7 @@ class ModelFiles:
     published: Blob
     master_sha256: str  # the published file's hash if there is no other master copy
     sum_sha256: str  # of the exact sum that the version was made from, as in audit bundles
-    n_values: int
+    n_values: int  # of an update
     update_rms: float | None = None  # mean of the updates' root mean squares, if their codec measures it
     change: Blob | None = None  # from the version before, if the run sends changes
     totals: Totals | None = None  # of a secure round
@@ -140,9 +140,8 @@ def next_model(
         has_master = change_step is not None or not layout.is_full_precision
         master_sha256 = keep_model(blobs, master).sha256 if has_master else published.sha256
         change = None if change_step is None else keep_model(blobs, change_file)
-    return ModelFiles(
-        published, master_sha256, summed.sum_sha256, layout.n_values, summed.update_rms, change, summed.totals
-    )
+    n_values = layout.update.n_values
+    return ModelFiles(published, master_sha256, summed.sum_sha256, n_values, summed.update_rms, change, summed.totals)
 
 
 def _write_change(path: Path, writer: ChangeWriter) -> None:

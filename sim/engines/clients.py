@@ -22,6 +22,7 @@ from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.results import TrainResult
 from umbel.client.rounds.work import asked_of_site, train, weight_changes
+from umbel.client.training.shared_state import SharedState
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
@@ -44,12 +45,12 @@ class ClientsEngine:
             path = Path(folder) / "model.safetensors"
             for position, number in enumerate(work.clients.tolist()):
                 app = self._clients[number]
-                layout = Layout.of_state(app.model.state_dict())
+                shared = SharedState(app)
                 if position == 0:
-                    path.write_bytes(_model_file(layout, start))
+                    path.write_bytes(_model_file(shared.layout, start))
                 with one_thread():
-                    done = _trained(app, layout, path, work, position)
-                    values = torch.cat(list(weight_changes(app, layout, path)))
+                    done = _trained(app, shared, path, work, position)
+                    values = torch.cat(list(weight_changes(shared, path)))
                 yield _changes(position, values, done)
 
     def close(self) -> None:
@@ -59,20 +60,20 @@ class ClientsEngine:
 def _model_file(layout: Layout, start: Tensor) -> bytes:
     """The model that clients fetch. `start`: float32 in layout order."""
     owned = {s.name: published(s, start[s.place].to(master_dtype(s))).view(s.shape) for s in layout.owners()}
-    return encode_model(layout.full_state(owned))
+    return encode_model(layout.full_state(owned), layout)
 
 
-def _trained(app: Client, layout: Layout, start: Path, work: CohortWork, position: int) -> TrainResult:
+def _trained(app: Client, shared: SharedState, start: Path, work: CohortWork, position: int) -> TrainResult:
     """Raises `EngineError` if the client's code fails or does not stop when told to."""
     n_steps, number = int(work.steps[position]), int(work.clients[position])
     plan = replace(
         asked_of_site(work.plan, int(work.seeds[position])),
         evaluate=False,  # a federation measures models by itself
-        within=projections(work.codec, layout),
+        within=projections(work.codec, shared.layout),
         told_to_stop=stop_after(n_steps),
     )
     try:
-        done = train(app, layout, start, plan).result
+        done = train(app, shared, start, plan).result
     except TrainingFailed as error:
         raise EngineError(f"client {number} failed: {error.__cause__!r}") from error
     if done.steps_done != n_steps:

@@ -132,7 +132,10 @@ class Words:
 
 @dataclass(frozen=True)
 class Composition:
-    """The numbers of one round and model. Raises `ValueError` for plans whose words could wrap."""
+    """The numbers of one round and model. Raises `ValueError` for plans whose words could wrap.
+
+    `layout` may be the model's; it becomes that of the update.
+    """
 
     codec: CodecPlan
     secure: SecurePlan
@@ -141,6 +144,7 @@ class Composition:
     layout: Layout
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", self.layout.update)
         if self.codec.codec is not Codec.INTEGER:
             raise ValueError(f"only the integer codec works with masks, not the codec {self.codec.codec.name.lower()}")
         if self.secure.is_proportional:

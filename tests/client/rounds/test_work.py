@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from tests.client.training.test_probe import offer
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.rounds.work import measure, weight_changes
+from umbel.client.training.shared_state import SharedState
 
 
 def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -
     start.write_bytes(encode_model(model.state_dict()))
     data = TensorDataset(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
     app = TorchClient(model, nn.CrossEntropyLoss(), data, device="cpu")
-    changes = weight_changes(app, Layout.of_state(model.state_dict()), start)
+    changes = weight_changes(SharedState(app), start)
     change = next(changes)
     assert torch.is_grad_enabled()
     assert not change.requires_grad
@@ -50,11 +50,13 @@ class Measuring(Client):
         return found if self._says is ... else self._says
 
 
-def measured(tmp_path: Path, app: Client, sample_count_max: int = 7) -> EvaluationDone | None:
+def measured(
+    tmp_path: Path, app: Client, sample_count_max: int = 7, shared: SharedState | None = None
+) -> EvaluationDone | None:
     state = {"weight": torch.full((1, 3), 0.5), "bias": torch.ones(1)}
     start = tmp_path / "model.safetensors"
     start.write_bytes(encode_model(state))
-    return measure(app, Layout.of_state(state), start, replace(offer(), sample_count_max=sample_count_max))
+    return measure(app, shared or SharedState(app), start, replace(offer(), sample_count_max=sample_count_max))
 
 
 def test_the_weights_that_came_are_measured_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
@@ -91,6 +93,7 @@ def test_code_that_fails_or_answers_something_else_is_named_by_the_type_of_its_e
 
 def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path) -> None:
     app = Measuring()
+    shared = SharedState(app)
     app.model = nn.Linear(4, 1)
     with pytest.raises(TrainingFailed, match="run's weights do not fit the client's own model"):
-        measured(tmp_path, app)
+        measured(tmp_path, app, shared=shared)

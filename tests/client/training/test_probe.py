@@ -21,6 +21,7 @@ from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.rounds.work import train
 from umbel.client.training.probe import memory_free_bytes, probe_of
+from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.offers import check_offer
 from umbel.client.wire.timing import Bandwidth
 
@@ -195,8 +196,8 @@ def test_the_first_step_is_left_out_of_what_a_step_takes(tmp_path: Path, monkeyp
     model = tmp_path / "model.safetensors"
     state = Ward().model.state_dict()
     model.write_bytes(encode_model(state))
-    layout = Layout.of_state(state)
-    warm = train(Cold(True, watch), layout, model, LocalPlan())
+    once, never = Cold(True, watch), Cold(False, watch)
+    warm = train(once, SharedState(once), model, LocalPlan())
     assert warm.train_s == pytest.approx(0.32)
     assert warm.step_s == pytest.approx(0.01)
-    assert train(Cold(False, watch), layout, model, LocalPlan()).step_s == pytest.approx(0.32 / 3)
+    assert train(never, SharedState(never), model, LocalPlan()).step_s == pytest.approx(0.32 / 3)

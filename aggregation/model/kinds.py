@@ -1,0 +1,49 @@
+"""Whether a run file's kinds of tensors and a model's layout fit each other."""
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+
+
+def require_fitting(rules: TensorRules | None, layout: Layout) -> None:
+    """Raise `LayoutError` if a run with these rules cannot have this layout.
+
+    A layout may state kinds that the rules do not list: the clients' own code declares them (`Client.shares`).
+    """
+    if rules is not None:
+        if rules.patterns.get("base") and not rules.base_sha256:
+            raise LayoutError(
+                "[tensors] lists base tensors, but the run file has no base_sha256, which binds the run to their "
+                "values: write it at the top of the run file. `umbel model init` prints it"
+            )
+        names = {spec.name for spec in layout.tensors}
+        if pattern := rules.unmatched(names, "global"):
+            raise LayoutError(
+                f"the pattern {pattern!r} in [tensors] matches no tensor of the model: correct it, or remove it"
+            )
+        for spec in layout.tensors:
+            _require_kind(rules, spec.name, spec.kind)
+    if layout.update.n_values == 0:
+        raise LayoutError(
+            "there is nothing to train: no tensor of the model has a value that clients send. Change [tensors], so "
+            "that some tensors have the kind mean"
+        )
+
+
+def _require_kind(rules: TensorRules, name: str, found: TensorKind) -> None:
+    try:
+        listed = rules.kind_of(name)
+    except ValueError as error:
+        raise LayoutError(str(error)) from error
+    if listed in KINDS_KEPT:
+        raise LayoutError(
+            f"tensor {name!r} is {listed} by [tensors], so it must not leave a site, but the model file holds it: "
+            "create the run with `umbel run create`, which leaves such tensors out, or make a model file with "
+            "`umbel model init --run-file`"
+        )
+    if listed is not None and listed != found:
+        raise LayoutError(
+            f"tensor {name!r} has the kind {listed} in [tensors], but the kind {found} in the model file: create the "
+            "run with `umbel run create`, which writes the kinds of [tensors] into the file, or make a model file "
+            "with `umbel model init --run-file`"
+        )

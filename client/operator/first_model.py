@@ -1,0 +1,83 @@
+"""The first model of a run as the coordinator takes it: with the kinds of [tensors], without what stays at sites."""
+
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.base import base_sha256
+from umbel.aggregation.model.kinds import require_fitting
+from umbel.aggregation.model.layout import Layout, TensorSpec
+from umbel.aggregation.model.state import State
+from umbel.aggregation.model.statistics import careful_of_statistics
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.client.state.model_files import layout_in, read_tensors, write_model
+
+
+@dataclass(frozen=True, slots=True)
+class FirstModel:
+    """A model file to upload."""
+
+    path: Path
+    remarks: tuple[str, ...]  # for the operator: what was left out, and what may do harm
+
+
+@contextmanager
+def fitted_model(path: Path, rules: TensorRules | None) -> Generator[FirstModel]:
+    """The model file as a run with these rules takes it: `path` itself, or a temporary file.
+
+    Raises `LayoutError` if the run cannot have this model, and `OSError`.
+    """
+    layout = layout_in(path)
+    kinds: Mapping[str, TensorKind] = {spec.name: _kind_of(spec, rules) for spec in layout.tensors}
+    if all(spec.kind == kinds[spec.name] for spec in layout.tensors):
+        yield _checked(path, layout, rules, ())
+        return
+    state = layout.full_state(read_tensors(path)[1])
+    _require_base({name: state[name] for name, kind in kinds.items() if kind == "base"}, rules)
+    left_out = tuple(_left_out(kind, [name for name in kinds if kinds[name] == kind]) for kind in sorted(KINDS_KEPT))
+    fitting = Layout.of_state(state, kinds.__getitem__)
+    with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
+        write_model(out := Path(folder) / "model.safetensors", state, fitting)
+        yield _checked(out, fitting, rules, tuple(filter(None, left_out)))
+
+
+def _checked(path: Path, layout: Layout, rules: TensorRules | None, remarks: tuple[str, ...]) -> FirstModel:
+    require_fitting(rules, layout)
+    careful = careful_of_statistics(layout, rules)
+    return FirstModel(path, remarks + ((f"careful: {careful}",) if careful else ()))
+
+
+def _kind_of(spec: TensorSpec, rules: TensorRules | None) -> TensorKind:
+    """The kind of a tensor in the run: as the rules list it, else as the file states it."""
+    try:
+        listed = None if rules is None else rules.kind_of(spec.name)
+    except ValueError as error:
+        raise LayoutError(str(error)) from error
+    if listed is not None and spec.kind not in ("mean", listed):
+        raise LayoutError(
+            f"tensor {spec.name!r} has the kind {spec.kind} in the model file, but the kind {listed} in [tensors]: "
+            "change the run file, or make the model file again with `umbel model init --run-file`"
+        )
+    return spec.kind if listed is None else listed
+
+
+def _left_out(kind: TensorKind, names: list[str]) -> str:
+    if not names:
+        return ""
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"left out of the upload: {counted(len(names), f'{kind} tensor')} ({some})"
+
+
+def _require_base(base: State, rules: TensorRules | None) -> None:
+    """Raise `LayoutError` if the file's base tensors are not those of the run file."""
+    if not base or rules is None or (found := base_sha256(base)) == rules.base_sha256:
+        return
+    said = f"has base_sha256 = {rules.base_sha256[:12]}…" if rules.base_sha256 else "has no base_sha256"
+    raise LayoutError(
+        f"the run file {said}, but the base tensors of the model file hash to {found[:12]}…: for this base, write the "
+        f'line base_sha256 = "{found}" at the top of the run file'
+    )

@@ -1,0 +1,194 @@
+"""What of a client's model travels: the only place in the client that reads and writes the model's state dict.
+
+The run file says the kind of a tensor (`aggregation/plans/tensors.py`). `Client.shares` may say more: a site can keep a
+tensor to itself, and can declare a tensor that the run file does not list. Any other difference is refused.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.base import base_sha256
+from umbel.aggregation.model.layout import PIECE_VALUES, Layout
+from umbel.aggregation.model.state import State, weight_change
+from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.client.app import Client
+from umbel.client.errors import TrainingFailed, WorkRefused
+
+Shares = Callable[[str], TensorKind | None]
+_KINDS: frozenset[str] = frozenset(get_args(TensorKind))
+
+
+class SharedState:
+    """The tensors of a model by kind. It reads and writes the model itself, and holds no copy.
+
+    Raises `LayoutError` for tensors that no layout can hold, for rules and `shares` that contradict each other, and for
+    a pattern that matches no tensor.
+    """
+
+    def __init__(self, app: Client | nn.Module, rules: TensorRules | None = None) -> None:
+        """`app`: a client, or a module that declares no kinds. `rules`: of the run."""
+        self._app, self.rules = app, rules
+        state, shares = self._model.state_dict(), _shares_of(app)
+        if rules is not None and (pattern := rules.unmatched(state)):
+            raise LayoutError(
+                f"the run's pattern {pattern!r} in [tensors] matches no tensor of this model, so a tensor that should "
+                "stay here could be sent: both sides need the same version of the model's code, or the run file needs "
+                "another pattern"
+            )
+        self._kinds: dict[str, TensorKind] = {name: _kind_of(name, shares, rules) for name in state}
+        self._kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)
+        self.layout = Layout.of_state(state, self._kinds.__getitem__)
+        self._checked_base: tuple[object, ...] | None = None  # the identity of base tensors whose hash was right
+
+    @property
+    def _model(self) -> nn.Module:
+        """The model as it is now: the site's own code may have put another one in its place."""
+        return self._app if isinstance(self._app, nn.Module) else self._app.model
+
+    def under(self, rules: TensorRules | None) -> "SharedState":
+        """The same model in a run with these rules. Raises `WorkRefused` if they do not fit it."""
+        try:
+            return SharedState(self._app, rules)
+        except LayoutError as error:
+            raise WorkRefused(str(error)) from error
+
+    def names_of(self, kind: TensorKind) -> list[str]:
+        """The names of the tensors of this kind, in the order of the state dict."""
+        return [name for name, one in self._kinds.items() if one == kind]
+
+    # --- what travels -------------------------------------------------------------------------------------------------
+
+    def shared(self) -> dict[str, Tensor]:
+        """The tensors that the coordinator has, as the model has them now, without copies."""
+        return {name: tensor for name, tensor in self._model.state_dict().items() if name not in self._kept}
+
+    def load(self, weights: State) -> None:
+        """Load the run's weights into the model. Private and base tensors keep their values.
+
+        Raises `TrainingFailed` if the site's own code has changed the model's tensors.
+        """
+        try:
+            found = self._model.load_state_dict(weights, strict=not self._kept)
+            if lost := set(found.missing_keys) - self._kept or set(found.unexpected_keys):
+                raise ValueError(f"tensor {min(lost)!r} is in only one of the run's and the client's model")
+        except Exception as error:
+            raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error
+
+    def changes(self, before: State) -> Iterator[Tensor]:
+        """The change since the weights `before` of all tensors that clients send: float32, in pieces, on the CPU.
+
+        Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
+        too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors.
+        """
+        local = self.shared()
+        self.layout.require(local, "the trained model")
+        for spec in self.layout.update.owners():
+            values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
+            for first in range(0, spec.n_values, PIECE_VALUES):
+                piece = slice(first, first + PIECE_VALUES)
+                yield weight_change(spec, values[piece].cpu(), start_values[piece])
+
+    # --- what stays ---------------------------------------------------------------------------------------------------
+
+    def private(self) -> dict[str, Tensor]:
+        """Copies of the private tensors, on the CPU."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._of_kind("private").items()}
+
+    def set_private(self, values: State) -> None:
+        """Overwrite the private tensors, in place. Raises `LayoutError` for other names, shapes or dtypes."""
+        here = self._of_kind("private")
+        if difference := Layout.of_state(here).difference(Layout.of_state(values)):
+            raise LayoutError(f"the stored private tensors do not fit the model: {difference}")
+        with torch.no_grad():
+            for name, tensor in here.items():
+                tensor.copy_(values[name])
+
+    @contextmanager
+    def restored_on_failure(self) -> Generator[None]:
+        """Give the private tensors back their values if the block raises: work that is not reported leaves no trace."""
+        before = self.private()
+        try:
+            yield
+        except BaseException:
+            if before:
+                self.set_private(before)
+            raise
+
+    def require_base(self) -> None:
+        """Raise `WorkRefused` unless the base tensors are those of the run. Call it before each training.
+
+        They are hashed again only if an operation has changed them since.
+        """
+        base, expected = self.base(), "" if self.rules is None else self.rules.base_sha256
+        if not base and not expected:
+            return
+        identity = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in base.items())
+        if identity == self._checked_base:
+            return
+        found = base_sha256(base)
+        if found != expected:
+            raise WorkRefused(_other_base(found, expected, self._checked_base is not None, len(base)))
+        self._checked_base = identity
+
+    def base(self) -> Mapping[str, Tensor]:
+        """The base tensors, without copies."""
+        return self._of_kind("base")
+
+    def _of_kind(self, kind: TensorKind) -> Mapping[str, Tensor]:
+        if kind not in self._kinds.values():
+            return {}
+        state = self._model.state_dict()
+        return {name: state[name] for name in self.names_of(kind)}
+
+
+def _shares_of(app: Client | nn.Module) -> Shares:
+    return (lambda _name: None) if isinstance(app, nn.Module) else app.shares
+
+
+def _kind_of(name: str, shares: Shares, rules: TensorRules | None) -> TensorKind:
+    """The kind of a tensor in this run at this site. Raises `LayoutError` for two that contradict each other."""
+    try:
+        listed = None if rules is None else rules.kind_of(name)
+    except ValueError as error:
+        raise LayoutError(str(error)) from error
+    own = shares(name)
+    if own is not None and own not in _KINDS:
+        raise LayoutError(
+            f"shares({name!r}) of the client returned {own!r:.40}: return one of {', '.join(sorted(_KINDS))}, or None "
+            "for what the run file says"
+        )
+    if own is None or own == listed:
+        return listed or "mean"
+    if listed is None or (own in KINDS_KEPT and listed not in KINDS_KEPT):
+        return own
+    raise LayoutError(
+        f"tensor {name!r} has the kind {own} by this client's `shares`, but the kind {listed} in the run's [tensors]: "
+        "change one of them. Only private and base may differ from the run file, because a site may keep more to itself"
+    )
+
+
+def _other_base(found: str, expected: str, was_right: bool, n_tensors: int) -> str:
+    if was_right:
+        return (
+            "training has changed base tensors of this client's model, which must be the same at every site: freeze "
+            "them (requires_grad = False, and eval() for layers with running statistics), and start the client again"
+        )
+    if not expected:
+        return (
+            f"this client's model has {n_tensors} base tensors, but the run names no base_sha256, so other sites may "
+            f'have other ones: ask the operator for a run whose file has base_sha256 = "{found}"'
+        )
+    if not n_tensors:
+        return (
+            f"the run is for a model with base tensors (base_sha256 {expected[:12]}…), but this client's model has "
+            "none: list them under `base` in the run file's [tensors], or return \"base\" from the client's `shares`"
+        )
+    return (
+        f"the {n_tensors} base tensors of this client's model hash to {found[:12]}…, but the run is for "
+        f"{expected[:12]}… (base_sha256): load the base model that the run was made with, in the same dtype"
+    )
