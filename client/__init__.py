@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from umbel.client.app import Client
     from umbel.client.errors import ClientError, CoordinatorRefused
-    from umbel.client.local.plan import Checkpoint, LocalPlan
+    from umbel.client.local.checkpoint import Checkpoint
+    from umbel.client.local.plan import LocalPlan
     from umbel.client.local.results import Evaluation, TrainResult
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.operator.operator import Operator
@@ -38,7 +39,8 @@ _MODULES = {
     "loop": ("RunEnd", "run_client"),
     "operator.operator": ("Operator",),
     "policy.policy": ("SitePolicy", "read_policy"),
-    "local.plan": ("Checkpoint", "LocalPlan"),
+    "local.checkpoint": ("Checkpoint",),
+    "local.plan": ("LocalPlan",),
     "local.results": ("Evaluation", "TrainResult"),
     "training.trainer": ("TorchClient",),
 }

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from umbel.aggregation.canonical import EXACT_MAX, later
@@ -77,7 +77,7 @@ class TrainingSection(TrainingTerms):
         if self.schedule == RateSchedule():
             return TrainingPlan(**terms)
         rates = RatePlan(self.schedule, self.learning_rate, n_rounds, target)
-        return TrainingPlan(**{**terms, "learning_rate": rates.rate(number)}, rate_plan=rates)
+        return replace(TrainingPlan(**terms), learning_rate=rates.rate(number), rate_plan=rates)
 
 
 def require_options(options: Mapping[str, Option]) -> None:

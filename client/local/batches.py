@@ -1,33 +1,37 @@
 """A site's data as batches, in an order drawn from a seed, the same on every machine (`sample_order.py`)."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.local.devices import generators, set_generators
 
-Data = Dataset[Any] | DataLoader[Any]
-Batch = tuple[Any, Any]
+Data: TypeAlias = Dataset[Any] | DataLoader[Any] | Iterable[Any]
+Collate: TypeAlias = Callable[[list[Any]], Any]
+Batch: TypeAlias = Any
 
 
-def n_samples(data: Data) -> int:
-    """The number of samples. Raises `TypeError` for a data set without a length."""
+def n_samples(data: Data) -> int | None:
+    """The number of samples; None for data without a length, or whose items are batches already."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    if not isinstance(dataset, Sized):
-        raise TypeError("the data set needs a length (__len__), because a client must state how many samples it holds")
-    return len(dataset)
+    return len(dataset) if isinstance(dataset, Dataset) and isinstance(dataset, Sized) else None
 
 
-def n_batches(data: Data, batch_size: int) -> int:
-    """Batches in one pass. A `DataLoader` has its own batch size."""
-    return len(data) if isinstance(data, DataLoader) else len(split_sizes(n_samples(data), batch_size))
+def n_batches(data: Data, batch_size: int) -> int | None:
+    """Batches in one pass; None for data without a length. A `DataLoader` has its own batch size."""
+    if isinstance(data, Dataset) and (n := n_samples(data)) is not None:
+        return len(split_sizes(n, batch_size))
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # a loader over an `IterableDataset`
+        return None
 
 
 def split_sizes(n: int, batch_size: int) -> list[int]:
@@ -38,61 +42,92 @@ def split_sizes(n: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def shuffled_batches(data: Data, batch_size: int, seed: int, number: int, n_skipped: int = 0) -> Iterator[Batch]:
-    """Pass `number` (from 0), without its first batches: pairs of inputs and targets, in an order drawn from `seed`.
+def shuffled_batches(
+    data: Data, batch_size: int, seed: int, number: int, n_skipped: int = 0, collate: Collate | None = None
+) -> Iterator[Batch]:
+    """Pass `number` (from 0), without its first batches, in an order drawn from `seed`.
 
-    The shuffling of a `DataLoader` is reseeded.
+    The shuffling of a `DataLoader` is reseeded. Batches of other data come in the data's own order.
     """
-    if not isinstance(data, DataLoader):
-        return _drawn(data, batch_size, seed, number, n_skipped)
-    batches = _reseeded(data, derive_seed(seed, "pass", number))
-    deque(islice(batches, n_skipped), maxlen=0)  # a loader must load the skipped batches
+    if is_map_style(data):
+        return _drawn(cast(Dataset[Any], data), batch_size, seed, number, n_skipped, collate)
+    batches = _reseeded(_loader_of(data, batch_size, collate), derive_seed(seed, "pass", number))
+    deque(islice(batches, n_skipped), maxlen=0)  # a loader must load the skipped batches, and now: it may draw
     return batches
 
 
 class EndlessBatches:
     """Pass after pass over a site's data, which can resume at a `place`.
 
-    A place is the pass, the number of its batches that were taken, and the states of the process-wide generators at the
-    pass's start, because a `DataLoader` may draw from those.
+    A place is the pass, the number of its items that were taken, and the states of the process-wide generators at the
+    pass's start, because a `DataLoader` may draw from those. `n_in_step`: batches in one item, which is a list of them
+    if there are several.
     """
 
-    def __init__(self, data: Data, batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        collate: Collate | None = None,
+        n_in_step: int = 1,
+    ) -> None:
         self._data, self._batch_size, self._seed, self._device = data, batch_size, seed, device
+        self._collate, self._n_in_step = collate, n_in_step
         self._generators: dict[str, Any] = {}
         self._number, self._n_taken = -1, 0
         self._pass: Iterator[Batch] = iter(())
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            for batch in self._pass:
+            for item in self._pass:
                 self._n_taken += 1
-                yield batch
+                yield item
+            if self._number >= 0 and not self._n_taken:
+                raise ValueError(
+                    f"pass {self._number + 1} over the data gave no batch: give data that can be iterated again, such "
+                    "as a list, a data set or a DataLoader"
+                )
             self._generators = generators(self._device)
             self._number, self._n_taken = self._number + 1, 0
-            self._pass = self._batches()
+            self._pass = self._items()
 
     @property
     def place(self) -> dict[str, Any]:
         return {"pass": self._number, "n_taken": self._n_taken, "generators": self._generators}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Resume after the batches that were taken at `place`. This moves the process-wide generators on."""
+        """Resume after the items that were taken at `place`. This moves the process-wide generators on."""
         self._number, self._n_taken, self._generators = place["pass"], place["n_taken"], place["generators"]
         set_generators(self._generators, self._device)
-        self._pass = self._batches()
+        self._pass = self._items()
 
-    def _batches(self) -> Iterator[Batch]:
-        return shuffled_batches(self._data, self._batch_size, self._seed, self._number, self._n_taken)
+    def _items(self) -> Iterator[Batch]:
+        data, size, n_parts = self._data, self._batch_size, self._n_in_step
+        if n_parts == 1:
+            return shuffled_batches(data, size, self._seed, self._number, self._n_taken, self._collate)
+        if is_map_style(data):
+            whole = cast(Dataset[Any], data)
+            return _drawn_in_parts(whole, size, self._seed, self._number, self._n_taken, self._collate, n_parts)
+        skipped = self._n_taken * n_parts
+        return _grouped(shuffled_batches(data, size, self._seed, self._number, skipped, self._collate), n_parts)
 
 
-def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
+def ordered_batches(data: Data, batch_size: int, collate: Collate | None = None) -> Iterator[Batch]:
     """One pass in the data's own order."""
-    if isinstance(data, DataLoader):
-        yield from data
+    if not is_map_style(data):
+        yield from _loader_of(data, batch_size, collate)
         return
-    for chosen in torch.split(torch.arange(n_samples(data)), batch_size):
-        yield _take(data, chosen)
+    whole = cast(Dataset[Any], data)
+    for chosen in torch.split(torch.arange(n_samples(whole) or 0), batch_size):
+        yield _take(whole, chosen, collate)
+
+
+def samples_in(batch: Batch) -> int:
+    """The samples in a batch: the length of the first tensor that is found in it; 1 without one."""
+    found = _first_tensor(batch)
+    return 1 if found is None or not found.dim() else int(found.shape[0])
 
 
 def to_device(part: Any, device: torch.device) -> Any:
@@ -108,23 +143,73 @@ def to_device(part: Any, device: torch.device) -> Any:
             return part
 
 
-def _drawn(data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int) -> Iterator[Batch]:
-    order = torch.from_numpy(sample_order(seed, number, n_samples(data)))
-    for chosen in torch.split(order, split_sizes(len(order), batch_size))[n_skipped:]:
-        yield _take(data, chosen)
+def _first_tensor(part: Any) -> Tensor | None:
+    match part:
+        case Tensor():
+            return part
+        case Mapping():
+            return next((found for one in part.values() if (found := _first_tensor(one)) is not None), None)
+        case tuple() | list():
+            return next((found for one in cast(list[Any], part) if (found := _first_tensor(one)) is not None), None)
+        case _:
+            return None
 
 
-def _take(data: Dataset[Any], chosen: Tensor) -> Batch:
-    if isinstance(data, TensorDataset):  # one gather instead of a Python loop over samples
-        return cast(Batch, tuple(tensor[chosen] for tensor in data.tensors))
-    return cast(Batch, default_collate([data[int(i)] for i in chosen]))
+def is_map_style(data: Data) -> bool:
+    """Whether its samples have numbers, so that their order can be drawn."""
+    return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 
-def _reseeded(loader: DataLoader[Any], seed: int) -> Iterator[Batch]:
-    """One pass over a loader. Without its own generator it takes its seed from torch's global one."""
-    for generator in {id(g): g for g in _generators(loader)}.values():
-        generator.manual_seed(seed)
-    yield from loader
+def _loader_of(data: Data, batch_size: int, collate: Collate | None) -> Iterable[Any]:
+    """What gives batches: a loader over samples that come one by one, else the data themselves."""
+    if isinstance(data, IterableDataset):
+        return DataLoader(cast(Dataset[Any], data), batch_size, collate_fn=collate)
+    return cast(Iterable[Any], data)
+
+
+def _drawn(
+    data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int, collate: Collate | None
+) -> Iterator[Batch]:
+    return (_take(data, chosen, collate) for chosen in _orders(data, batch_size, seed, number, n_skipped))
+
+
+def _drawn_in_parts(
+    data: Dataset[Any],
+    batch_size: int,
+    seed: int,
+    number: int,
+    n_skipped: int,
+    collate: Collate | None,
+    n_parts: int,
+) -> Iterator[list[Batch]]:
+    for chosen in _orders(data, batch_size, seed, number, n_skipped):
+        parts = torch.tensor_split(chosen, min(n_parts, len(chosen)))
+        yield [_take(data, part, collate) for part in parts]
+
+
+def _orders(data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int) -> Iterator[Tensor]:
+    """The samples of each batch of a pass."""
+    order = torch.from_numpy(sample_order(seed, number, n_samples(data) or 0))
+    yield from torch.split(order, split_sizes(len(order), batch_size))[n_skipped:]
+
+
+def _grouped(batches: Iterator[Batch], n: int) -> Iterator[list[Batch]]:
+    while group := list(islice(batches, n)):
+        yield group
+
+
+def _take(data: Dataset[Any], chosen: Tensor, collate: Collate | None) -> Batch:
+    if collate is None and isinstance(data, TensorDataset):  # one gather instead of a Python loop over samples
+        return tuple(tensor[chosen] for tensor in data.tensors)
+    return (collate or default_collate)([data[int(i)] for i in chosen])
+
+
+def _reseeded(batches: Iterable[Any], seed: int) -> Iterator[Batch]:
+    """One pass. A loader without its own generator takes its seed from torch's global one."""
+    if isinstance(batches, DataLoader):
+        for generator in {id(g): g for g in _generators(batches)}.values():
+            generator.manual_seed(seed)
+    yield from batches
 
 
 def _generators(loader: DataLoader[Any]) -> Iterator[torch.Generator]:

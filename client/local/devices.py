@@ -52,6 +52,25 @@ class Pace:
 
 
 @contextmanager
+def whole_float32(device: torch.device) -> Generator[None]:
+    """Have a GPU multiply full float32 inside. By default torch rounds inputs of convolutions to 10 bits (TF32)."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    cuda: Any = torch.backends.cuda
+    switches = (cudnn.conv, cudnn.rnn, cuda.matmul)
+    before = [one.fp32_precision for one in switches]
+    try:
+        for one in switches:
+            one.fp32_precision = "ieee"
+        yield
+    finally:
+        for one, precision in zip(switches, before, strict=True):
+            one.fp32_precision = precision
+
+
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Generator[None]:
     """Seed all generators in this block, and restore them after it: torch's for the CPU and for the device in use,
     Python's and numpy's. Dropout and augmentation draw from them.

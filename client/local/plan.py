@@ -1,58 +1,55 @@
-"""What a site is asked to do with the model in one round, and what it keeps of a training in progress."""
+"""What a site is asked to do with the model in one round, and what helps its code to do it."""
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
-Projection = Callable[[Tensor], Tensor]
+from umbel.aggregation.plans.training import OptimizerName, Option
+from umbel.client.local.batches import Collate, Data
+from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.gradients import GradientRules, Projection
+from umbel.client.local.optimizers import optimizer_of
+from umbel.client.local.progress import Kept
+from umbel.client.local.steps import LocalSteps
+
 SHARE_STEPS_MIN = 3  # the first step also loads libraries and data, so it says little about the others
+_SAMPLE_ORDER = "sample order 1"  # the version of `aggregation/sample_order.py`
 
 
 def _never() -> str | None:
     return None
 
 
-class Checkpoint:
-    """Keeps a training in progress, so that a killed client resumes it: `load` at the start, and `save` between two
-    steps whenever `is_due`. This one keeps nothing; the loop passes one that does.
-
-    ```
-    kept = plan.checkpoint.load() or {"step": 0}
-    if kept["step"]:
-        model.load_state_dict(kept["model"]), optimizer.load_state_dict(kept["optimizer"])
-    for step in range(kept["step"], planned):
-        ...
-        if plan.checkpoint.is_due():
-            plan.checkpoint.save(
-                {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            )
-    ```
-    """
-
-    def is_due(self) -> bool:
-        """Whether it is time to save again. Saving takes at most a fortieth of the training's time."""
-        return False
-
-    def save(self, state: Mapping[str, object]) -> None:
-        """Replace what was saved, or log why not. `state`: dicts, lists, tuples, tensors, numbers and texts, nested."""
-
-    def load(self) -> dict[str, Any] | None:
-        """What an earlier process saved for this assignment, tensors on the CPU; None if there is nothing."""
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What a site is asked to do with the model in this round."""
+    """What a site is asked to do with the model in this round.
+
+    A site's own loop is short with `drive` and `adjust_gradients`, and loses nothing that the run asks:
+
+    ```
+    optimizer = plan.make_optimizer(model)
+    steps = plan.drive(self.data, keep={"model": model, "optimizer": optimizer})
+    for inputs, target in steps:
+        optimizer.zero_grad()
+        loss = self.loss(model(inputs), target)
+        loss.backward()
+        plan.adjust_gradients(model)
+        optimizer.step()
+        steps.note(loss=loss)
+    return steps.result(self.sample_count)
+    ```
+    """
 
     epochs: int | None = None  # either epochs or steps is set
     steps: int | None = None
     batch_size: int = 32
-    learning_rate: float = 0.01
+    learning_rate: float = 0.01  # of this round, after the run's schedule
     proximal_mu: float = 0.0  # FedProx's mu; 0 for plain averaging
     seed: int = 0
     """For batch order, dropout and the like. Outside secure rounds the same round and client give the same seed."""
@@ -60,11 +57,24 @@ class LocalPlan:
     share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
     within: Mapping[str, Projection] = field(default_factory=dict[str, Projection], repr=False)
     """By parameter name: projects the gradient onto what the codec can send, if it sends only a part of the model (a
-    structured mask, or low rank). The ready trainer applies it; changes outside that part are not sent."""
+    structured mask, or low rank). `adjust_gradients` applies it; changes outside that part are not sent."""
     deadline: float = float("inf")  # on `clock`: when training must end so that there is time to send
-    checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)  # the ready trainer uses it by itself
+    checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)  # `drive` uses it by itself
     told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    run: str = ""  # the run's name
+    round: int = 1  # of the run, from 1
+    client: str = ""  # this client's name in the run
+    optimizer: OptimizerName = "sgd"  # this and the next three: of the run file; `make_optimizer` applies them
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None  # the greatest L2 norm of a gradient; `adjust_gradients` applies it
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])  # the run file's [training.options]
+    state: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """What this client keeps from one round of this run to the next, also over restarts: change it in place. It may
+    hold dicts, lists, tuples, tensors, arrays, numbers and texts, nested. It is kept if the report is accepted."""
+    rules: GradientRules = field(default_factory=GradientRules, repr=False)  # behind `adjust_gradients`
+    site_applies: set[str] = field(default_factory=set[str], repr=False)  # see `applied_by_site`
 
     def steps_for(self, n_batches: int) -> int:
         """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""
@@ -84,3 +94,99 @@ class LocalPlan:
         if reason := self.told_to_stop():
             return reason
         return "the deadline is near" if self.seconds_left <= 0 else None
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer that the run file asks for, over the model's trainable parameters."""
+        return optimizer_of(self, [p for p in model.parameters() if p.requires_grad])
+
+    def adjust_gradients(self, model: nn.Module) -> None:
+        """Do to the model's gradients what the run asks: add FedProx's term, keep the part that the codec can send, and
+        clip. Call it after `backward` and before the optimizer's step.
+
+        Raises `ValueError` for a model that does not have the parameters of the client's own.
+        """
+        if not self.rules.is_bound:
+            self._bind(model)
+        self.rules.apply(model)
+
+    def applied_by_site(self, *keys: str) -> None:
+        """State that the site's own code applies these keys by itself: "proximal_mu", "codec" or "clip_norm". Without
+        this or `adjust_gradients`, the work of a round that asks for them is declined.
+
+        Raises `ValueError` for another key.
+        """
+        if unknown := set(keys) - {"proximal_mu", "codec", "clip_norm"}:
+            raise ValueError(f'keys must be among "proximal_mu", "codec" and "clip_norm", not {sorted(unknown)[0]!r}')
+        self.site_applies.update(keys)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The keys that the run asks for, and that nobody has applied."""
+        if self.rules.is_applied:
+            return ()
+        asked = {"proximal_mu": self.proximal_mu, "codec": self.within, "clip_norm": self.clip_norm is not None}
+        return tuple(key for key, is_asked in asked.items() if is_asked and key not in self.site_applies)
+
+    def drive(
+        self,
+        data: Data,
+        keep: Mapping[str, Kept] | None = None,
+        *,
+        collate: Collate | None = None,
+        accumulate: int = 1,
+        device: torch.device | str = "cpu",
+        terms: Mapping[str, object] | None = None,
+    ) -> LocalSteps:
+        """The local steps of this round: iterate over them, and take one step of the optimizer for each.
+
+        They end when the planned steps are done, when the client is told to stop, or when no time is left. A training
+        that was killed resumes after the last saved step, with the same bits. Batch order, dropout and the like follow
+        from the plan's seed, and the process-wide generators are restored at the end.
+
+        Args:
+            data: a data set, whose batches are drawn in an order that is the same on every machine; a `DataLoader`,
+                which keeps its own batch size; or anything that can be iterated again and gives batches. Data without a
+                length need a plan with steps.
+            keep: what a step changes, by name, such as model and optimizer: anything with `state_dict` and
+                `load_state_dict`. It is saved and restored. A training without it begins anew after a kill.
+            collate: makes a batch of a list of samples; by default as torch does.
+            accumulate: the batches in one step. Each item is then a list of them: parts of the plan's batch for a data
+                set, and consecutive batches otherwise.
+            device: where the model is.
+            terms: what else must be the same to resume, as JSON can carry it.
+        """
+        return LocalSteps(self, data, keep or {}, collate, accumulate, torch.device(device), terms or {})
+
+    def terms(self, n_steps: int) -> dict[str, object]:
+        """What must be the same to resume from a checkpoint of another process."""
+        found: dict[str, object] = {
+            "torch": torch.__version__,
+            "order": _SAMPLE_ORDER,
+            "batch_size": self.batch_size,
+            "steps": n_steps,
+            "learning_rate": self.learning_rate,
+            "proximal_mu": self.proximal_mu,
+            "seed": self.seed,
+        }
+        usual = LocalPlan()
+        later = ("optimizer", "momentum", "weight_decay", "clip_norm", "options")
+        changed = {name: getattr(self, name) for name in later if getattr(self, name) != getattr(usual, name)}
+        return found | {name: dict(value) if name == "options" else value for name, value in changed.items()}
+
+    def bound_to(self, model: nn.Module) -> "LocalPlan":
+        """This plan with its gradient rules, made for a model that has the global weights now."""
+        bound = replace(self, rules=GradientRules())
+        bound._bind(model)
+        bound.rules.is_fixed = True
+        return bound
+
+    def begin(self, *models: nn.Module) -> None:
+        """A training of these models begins: their present weights are the global ones, unless the loop said so."""
+        if self.rules.is_fixed:
+            return
+        self.rules.forget()
+        for model in models:
+            self._bind(model)
+
+    def _bind(self, model: nn.Module) -> None:
+        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm)

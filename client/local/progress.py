@@ -1,23 +1,31 @@
-"""The ready trainer's training in progress: all that its next step depends on, saved and resumed to the bit.
+"""A training in progress: all that its next step depends on, saved and resumed to the bit.
 
-That is weights and buffers, the optimizer, the loss scale, the place in the data, the generators, and the sums of the
-metrics. Other state of the user's objects, such as a schedule in a data set, is not saved.
+That is what the caller names (a model with its buffers, an optimizer, a schedule, a loss scale), the place in the data,
+the generators, the client's state across rounds, and the sums of the metrics. Other state of the user's objects, such
+as a schedule in a data set, is not saved.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from umbel.client.local.batches import EndlessBatches
+from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import generators, set_generators
-from umbel.client.local.plan import Checkpoint
 
 log = logging.getLogger("umbel.client")
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """What can be saved and restored: a module, an optimizer, a schedule, a loss scale, or an object of one's own."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class Means:
@@ -28,6 +36,9 @@ class Means:
         self._counts: dict[str, int] = {}
         self._first: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
 
     def add(self, batch_means: Mapping[str, Tensor], n_samples: int) -> None:
         for name, mean in batch_means.items():
@@ -57,62 +68,130 @@ class Means:
         return {name: total.item() / self._counts[name] for name, total in self._sums.items()}
 
 
+class CountSums:
+    """Sums of named integer tensors, such as confusion matrices; summed on the device, and read once at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, batch_counts: Mapping[str, Tensor]) -> None:
+        """Raises `ValueError` for counts that are no integers, or whose shape differs from the batches before."""
+        for name, counts in batch_counts.items():
+            if counts.is_floating_point() or counts.is_complex():
+                raise ValueError(f"the counts {name!r} must be integers, not {counts.dtype}")
+            before = self._sums.get(name)
+            if before is not None and before.shape != counts.shape:
+                raise ValueError(
+                    f"the counts {name!r} have shape {tuple(counts.shape)}, but {tuple(before.shape)} in an earlier "
+                    "batch; counts of all batches must have one shape"
+                )
+            term = counts.detach().to(torch.int64)
+            self._sums[name] = term if before is None else before + term
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._sums)
+
+    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self._sums = {name: total.to(device) for name, total in state.items()}
+
+    def result(self) -> dict[str, Tensor]:
+        """One dimension each, on the CPU."""
+        return {name: total.cpu().reshape(-1) for name, total in self._sums.items()}
+
+
+def note_measured(measured: Mapping[str, Tensor], n_samples: int, means: Means, counts: CountSums) -> None:
+    """Add what was measured of a batch: floating-point tensors are means over it, integer tensors are counts."""
+    means.add({name: one for name, one in measured.items() if one.is_floating_point()}, n_samples)
+    counts.add({name: one for name, one in measured.items() if not one.is_floating_point()})
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """The state of a training. `terms`: what must be the same when it is resumed."""
+    """The state of a training. `kept`: what its steps change, by name. `terms`: what must be the same when it is
+    resumed. `site_state`: what the client keeps across rounds; it is changed in place.
+    """
 
-    model: nn.Module
-    optimizer: Optimizer
-    scaler: torch.amp.GradScaler
+    kept: Mapping[str, Kept]
     means: Means
+    counts: CountSums
     batches: EndlessBatches
     device: torch.device
     terms: dict[str, object]
+    site_state: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if taken := sorted(_OWN & self.kept.keys()):
+            raise ValueError(f"what is kept cannot have the name {taken[0]!r}, which the checkpoint uses itself")
+        for name, one in self.kept.items():
+            if not isinstance(cast(object, one), Kept):
+                raise TypeError(
+                    f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict"
+                )
 
     def keep(self, checkpoint: Checkpoint, steps_done: int) -> None:
+        later = {"counts": self.counts.state(), "state": self.site_state}
         checkpoint.save(
             {
                 "terms": self.terms,
                 "steps_done": steps_done,
-                "model": dict(_values_of(self.model)),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
+                **{name: _state_of(one) for name, one in self.kept.items()},
                 "means": self.means.state(),
                 "place": self.batches.place,
                 "generators": generators(self.device),
+                **{name: value for name, value in later.items() if value},
             }
         )
 
     def resume(self, checkpoint: Checkpoint) -> int:
         """Resume from a checkpoint that fits; returns the steps done, or 0 if training starts anew."""
-        kept = checkpoint.load()
-        if kept is None:
+        found = checkpoint.load() if self.kept else None
+        if found is None:
             return 0
-        if misfit := self._misfit(kept):
+        if misfit := self._misfit(found):
             log.warning(
                 "the checkpoint of an earlier training does not fit (%s); training starts from the beginning", misfit
             )
             return 0
-        with torch.no_grad():
-            for name, value in _values_of(self.model):
-                value.copy_(kept["model"][name])
-        self.optimizer.load_state_dict(kept["optimizer"])
-        self.scaler.load_state_dict(kept["scaler"])
-        self.means.set_state(kept["means"], self.device)
-        self.batches.go_to(kept["place"])
-        set_generators(kept["generators"], self.device)  # last, because finding the place draws from them
-        log.info("training resumes after step %d, from the checkpoint of an earlier process", kept["steps_done"])
-        return int(kept["steps_done"])
+        for name, one in self.kept.items():
+            _restore(one, found[name])
+        self.means.set_state(found["means"], self.device)
+        self.counts.set_state(found.get("counts", {}), self.device)
+        if "state" in found:
+            self.site_state.clear()
+            self.site_state.update(found["state"])
+        self.batches.go_to(found["place"])
+        set_generators(found["generators"], self.device)  # last, because finding the place draws from them
+        log.info("training resumes after step %d, from the checkpoint of an earlier process", found["steps_done"])
+        return int(found["steps_done"])
 
-    def _misfit(self, kept: Mapping[str, Any]) -> str:
+    def _misfit(self, found: Mapping[str, Any]) -> str:
         """Why the checkpoint does not fit; empty if it does. Nothing is changed yet."""
-        if kept.get("terms") != self.terms:
+        if found.get("terms") != self.terms:
             return "its settings differ"
-        if _shapes(kept["model"]) != _shapes(dict(_values_of(self.model))):
-            return "it is of another model"
-        if _groups(kept["optimizer"]) != _groups(self.optimizer.state_dict()):
-            return "it is of another optimizer"
+        if set(found) - _OWN != set(self.kept):
+            return "it keeps other things"
+        for name, one in self.kept.items():
+            if isinstance(one, nn.Module) and _shapes(found[name]) != _shapes(dict(_values_of(one))):
+                return "it is of another model"
+            if isinstance(one, torch.optim.Optimizer) and _groups(found[name]) != _groups(one.state_dict()):
+                return "it is of another optimizer"
         return ""
+
+
+_OWN = {"terms", "steps_done", "means", "counts", "state", "place", "generators"}
+
+
+def _state_of(one: Kept) -> Any:
+    return dict(_values_of(one)) if isinstance(one, nn.Module) else one.state_dict()
+
+
+@torch.no_grad()
+def _restore(one: Kept, state: Any) -> None:
+    if not isinstance(one, nn.Module):
+        one.load_state_dict(state)
+        return
+    for name, value in _values_of(one):
+        value.copy_(state[name])
 
 
 def _values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ docs/decisions/0017-sums-that-could-be-subtracted.md has the rules and their rea
 import hashlib
 import logging
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.canonical import canonical, later_fields
@@ -240,10 +240,12 @@ def terms_sha256(invitation: SecureInvitation) -> str:
     return hashlib.sha256(canonical(terms).encode()).hexdigest()
 
 
-def _later_terms(training: TrainingPlan) -> dict[str, object]:
+def _later_terms(training: TrainingPlan) -> Mapping[str, object]:
     """The terms that plans have gained, where they are not the default. A schedule of the learning rate is one term for
     all rounds: `check_offer` has compared the rate with it.
     """
     given = ((name, getattr(training, name), default) for name, default in later_fields(TrainingPlan))
-    changed = {f"training.{name}": value for name, value, default in given if value != default}
-    return changed | ({"learning_rate": training.rate_plan.learning_rate} if training.rate_plan else {})
+    changed: dict[str, object] = {f"training.{name}": value for name, value, default in given if value != default}
+    if training.rate_plan is not None:
+        changed["learning_rate"] = training.rate_plan.learning_rate
+    return changed

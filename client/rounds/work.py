@@ -43,8 +43,10 @@ class Trained:
     could_go_on: bool = False  # whether it ended by itself with time for more steps
 
 
-def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
-    """The plan of a run file's training. The caller adds the deadline, and what stops it."""
+def asked_of_site(
+    training: TrainingPlan, seed: int, share: float = 1.0, *, run: str = "", number: int = 1, client: str = ""
+) -> LocalPlan:
+    """The plan of a run file's training in round `number` of `run`. The caller adds the deadline, and what stops it."""
     return LocalPlan(
         epochs=training.local_epochs,
         steps=training.local_steps,
@@ -54,6 +56,14 @@ def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> Loca
         seed=seed,
         evaluate=training.evaluate,
         share=share,
+        run=run,
+        round=number,
+        client=client,
+        optimizer=training.optimizer,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        options=training.options,
     )
 
 
@@ -67,6 +77,8 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
     shared.load(weights)
     try:
         return _call(app, plan)
+    except TrainingFailed:
+        raise
     except (Exception, SystemExit) as error:
         raise _own_code_failed(error) from error
 
@@ -79,12 +91,26 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 def _call(app: Client, plan: LocalPlan) -> Trained:
     evaluation = evaluated(app) if plan.evaluate else None
     asks, started = _StopQuestions(plan), time.perf_counter()
-    result = app.train(app.model, replace(plan, told_to_stop=asks))
+    plan = replace(plan.bound_to(app.model), told_to_stop=asks)
+    result = app.train(app.model, plan)
     ended = time.perf_counter()
     _require_kind(result, TrainResult, "train")
+    require_applied(plan)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
     return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+
+
+def require_applied(plan: LocalPlan) -> None:
+    """Raise `TrainingFailed` for a site's own loop that has ignored what the run asks of gradients."""
+    if not plan.ignored:
+        return
+    asked = " and ".join({"codec": "a structured codec"}.get(key, key) for key in plan.ignored)
+    raise TrainingFailed(
+        f"the run asks for {asked}, and train did not apply it: call plan.adjust_gradients(model) after backward and "
+        f"before each step of the optimizer, or plan.applied_by_site({', '.join(map(repr, plan.ignored))}) if train "
+        "does the same by itself"
+    )
 
 
 def evaluated(app: Client) -> Evaluation | None:

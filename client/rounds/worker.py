@@ -24,7 +24,8 @@ from umbel.client.errors import (
     UnfitWork,
     WorkRefused,
 )
-from umbel.client.local.plan import Checkpoint, LocalPlan
+from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.plan import LocalPlan
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher
@@ -234,7 +235,9 @@ class RoundWorker:
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
         return replace(
-            asked_of_site(offer.training, offer.seed, offer.share),
+            asked_of_site(
+                offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
+            ),
             deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
             told_to_stop=_first_reason(lambda: watch.ended, lambda: self.shutdown.reason),
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.files import make_private
-from umbel.client.local.plan import Checkpoint
+from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.state.model_files import read_tensors, write_tensors
 
 _SHARE = 1 / 40

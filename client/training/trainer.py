@@ -1,227 +1,325 @@
-"""The ready trainer: any `nn.Module`, any loss, any map-style data set.
+"""The ready trainer: any `nn.Module`, any batches, the run's optimizer or one's own, and hooks for the rest.
 
 It draws batch order and dropout from the plan's seed. When it must stop, or has no time for the next step, it returns
 the steps done so far: partial work. After a kill the training resumes from its checkpoint and gives the same bits. A
 loss that becomes NaN does not stop it: the loop declines the update with the reason.
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from umbel.client.app import Client
-from umbel.client.local.batches import Batch, Data, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
-from umbel.client.local.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
+from umbel.client.local.batches import Collate, Data, n_batches, n_samples, ordered_batches, samples_in, to_device
+from umbel.client.local.devices import Precision, autocast, pick_device, pick_precision, whole_float32
 from umbel.client.local.plan import LocalPlan
-from umbel.client.local.progress import Means, TrainingProgress
+from umbel.client.local.progress import CountSums, Kept, Means, note_measured
 from umbel.client.local.results import Evaluation, TrainResult
+from umbel.client.local.steps import LocalSteps
+from umbel.client.training.losses import Loss, LossName, Measure, accuracy_of_classes, named_loss
 
 EVALUATION_BATCH_SIZE = 256
-Loss = Callable[[Any, Any], Tensor]
-Metric = Callable[[Any, Any], Tensor]
-OptimizerFactory = Callable[[Iterable[nn.Parameter], float], Optimizer]
-
-
-def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-    return SGD(parameters, lr=learning_rate)
+Metric: TypeAlias = Callable[[Any, Any], Tensor]
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter], float], Optimizer]
+Measured: TypeAlias = Mapping[str, Tensor]
+"""What a step measures, by name: a floating-point tensor is a mean over the batch, an integer tensor adds up."""
+StepLoss: TypeAlias = Tensor | tuple[Tensor, Measured]
+Configured: TypeAlias = (
+    Optimizer | Sequence[Optimizer] | tuple[Optimizer | Sequence[Optimizer], LRScheduler | Sequence[LRScheduler]]
+)
+_TARGETS = ("labels", "label", "target", "targets")  # in a batch that is a mapping
 
 
 class TorchClient(Client):
-    """A client made of a model, a loss and data.
+    """A client made of a model, a loss and data. Override a hook where an argument does not suffice:
+
+    - `training_step(model, batch)` returns the loss, or the loss and what else was measured. With several optimizers
+      that take turns it yields one loss for each of them.
+    - `configure(model, plan)` returns the optimizer, or the optimizer and its schedule over the steps.
+    - `evaluation_step(model, batch)` returns what was measured.
 
     Args:
         model: any module. Inputs that are a tuple or a mapping become its positional or keyword arguments.
-        loss: function of (output, target) that returns a mean over the batch, as a scalar.
-        train: a data set of (inputs, target) pairs, or a `DataLoader`, which keeps its own batch size.
+        loss: function of (output, target) that returns a mean over the batch, as a scalar; or the name of one:
+            "classes" (also of pixels), "tokens", "one-logit", "multi-label", "regression" (`losses.py`). None: the
+            model returns an output with a `loss`, as models of Hugging Face do.
+        train: a data set, or a `DataLoader`, which keeps its own batch size, or anything that gives batches. A batch is
+            (inputs, target), (input, ..., target), or a mapping with the target as "labels", "label" or "target".
         holdout: the same, for evaluation.
-        optimizer: function of (parameters, learning_rate), called each round; plain SGD by default.
+        optimizer: function of (parameters, learning_rate), called each round; by default what the run file asks for.
         device: "auto" or a name that torch knows.
-        precision: of the forward pass.
-        metrics: name -> function of (output, target) that returns a mean over the batch. By default the accuracy, if
-            targets are classes. The loss is always among the metrics.
+        precision: of the forward pass. "float32" also on GPUs, without TF32; "auto" takes bfloat16 or float16 there.
+        metrics: name -> function of (output, target) that returns a mean over the batch. By default the accuracy, where
+            the loss or the shapes tell what that is. The loss is always among the metrics.
+        counts: name -> function of (output, target) that returns integers which add up over batches and clients, such
+            as `confusion_counts` and `score_histogram`.
+        collate: makes a batch of a list of samples; by default as torch does.
+        accumulate: the parts in which a step computes the gradient of its batch, one after another, to save memory.
+        evaluation_batch_size: samples that are evaluated at once.
+        sample_count: how many samples `train` has, where it does not tell.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | LossName | None,
         train: Data,
         holdout: Data | None = None,
         optimizer: OptimizerFactory | None = None,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: Precision = "float32",
         metrics: Mapping[str, Metric] | None = None,
+        *,
+        counts: Mapping[str, Metric] | None = None,
+        collate: Collate | None = None,
+        accumulate: int = 1,
+        evaluation_batch_size: int = EVALUATION_BATCH_SIZE,
+        sample_count: int | None = None,
     ) -> None:
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.model = model.to(self.device)
-        self.sample_count = n_samples(train)
-        if self.sample_count < 1 or n_batches(train, 1) < 1:
-            raise ValueError("the training data are empty; a client needs at least one sample, and one batch")
-        self._loss, self._train, self._holdout, self._metrics = loss, train, holdout, metrics
-        self._optimizer = optimizer or _sgd
+        self.sample_count = _count_of(train, sample_count)
+        self._train, self._holdout, self._optimizer = train, holdout, optimizer
+        self._collate, self._accumulate, self._evaluation_batch_size = collate, accumulate, evaluation_batch_size
+        named = named_loss(loss) if isinstance(loss, str) else None
+        self._loss = named.loss if named else cast("Loss | None", loss)
+        self._measure = _measures(metrics, named.measure if named else accuracy_of_classes, counts or {})
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, batch: Any) -> StepLoss | Iterator[StepLoss]:
+        """The loss of a batch, which is on the client's device. Raises `ValueError` for a batch without a target."""
+        return self._forward(model, batch)
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Measured:
+        """What is measured of a batch, which is on the client's device, without gradients."""
+        loss, measured = self._forward(model, batch)
+        return {"loss": loss, **measured}
+
+    def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:
+        """The optimizer of this round, several of them, or a pair with the schedules that are advanced at each step."""
+        if self._optimizer is None:
+            return plan.make_optimizer(model)
+        return self._optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
+
+    # --- the client ---------------------------------------------------------------------------------------------------
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train for the planned steps, or for as many as there is time for; at least one."""
-        n_in_pass = n_batches(self._train, plan.batch_size)
-        planned, full = plan.steps_for(n_in_pass), plan.full_steps_for(n_in_pass)
-        was_training = model.training
-        model.to(self.device).train()
-        try:
-            with seeded(plan.seed, self.device):
-                done, means = self._run_steps(model, plan, planned)
-        finally:
-            model.train(was_training)
-        first, last = means.first("loss"), means.last("loss")
-        return TrainResult(self.sample_count, done, planned, means.result(), full, first, last)
+        with _mode(model.to(self.device), is_training=True), self._whole_precision():
+            step = _Step(self, model, plan)
+            terms = {"device": self.device.type, "precision": str(self.precision), "sample_count": self.sample_count}
+            steps = plan.drive(
+                self._train,
+                step.kept(),
+                collate=self._collate,
+                accumulate=self._accumulate,
+                device=self.device,
+                terms=terms,
+            )
+            for item in steps:
+                step.take(item if self._accumulate > 1 else [item], steps)
+        return steps.result(self.sample_count)
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
-        """Loss and metrics over the held-out data; None without any."""
+        """What `evaluation_step` measures over the held-out data; None without any."""
         if self._holdout is None or n_samples(self._holdout) == 0:
             return None
-        means, was_training = Means(), model.training
-        model.to(self.device).eval()
-        try:
-            with torch.no_grad():
-                for batch in ordered_batches(self._holdout, EVALUATION_BATCH_SIZE):
-                    self._forward(model, batch, means)
-        finally:
-            model.train(was_training)
-        return Evaluation(n_samples(self._holdout), means.result())
+        means, counts, n_seen = Means(), CountSums(), 0
+        with _mode(model.to(self.device), is_training=False), self._whole_precision(), torch.no_grad():
+            for batch in ordered_batches(self._holdout, self._evaluation_batch_size, self._collate):
+                with autocast(self.device, self.precision):
+                    measured = self.evaluation_step(model, to_device(batch, self.device))
+                n_in_batch = _n_measured(batch)
+                note_measured(measured, n_in_batch, means, counts)
+                n_seen += n_in_batch
+        n = n_samples(self._holdout)
+        return Evaluation(n_seen if n is None else n, means.result(), counts=counts.result())
 
-    def _run_steps(self, model: nn.Module, plan: LocalPlan, planned: int) -> tuple[int, Means]:
-        batches = EndlessBatches(self._train, plan.batch_size, plan.seed, self.device)
-        step = _Step(model, self._optimizer, plan, self.device, self.precision)
-        training = TrainingProgress(
-            model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned)
-        )
-        done, step_s, pace = training.resume(plan.checkpoint), 0.0, Pace(self.device)
-        started = time.perf_counter()
-        for batch in batches:
-            step.apply(self._forward(model, batch, training.means))
-            pace.step_queued()
-            done += 1
-            now = time.perf_counter()
-            started, step_s = now, now - started
-            if done >= planned or plan.should_stop() or plan.seconds_left < step_s:
-                break
-            if plan.checkpoint.is_due():
-                training.keep(plan.checkpoint, done)
-                started = time.perf_counter()
-        return done, training.means
-
-    def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
-        """What must be the same to resume from a checkpoint of another process."""
-        return {
-            "torch": torch.__version__,
-            "order": "sample order 1",  # the version of `aggregation/sample_order.py`
-            "device": self.device.type,
-            "precision": str(self.precision),
-            "batch_size": plan.batch_size,
-            "sample_count": self.sample_count,
-            "steps": planned,
-            "learning_rate": plan.learning_rate,
-            "proximal_mu": plan.proximal_mu,
-            "seed": plan.seed,
-        }
-
-    def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
-        """The batch's loss. Adds it and the metrics to `means`."""
-        inputs, target = to_device(batch[0], self.device), to_device(batch[1], self.device)
-        with autocast(self.device, self.precision):
-            output = _call(model, inputs)
-            loss = self._loss(output, target)
+    def _forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Measured]:
+        if self._loss is None:
+            return _own_loss(_called(model, batch)), {}
+        inputs, target = _split(batch)
+        output = _called(model, inputs)
+        loss = self._loss(output, target)
         with torch.no_grad():
-            means.add({"loss": loss, **self._measure(output, target)}, _batch_size(target))
-        return loss
+            return loss, self._measure(output, target)
 
-    def _measure(self, output: Any, target: Any) -> Mapping[str, Tensor]:
-        if self._metrics is None:
-            return _default_metrics(output, target)
-        return {name: metric(output, target) for name, metric in self._metrics.items()}
+    def _whole_precision(self) -> AbstractContextManager[None]:
+        return whole_float32(self.device) if self.precision == torch.float32 else nullcontext()
 
 
 class _Step:
-    """Backward, proximal term and optimizer step, with loss scaling if float16 needs it."""
+    """Steps of the optimizers: backward, what the run asks of gradients, and loss scaling if float16 needs it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory,
-        plan: LocalPlan,
-        device: torch.device,
-        precision: torch.dtype,
-    ) -> None:
-        self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
-        self._proximal = ProximalTerm(model, plan.proximal_mu)
-        named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
-        self._within = [(p, plan.within[n]) for n, p in named if n in plan.within and p.requires_grad]
+    def __init__(self, client: TorchClient, model: nn.Module, plan: LocalPlan) -> None:
+        self._client, self._model, self._plan = client, model, plan
+        self._optimizers, self._schedules = _configured(client.configure(model, plan))
         # Gradients of a model that is itself float16 cannot be unscaled.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
-        scales = precision == torch.float16 and device.type != "cpu" and not is_half
-        self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
+        device = client.device
+        scales = client.precision == torch.float16 and device.type != "cpu" and not is_half
+        self._scaler = torch.amp.GradScaler(device.type, enabled=scales)
 
-    def apply(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
-        self._proximal.add_gradient()
-        for parameter, project in self._within:
-            if parameter.grad is not None:
-                parameter.grad = project(parameter.grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+    def kept(self) -> dict[str, Kept]:
+        """What a step changes, by the names that checkpoints have."""
+        found: dict[str, Kept] = {"model": self._model, "optimizer": self._optimizers[0], "scaler": self._scaler}
+        found |= {f"optimizer_{i}": one for i, one in enumerate(self._optimizers[1:], 2)}
+        return found | {f"schedule_{i}": one for i, one in enumerate(self._schedules, 1)}
+
+    def take(self, batches: Sequence[Any], steps: LocalSteps) -> None:
+        """One step with the mean gradient of these parts of a batch."""
+        sizes = [_n_measured(batch) for batch in batches]
+        self._zero()
+        for batch, size in zip(batches, sizes, strict=True):
+            found = self._found(batch)
+            if isinstance(found, (tuple, Tensor)):
+                self._scaler.scale(self._noted(found, size, steps, size / sum(sizes))).backward()
+            else:
+                self._take_turns(found, size, steps, len(batches))
+                return
+        self._move(self._optimizers)
+
+    def _take_turns(self, losses: Iterator[StepLoss], size: int, steps: LocalSteps, n_parts: int) -> None:
+        """One step of each optimizer with a loss of its own, which is computed after the step before."""
+        if n_parts > 1:
+            raise ValueError("a training_step that yields losses cannot accumulate gradients: set accumulate = 1")
+        optimizers = iter(self._optimizers)
+        while True:
+            with autocast(self._client.device, self._client.precision):
+                found = next(losses, None)
+            if found is None:
+                break
+            if (optimizer := next(optimizers, None)) is None:
+                raise ValueError(
+                    f"training_step yields more losses than configure returns optimizers ({len(self._optimizers)})"
+                )
+            self._zero()
+            self._scaler.scale(self._noted(found, size, steps, 1.0)).backward()
+            self._move([optimizer])
+
+    def _found(self, batch: Any) -> StepLoss | Iterator[StepLoss]:
+        client = self._client
+        with autocast(client.device, client.precision):
+            return client.training_step(self._model, to_device(batch, client.device))
+
+    def _noted(self, found: StepLoss, size: int, steps: LocalSteps, share: float) -> Tensor:
+        """The loss times `share`, after it was noted with what else was measured."""
+        loss, measured = found if isinstance(found, tuple) else (found, {})
+        steps.note_measured({"loss": loss, **measured}, size)
+        return loss if share == 1.0 else loss * share
+
+    def _zero(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _move(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            self._scaler.unscale_(optimizer)
+        self._plan.adjust_gradients(self._model)
+        for optimizer in optimizers:
+            self._scaler.step(optimizer)
+        self._scaler.update()
+        for schedule in self._schedules:
+            schedule.step()
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def _configured(configured: Configured) -> tuple[list[Optimizer], list[LRScheduler]]:
+    """The optimizers and schedules. Raises `TypeError` for something else."""
+    optimizers: Any = configured
+    schedules: Any = ()
+    if isinstance(configured, tuple) and len(configured) == 2 and not isinstance(configured[1], Optimizer):
+        optimizers, schedules = configured
+    found = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    planned = [schedules] if isinstance(schedules, LRScheduler) else list(schedules)
+    if not found or not all(isinstance(one, Optimizer) for one in found):
+        raise TypeError("configure must return an optimizer, or several, or a pair of optimizers and schedules")
+    if not all(isinstance(one, LRScheduler) for one in planned):
+        raise TypeError("the second value that configure returns must be a schedule of torch.optim.lr_scheduler")
+    return found, planned
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
     match inputs:
         case Mapping():
             return model(**cast(Mapping[str, Any], inputs))
-        case list():
-            return model(*inputs)
+        case list() | tuple():
+            return model(*cast(Sequence[Any], inputs))
         case _:
             return model(inputs)
 
 
-def _default_metrics(output: Any, target: Any) -> dict[str, Tensor]:
-    """Accuracy where targets are class indices and outputs hold one score a class (dimension 1), else nothing."""
-    if not (isinstance(output, Tensor) and isinstance(target, Tensor)) or target.is_floating_point():
-        return {}
-    if output.dim() < 2 or target.shape != output.shape[:1] + output.shape[2:]:
-        return {}
-    return {"accuracy": (output.argmax(dim=1) == target).to(torch.float32).mean()}
+def _split(batch: Any) -> tuple[Any, Any]:
+    """Inputs and target. Raises `ValueError` for a batch of another form."""
+    if isinstance(batch, Mapping):
+        named = cast(Mapping[str, Any], batch)
+        if (key := next((name for name in _TARGETS if name in named), None)) is not None:
+            return {name: value for name, value in named.items() if name != key}, named[key]
+        raise ValueError(
+            f"a batch has the keys {', '.join(sorted(map(str, named)))[:200]}, and no target: name the target "
+            f'"{_TARGETS[0]}", or override training_step and evaluation_step'
+        )
+    if isinstance(batch, list | tuple) and len(cast(Sequence[Any], batch)) >= 2:
+        *inputs, target = cast(Sequence[Any], batch)
+        return inputs[0] if len(inputs) == 1 else inputs, target
+    raise ValueError(
+        f"a batch is a {type(batch).__name__}, which does not tell inputs from target: give (inputs, target) or a "
+        "mapping, or override training_step and evaluation_step"
+    )
 
 
-def _batch_size(target: Any) -> int:
-    """The samples in a batch, by its target's first tensor; 1 without one."""
-    while isinstance(target, Mapping | list) and target:
-        values = cast(Any, target.values() if isinstance(target, Mapping) else target)
-        target = next(iter(values))
-    return int(target.shape[0]) if isinstance(target, Tensor) and target.dim() else 1
+def _own_loss(output: Any) -> Tensor:
+    """The loss in a model's output. Raises `ValueError` without one."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"the model returned a {type(output).__name__} without a loss: give TorchClient a loss, or batches with "
+            "the labels that the model computes its loss from"
+        )
+    return found
 
 
-class ProximalTerm:
-    """FedProx's proximal term (Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2).
+def _measures(metrics: Mapping[str, Metric] | None, usual: Measure, counts: Mapping[str, Metric]) -> Measure:
+    def measured(output: Any, target: Any) -> dict[str, Tensor]:
+        means = usual(output, target) if metrics is None else {n: one(output, target) for n, one in metrics.items()}
+        return {**means, **{name: count(output, target) for name, count in counts.items()}}
 
-    The local objective becomes h(w) = F(w) + mu/2 * ||w - w_global||^2 over the trainable parameters. w_global is the
-    model when this is made. With mu = 0 it does nothing.
-    """
+    return measured
 
-    def __init__(self, model: nn.Module, mu: float) -> None:
-        self._mu = mu
-        trainable = [p for p in model.parameters() if p.requires_grad] if mu else []
-        self._pairs = [(p, p.detach().clone()) for p in trainable]
 
-    @torch.no_grad()
-    def add_gradient(self) -> None:
-        """Add mu * (w - w_global) to every `.grad`, after `backward` and before the optimizer's step."""
-        for parameter, anchor in self._pairs:
-            pull = (parameter - anchor).mul_(self._mu)
-            if parameter.grad is None:
-                parameter.grad = pull
-            else:
-                parameter.grad.add_(pull)
+def _n_measured(batch: Any) -> int:
+    """The samples in a batch: by its target if it has one, because inputs may be lists of anything."""
+    try:
+        return samples_in(_split(batch)[1])
+    except ValueError:
+        return samples_in(batch)
+
+
+def _count_of(train: Data, told: int | None) -> int:
+    """The number of samples. Raises `ValueError` for data without any, or that do not tell."""
+    found = n_samples(train) if told is None else told
+    if found is None:
+        raise TypeError(
+            "the data do not tell how many samples they hold, which weighs the client's update: set sample_count, or "
+            "give the data set a length (__len__)"
+        )
+    if found < 1 or n_batches(train, 1) == 0:
+        raise ValueError("the training data are empty; a client needs at least one sample, and one batch")
+    return found
+
+
+@contextmanager
+def _mode(model: nn.Module, *, is_training: bool) -> Generator[None]:
+    """The model in training mode or not; restored at the end."""
+    before = model.training
+    model.train(is_training)
+    try:
+        yield
+    finally:
+        model.train(before)

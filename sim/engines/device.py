@@ -10,7 +10,6 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,25 +54,6 @@ def moved(work: CohortWork, device: torch.device) -> CohortWork:
     own = data.samples.take(data.rows)
     samples = SampleSet(own.inputs.to(device), own.targets.to(device))
     return replace(work, data=CohortData(samples, np.arange(len(data.rows)), data.starts))
-
-
-@contextmanager
-def whole_float32(device: torch.device) -> Generator[None]:
-    """Have a GPU multiply full float32 inside. By default torch rounds inputs of convolutions to 10 bits (TF32)."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn: Any = torch.backends.cudnn
-    cuda: Any = torch.backends.cuda
-    switches = (cudnn.conv, cudnn.rnn, cuda.matmul)
-    before = [one.fp32_precision for one in switches]
-    try:
-        for one in switches:
-            one.fp32_precision = "ieee"
-        yield
-    finally:
-        for one, precision in zip(switches, before, strict=True):
-            one.fp32_precision = precision
 
 
 @contextmanager

@@ -18,17 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.local.batches import split_sizes
-from umbel.client.local.devices import generators, seeded, set_generators
-from umbel.client.training.trainer import ProximalTerm
+from umbel.client.local.devices import generators, seeded, set_generators, whole_float32
+from umbel.client.local.gradients import GradientRules
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import found_device, one_thread, rows_of_block, whole_float32
+from umbel.sim.engines.device import found_device, one_thread, rows_of_block
 from umbel.sim.engines.model import ModelRecipe, ResidentModel
 from umbel.sim.engines.optimizers import restartable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
@@ -92,10 +91,8 @@ class LocalTrainer:
         self._resident.reset()
         module, plan = self._resident.module, work.plan
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._proximal = ProximalTerm(module, plan.proximal_mu)
-        within = projections(work.codec, self.layout)
-        named = module.named_parameters(remove_duplicate=False)
-        self._within = [(p, within[name]) for name, p in named if name in within and p.requires_grad]
+        self._rules = GradientRules()
+        self._rules.bind(module, plan.proximal_mu, projections(work.codec, self.layout), plan.clip_norm)
         self._optimizer = restartable(self._parameters, plan, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
@@ -122,19 +119,14 @@ class LocalTrainer:
         self._optimizer.restart()
         samples, rows = self._samples_of(work, position)
         batches = self._batches(rows, work, position)
-        clip_norm, total, n_seen = work.plan.clip_norm, torch.zeros((), device=self._device), 0
+        total, n_seen = torch.zeros((), device=self._device), 0
         first = last = total
         for number, chosen in enumerate(islice(batches, int(work.steps[position]))):
             for parameter in self._parameters:
                 parameter.grad = None
             loss = self._loss_of(samples, chosen)
             loss.backward()
-            self._proximal.add_gradient()
-            for parameter, project in self._within:
-                if parameter.grad is not None:
-                    parameter.grad = project(parameter.grad)
-            if clip_norm is not None:
-                clip_grad_norm_(self._parameters, clip_norm)
+            self._rules.apply(self._resident.module)
             self._optimizer.step()
             last = loss.detach()
             first = last if number == 0 else first

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
+from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import CPU, found_device, moved, one_thread, whole_float32
+from umbel.sim.engines.device import CPU, found_device, moved, one_thread
 from umbel.sim.engines.model import Loss, cross_entropy
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
 from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, lockstep, owners, widest_batch

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
+from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.engines.device import chunks, one_thread, part_of, rows_of_block, whole_float32
+from umbel.sim.engines.device import chunks, one_thread, part_of, rows_of_block
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, LocalTrainer, Losses, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.device import CPU, chunks, devices_of, one_thread, rows_of_block, whole_float32
+from umbel.sim.engines.device import CPU, chunks, devices_of, one_thread, rows_of_block
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, draws_of
 from umbel.sim.engines.work import Changes, CohortWork, EngineError

@@ -33,9 +33,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
-from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork

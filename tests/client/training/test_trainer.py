@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from umbel.client import LocalPlan, TorchClient
 from umbel.client.local.batches import shuffled_batches, split_sizes
-from umbel.client.training.trainer import ProximalTerm
 
 
 def data(n: int = 40, seed: int = 0) -> TensorDataset:
@@ -34,7 +33,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 def test_the_proximal_gradient_is_autograds() -> None:
     model, mu = network(), 0.37
-    term = ProximalTerm(model, mu)
+    plan = LocalPlan(proximal_mu=mu).bound_to(model)
     anchors = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():
         for p in model.parameters():
@@ -45,7 +44,7 @@ def test_the_proximal_gradient_is_autograds() -> None:
     objective = loss + mu / 2 * torch.stack([(p - a).square().sum() for p, a in pairs]).sum()
     expected = torch.autograd.grad(objective, list(model.parameters()), retain_graph=True)
     loss.backward()
-    term.add_gradient()
+    plan.adjust_gradients(model)
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient)
 
@@ -53,8 +52,7 @@ def test_the_proximal_gradient_is_autograds() -> None:
 def test_frozen_parameters_feel_no_pull() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    term = ProximalTerm(model, 1.0)
-    term.add_gradient()
+    LocalPlan(proximal_mu=1.0).adjust_gradients(model)
     assert model.bias.grad is None
     assert model.weight.grad is not None
 

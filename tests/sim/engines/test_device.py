@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import (
 
 from tests.sim.engines.cohorts import Optimizing, all_changes, recipe, start_of, work_of
 from umbel.aggregation.model.layout import Layout
+from umbel.client.local.devices import whole_float32
 from umbel.sim.engines import training
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.device import CPU, devices_of, found_device, moved, require_device_name, whole_float32
+from umbel.sim.engines.device import CPU, devices_of, found_device, moved, require_device_name
 from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
 from umbel.sim.engines.stacked.lockstep import lockstep

@@ -1,0 +1,114 @@
+"""What a run does to every gradient of local training: FedProx's term, the part that the codec sends, and the clip."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+Projection = Callable[[Tensor], Tensor]
+_WRAPPERS = ("module.", "_module.", "_orig_mod.")  # the prefixes of DDP, Opacus and torch.compile
+
+
+@dataclass(slots=True)
+class _Rule:
+    """What is done to one parameter's gradient. `anchor`: its global value, if FedProx pulls towards it."""
+
+    anchor: Tensor | None
+    project: Projection | None
+
+
+class GradientRules:
+    """The rules of one training: bind them to the model while that has the global weights, and apply them in each step.
+
+    FedProx (Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2): the local objective becomes
+    h(w) = F(w) + mu/2 * ||w - w_global||^2 over the trainable parameters, so their gradient gains mu (w - w_global).
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+        self.is_fixed = False  # whether the client's loop has bound them
+        self.is_applied = False  # whether `apply` was ever called
+
+    def forget(self) -> None:
+        """Let go of every model."""
+        self._mu, self._clip_norm = 0.0, cast("float | None", None)
+        self._by_name: dict[str, _Rule] = {}
+        self._by_parameter: dict[int, _Rule] = {}
+        self._parameters: list[nn.Parameter] = []  # which keeps the ids of `_by_parameter` in use
+        self._last: tuple[nn.Module, list[nn.Parameter], list[tuple[nn.Parameter, _Rule]]] | None = None
+        self.is_bound = False
+
+    def bind(self, model: nn.Module, mu: float, within: Mapping[str, Projection], clip_norm: float | None) -> None:
+        """Take the model's present weights for the global ones. Memory with FedProx: one copy of them.
+
+        `mu`: FedProx's. `within`: by parameter name, the projection of a gradient onto what the codec can send.
+        `clip_norm`: the greatest L2 norm of the gradient after that; None: it is not clipped.
+        """
+        self._mu, self._clip_norm, self.is_bound = mu, clip_norm, True
+        if not (mu or within or clip_norm is not None):
+            return
+        named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
+        for name, parameter in named:
+            if not parameter.requires_grad:
+                continue
+            rule = self._by_parameter.get(id(parameter))
+            if rule is None:
+                rule = _Rule(parameter.detach().clone() if mu else None, None)
+                self._parameters.append(parameter)
+                self._by_parameter[id(parameter)] = rule
+            rule.project = within.get(name, rule.project)
+            self._by_name[name] = rule
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Change every `.grad` of the model, after `backward` and before the optimizer's step.
+
+        Raises `ValueError` for a model that does not have the parameters of the bound one.
+        """
+        self.is_applied = True
+        if not self._parameters:
+            return
+        if self._last is None or self._last[0] is not model:
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            self._last = model, parameters, self._rules_of(model, parameters)
+        _, parameters, rules = self._last
+        for parameter, rule in rules:
+            _change(parameter, rule, self._mu)
+        if self._clip_norm is not None:
+            clip_grad_norm_(parameters, self._clip_norm)
+
+    def _rules_of(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _Rule]]:
+        found = [(p, rule) for p in parameters if (rule := self._by_parameter.get(id(p))) is not None]
+        if not found:  # a copy or a wrapper of the model
+            named = ((_bare(name), p) for name, p in model.named_parameters() if p.requires_grad)
+            found = [(p, rule) for name, p in named if (rule := self._by_name.get(name)) is not None]
+        if not found:
+            raise ValueError(
+                "plan.adjust_gradients was given a model without any parameter of the client's own model: give it the "
+                "model that train was called with"
+            )
+        return found
+
+
+def _change(parameter: nn.Parameter, rule: _Rule, mu: float) -> None:
+    if rule.anchor is not None:
+        if rule.anchor.device != parameter.device:  # the model has moved since
+            rule.anchor = rule.anchor.to(parameter.device)
+        pull = (parameter - rule.anchor).mul_(mu)
+        if parameter.grad is None:
+            parameter.grad = pull
+        else:
+            parameter.grad.add_(pull)
+    if rule.project is not None and parameter.grad is not None:
+        parameter.grad = rule.project(parameter.grad)
+
+
+def _bare(name: str) -> str:
+    """A parameter's name without the prefixes of wrappers."""
+    for prefix in _WRAPPERS:
+        if name.startswith(prefix):
+            return _bare(name.removeprefix(prefix))
+    return name

@@ -1,0 +1,152 @@
+"""The local steps of one round: batches until the plan is done or there is no more time, and what was measured."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from umbel.client.local.batches import Collate, Data, EndlessBatches, is_map_style, n_batches, samples_in
+from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.devices import Pace, seeded
+from umbel.client.local.progress import CountSums, Kept, Means, TrainingProgress, note_measured
+from umbel.client.local.results import TrainResult
+
+_TELL_S = 30.0  # between two log lines about the progress
+log = logging.getLogger("umbel.client")
+
+
+class StepPlan(Protocol):
+    """What the steps follow: a `LocalPlan`."""
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def seconds_left(self) -> float: ...
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
+    def steps_for(self, n_batches: int) -> int: ...
+    def full_steps_for(self, n_batches: int) -> int: ...
+    def should_stop(self) -> str | None: ...
+    def terms(self, n_steps: int) -> dict[str, object]: ...
+    def begin(self, *models: nn.Module) -> None: ...
+
+
+class LocalSteps:
+    """An iterator over batches; make it with `plan.drive`, which says how it is used.
+
+    `steps_done`: steps that are complete, those of an earlier process included. `steps_planned`: the plan's.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        data: Data,
+        keep: Mapping[str, Kept],
+        collate: Collate | None,
+        accumulate: int,
+        device: torch.device,
+        terms: Mapping[str, object],
+    ) -> None:
+        """As for `plan.drive`. Raises `ValueError` for data that cannot be driven."""
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+        self._plan, self._keep, self._device = plan, keep, device
+        in_pass = _steps_in_pass(plan, data, accumulate)
+        self.steps_done, self.steps_planned = 0, plan.steps_for(in_pass)
+        self._steps_full = plan.full_steps_for(in_pass)
+        self._means, self._counts = Means(), CountSums()
+        self._batches = EndlessBatches(data, plan.batch_size, plan.seed, device, collate, accumulate)
+        asked = {**plan.terms(self.steps_planned), **terms}
+        if accumulate > 1:
+            asked["accumulate"] = accumulate
+        self._training = TrainingProgress(keep, self._means, self._counts, self._batches, device, asked, plan.state)
+        self._n_samples, self._told_at = 1, time.monotonic()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Each item is a batch or, where batches are accumulated, a list of them. A killed training resumes."""
+        plan, pace, step_s = self._plan, Pace(self._device), 0.0
+        plan.begin(*(one for one in self._keep.values() if isinstance(one, nn.Module)))
+        with seeded(plan.seed, self._device):
+            self.steps_done = self._training.resume(plan.checkpoint)
+            started = time.perf_counter()
+            for item in self._batches:
+                self._n_samples = samples_in(item)
+                yield item
+                pace.step_queued()
+                self.steps_done += 1
+                now = time.perf_counter()
+                started, step_s = now, now - started
+                if self.steps_done >= self.steps_planned or plan.should_stop() or plan.seconds_left < step_s:
+                    break
+                if plan.checkpoint.is_due():
+                    self._training.keep(plan.checkpoint, self.steps_done)
+                    started = time.perf_counter()
+                self._tell()
+
+    def note(self, n_samples: int | None = None, **batch_means: Tensor | float) -> None:
+        """Note means over the batch, such as its loss. The result has their means over all samples.
+
+        `n_samples`: in the batch; by default the length of the first tensor in it.
+        """
+        means = {name: torch.as_tensor(value) for name, value in batch_means.items()}
+        self._means.add(means, self._n_samples if n_samples is None else n_samples)
+
+    def note_measured(self, measured: Mapping[str, Tensor], n_samples: int) -> None:
+        """Note means of floating-point tensors, and counts of integer tensors."""
+        note_measured(measured, n_samples, self._means, self._counts)
+
+    def count(self, **batch_counts: Tensor) -> None:
+        """Note integers that add up over batches and clients, such as confusion matrices; of one shape in all batches.
+
+        Raises `ValueError` for others.
+        """
+        self._counts.add(batch_counts)
+
+    def result(self, sample_count: int, metrics: Mapping[str, Any] | None = None) -> TrainResult:
+        """The result of the training. `sample_count`: the client's samples. `metrics`: others than the noted ones."""
+        return TrainResult(
+            sample_count,
+            self.steps_done,
+            self.steps_planned,
+            {**self._means.result(), **(metrics or {})},
+            self._steps_full,
+            self._means.first("loss"),
+            self._means.last("loss"),
+            counts=self._counts.result(),
+        )
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S:
+            return
+        self._told_at = now
+        loss = self._means.last("loss")
+        log.info(
+            "%d of %d local steps done%s",
+            self.steps_done,
+            self.steps_planned,
+            "" if loss is None else f"; the loss of the last batch is {loss:.4g}",
+        )
+
+
+def _steps_in_pass(plan: StepPlan, data: Data, accumulate: int) -> int:
+    """The steps of one pass over the data. Raises `ValueError` for a plan with epochs of data without a length."""
+    found = n_batches(data, plan.batch_size)
+    if found is not None:
+        # Accumulation splits the plan's batches of samples with numbers, and joins other batches.
+        return found if is_map_style(data) else -(-found // accumulate)
+    if plan.steps is None:
+        raise ValueError(
+            "the data have no length, so nobody knows when an epoch ends: ask the operator for local_steps in "
+            "[training] instead of local_epochs, or give data with a length"
+        )
+    return 1
