@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,15 +52,23 @@ def load_initial_model(spec: str, seed: int) -> "nn.Module | Client":
     return checked_client(made, spec, "an umbel.client.Client or a torch.nn.Module")
 
 
-def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:
-    """Return what `spec` names if it is of one of these kinds, else call it and return the result.
+def make_named(
+    spec: str, kinds: type | tuple[type, ...], place: OptionWords, arguments: Mapping[str, object] | None = None
+) -> object:
+    """Return what `spec` names if it is of one of these kinds, else call it with `arguments` and return the result.
 
     The current directory is importable, as with `python -m`. Raises `AppError` with a sentence that says what to do;
     errors inside the user's own code pass through, except that a missing library is named.
     """
     with _missing_libraries_named(spec):
         found = _found(spec, place)
-        return found if isinstance(found, kinds) else _call(found, spec, place)
+        if not isinstance(found, kinds):
+            return _call(found, spec, place, arguments or {})
+    if arguments:
+        raise AppError(
+            f"{spec} is {place.wanted}, which takes no arguments; name a function, or leave the arguments out"
+        )
+    return found
 
 
 def find_named(spec: str, place: OptionWords) -> object:
@@ -103,15 +111,16 @@ def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
     return getattr(module, attribute)
 
 
-def _call(found: object, spec: str, place: OptionWords) -> object:
+def _call(found: object, spec: str, place: OptionWords, arguments: Mapping[str, object]) -> object:
     if not callable(found):
         raise AppError(f"{spec} is a {type(found).__name__}; name {place.wanted} or a function that returns one")
     try:
-        return found()
+        return found(**arguments)
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # raised inside the user's function
-        raise AppError(f"{spec} cannot be called without arguments: {error}") from error
+        how = f"with the arguments {', '.join(arguments)}" if arguments else "without arguments"
+        raise AppError(f"{spec} cannot be called {how}: {error}") from error
 
 
 def checked_client(made: object, spec: str, wanted: str = "an umbel.client.Client") -> "Client":

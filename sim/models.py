@@ -4,6 +4,9 @@
 [model]
 name = "mlp"            # "logistic", "2nn", "cnn", "lstm", "heart", or one's own: "module:function"
 hidden = [64]           # of "mlp": how wide its hidden layers are
+
+[model.arguments]       # of one's own function, which gets them by name; a sweep may vary "model.arguments.width"
+width = 64
 ```
 
 McMahan et al. 2017 is arXiv:1602.05629. Docstrings name differences from the papers.
@@ -11,16 +14,17 @@ McMahan et al. 2017 is arXiv:1602.05629. Docstrings name differences from the pa
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import require_within
+from umbel.sim.data.arguments import require_arguments
 from umbel.sim.data.data_set import Described, LearningTask
 
 NAMES = ("mlp", "logistic", "2nn", "cnn", "lstm", "heart")
@@ -31,15 +35,17 @@ _EMBEDDED, _RECURRENT = 8, 256
 
 @dataclass(frozen=True, slots=True)
 class ModelSection:
-    """Which model. `hidden`: of "mlp" alone."""
+    """Which model. `hidden`: of "mlp" alone; `arguments`: of one's own function."""
 
     name: str = "mlp"
     hidden: tuple[int, ...] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if self.name not in NAMES and ":" not in self.name:
             raise ValueError(f"name must be one of {', '.join(NAMES)}, or module:function, not {self.name!r:.80}")
+        require_arguments(self.arguments, self.name, is_own=":" in self.name)
         if self.hidden is None:
             return
         if self.name != "mlp":
@@ -60,7 +66,7 @@ def build(section: ModelSection, data: Described, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model") % (1 << 63))
-        return _own(section.name) if ":" in section.name else _known(section, data)
+        return _own(section.name, section.arguments) if ":" in section.name else _known(section, data)
 
 
 def perceptron(input_shape: Sequence[int], hidden: Sequence[int], n_classes: int) -> nn.Sequential:
@@ -154,12 +160,12 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
             return TwoClassRegression(shape[0])
 
 
-def _own(name: str) -> nn.Module:
+def _own(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     from umbel.client.errors import AppError
     from umbel.client.user_code import OptionWords, make_named
 
     try:
-        made = make_named(name, nn.Module, OptionWords("name in [model]", "my_model:net", "an nn.Module"))
+        made = make_named(name, nn.Module, OptionWords("name in [model]", "my_model:net", "an nn.Module"), arguments)
     except AppError as error:
         raise ModelError(str(error)) from error
     if not isinstance(made, nn.Module):

@@ -8,6 +8,9 @@ train_limit = 10000     # at most this many samples to train on, drawn from the 
 test_limit = 1000       # at most this many to test on
 test_share = 0.2        # share of each class that is held out, of data sets without a test part: digits, breast-cancer
 
+[data.arguments]        # of one's own function, which gets them by name; a sweep may vary "data.arguments.year"
+year = 2025
+
 [data]
 name = "synthetic"      # Synthetic(alpha, beta); generates its clients, and takes no [partition]
 clients = 1000
@@ -21,9 +24,10 @@ Data come from files in scikit-learn, from files in the data folder, from a gene
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +35,7 @@ import torch
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import require_within
+from umbel.sim.data.arguments import require_arguments
 from umbel.sim.data.data_set import DataError, DataSet, SampleSet, TrainAndTest, held_out
 from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.data.sets.fetch import SOURCES, DataSource
@@ -59,11 +64,13 @@ class DataSection:
     beta: float | None = None
     iid: bool | None = None
     samples: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if self.name not in NAMES and not self.is_own:
             raise ValueError(f"name must be one of {', '.join(NAMES)}, or module:function, not {self.name!r:.80}")
+        require_arguments(self.arguments, self.name, is_own=self.is_own)
         for limit in _OF_DEALT:
             if (value := getattr(self, limit)) is not None:
                 require_within(value, limit, 1, LIMIT_MAX)
@@ -152,7 +159,7 @@ def load(
 
 def _whole(section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, DataSource]) -> DataSet:
     if section.is_own:
-        return _own(section.name)
+        return _own(section.name, section.arguments)
     if section.name in sources:
         return _from_files(section.name, folder, sources[section.name])
     make = digits if section.name == "digits" else breast_cancer
@@ -181,7 +188,7 @@ def _images(name: str, folder: Path) -> DataSet:
     return DataSet(name, train, np.arange(len(train)), test, N_CLASSES)
 
 
-def _own(name: str) -> DataSet:
+def _own(name: str, arguments: Mapping[str, Any]) -> DataSet:
     """The data set of the user's code, which returns a `DataSet` (as from `arrays.dataset`) or samples.
 
     Its random draws are the same every time, so that an interrupted run resumes with the same data.
@@ -195,7 +202,8 @@ def _own(name: str) -> DataSet:
 
     try:
         with seeded(0, torch.device("cpu")):
-            made = make_named(name, (DataSet, TrainAndTest), OptionWords("name in [data]", "my_data:load", "a DataSet"))
+            place = OptionWords("name in [data]", "my_data:load", "a DataSet")
+            made = make_named(name, (DataSet, TrainAndTest), place, arguments)
     except AppError as error:
         raise DataError(str(error)) from error
     match made:

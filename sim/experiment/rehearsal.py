@@ -109,6 +109,8 @@ class _Checks:
         if not any(one.requires_grad for one in made.parameters()):
             raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
         _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
+        if engine in ("processes", "ray"):
+            recipe.to_json()  # raises for a model that other processes cannot make
         if engine == "batched":
             _require_stackable(recipe, shown)
         if engine == "threads":

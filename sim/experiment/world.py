@@ -85,7 +85,11 @@ def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPo
 def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
     """The recipe by which any process makes the trial's model."""
     arguments = {
-        "section": {"name": section.name, "hidden": None if section.hidden is None else list(section.hidden)},
+        "section": {
+            "name": section.name,
+            "hidden": None if section.hidden is None else list(section.hidden),
+            "arguments": dict(section.arguments),
+        },
         "data": {
             "name": data.name,
             "task": data.task.value,
@@ -111,7 +115,7 @@ def made_model(section: Mapping[str, Any], data: Mapping[str, Any], seed: int) -
     """The model of a recipe from `recipe_of`."""
     hidden = None if section["hidden"] is None else tuple(section["hidden"])
     facts = _DataFacts(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
-    return build(ModelSection(section["name"], hidden), facts, seed)
+    return build(ModelSection(section["name"], hidden, section["arguments"]), facts, seed)
 
 
 Digests = Mapping[str, str]
