@@ -5,7 +5,7 @@ import os
 import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from umbel.client import Client, LocalPlan, TrainResult
 
@@ -16,20 +16,16 @@ class Hospital(Client):
         self.data, self.sample_count = data, len(data)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
-        order = torch.Generator().manual_seed(plan.seed)
-        batches = DataLoader(self.data, plan.batch_size, shuffle=True, generator=order)
         optimizer = torch.optim.Adam(model.parameters(), plan.learning_rate / 10)
-        planned, done, loss = plan.steps_for(len(batches)), 0, torch.zeros(())
-        while done < planned and not (done and plan.should_stop()):  # stop early if the plan asks, but do one step
-            for features, labels in batches:
-                loss = nn.functional.cross_entropy(model(features), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                done += 1
-                if done == planned or plan.should_stop():
-                    break
-        return TrainResult(self.sample_count, done, planned, {"loss": loss.item()})
+        steps = plan.drive(self.data, keep={"model": model, "optimizer": optimizer})
+        for features, labels in steps:  # as many as are planned and there is time for; a killed training resumes here
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(features), labels)
+            loss.backward()
+            plan.adjust_gradients(model)  # FedProx, clipping, and the part that the codec can send
+            optimizer.step()
+            steps.note(loss=loss)
+        return steps.result(self.sample_count)
 
 
 def client() -> Hospital:

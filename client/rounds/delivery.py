@@ -37,6 +37,7 @@ class Delivery:
         answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
         if answer.outcome is Outcome.ACCEPTED:
             self._store.feedback.keep()
+            self._store.site_state.keep()
         self._store.forget_work()
         self.note(pending.assignment, answer, pending.work.steps_done, pending.work.steps_planned)
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
@@ -33,6 +35,7 @@ from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import Trained, asked_of_site, measure, name_of, save_work, train, warn_if_too_slow
+from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -54,7 +57,7 @@ class RoundWorker:
     shutdown: Shutdown
 
     def __post_init__(self) -> None:
-        self.shared = SharedState(self.app)
+        self._share(SharedState(self.app))
         self.delivery = Delivery(self.coordinator, self.store)
         self._links = Links(self.site.policy.link_rules)
 
@@ -75,22 +78,25 @@ class RoundWorker:
             raise CoordinatorMisbehaved(
                 "the run's [tensors] or base_sha256 differ from what the coordinator sent before"
             )
-        self.shared = self.shared.under(rules)
+        self._share(self.shared.under(rules))
         return True
+
+    def _share(self, shared: SharedState) -> None:
+        self.shared = shared
+        self._first_private = shared.private()  # as the client makes them, for a run without a state yet
 
     def do(self, offer: Assignment, window_end: float) -> None:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
         self.apply(offer.tensors)
         self.shared.require_base()
+        self.store.forget_pending()
         if offer.is_secure:
-            with self.shared.restored_on_failure():
-                self._train_securely(offer, window_end)
+            self._train_securely(offer, window_end)
             return
         self.site.check_plain(self.layout)
         check_able(offer, self.app.sample_count, self.layout)
         if offer.task.sends_updates:
-            with self.shared.restored_on_failure():
-                self._train(offer, window_end)
+            self._train(offer, window_end)
         else:
             self._measure(offer, window_end)
 
@@ -108,10 +114,13 @@ class RoundWorker:
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
-            done = train(self.app, self.shared, start, self._plain_plan(offer, window_end, watch))
+            plan = self._plain_plan(offer, window_end, watch)
+            done = train(self.app, self.shared, start, plan)
         self._warn_if_too_slow(offer, done, window_end)
         watch.check()
         self.shared.require_base()
+        if offer.task.makes_model:
+            self._hold(offer, plan)
         pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
@@ -120,6 +129,7 @@ class RoundWorker:
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
+        self._taken_up(offer)
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             done = measure(self.app, self.shared, start, offer)
         watch.check()
@@ -158,6 +168,7 @@ class RoundWorker:
             self.delivery.note(offer.id, answer, *steps)
             self.delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
+                self.store.site_state.keep()
                 self.delivery.opened += part.open()
         finally:
             admitted.client.abort()
@@ -172,12 +183,12 @@ class RoundWorker:
         noise; else raises `UnfitWork` or `TooLittleDone`.
         """
         try:
-            with self.shared.restored_on_failure():
-                done = train(self.app, self.shared, start, plan)
-                self._warn_if_too_slow(part.offer, done, window_end)
-                exchange.check()
-                part.check_work(plan, done)
-                self._require_same_base()
+            done = train(self.app, self.shared, start, plan)
+            self._warn_if_too_slow(part.offer, done, window_end)
+            exchange.check()
+            part.check_work(plan, done)
+            self._require_same_base()
+            self._hold(part.offer, plan)
             return done
         except TrainingFailed as error:
             log.error("%s: training failed", name_of(part.offer), exc_info=error.__cause__)
@@ -227,6 +238,23 @@ class RoundWorker:
             decline(self.coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
+    def _taken_up(self, offer: Assignment) -> dict[str, Any]:
+        """Give the model the private tensors that belong before this version; returns the `plan.state` beside them."""
+        kept = self.store.site_state.before(offer.run, offer.model.version)
+        try:
+            self.shared.set_private(kept.private or self._first_private)
+        except LayoutError as error:
+            raise WorkRefused(str(error)) from error
+        return kept.state
+
+    def _hold(self, offer: Assignment, plan: LocalPlan) -> None:
+        """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
+        try:
+            left = SiteState(plan.state, self.shared.private())
+            self.store.site_state.wait(offer.run, offer.model.version, left)
+        except (TypeError, ValueError) as error:
+            raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
+
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout)
         checkpoint = Checkpoint() if offer.task.tries_clients else self.store.checkpoint(offer)
@@ -240,6 +268,7 @@ class RoundWorker:
             ),
             deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
             told_to_stop=_first_reason(lambda: watch.ended, lambda: self.shutdown.reason),
+            state=self._taken_up(offer),
         )
 
 

@@ -1,8 +1,7 @@
 """A training in progress, kept on disk, so that a killed client resumes it while its round is open.
 
-It is one safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model that it
-belongs to. Nothing is unpickled. Values that JSON cannot tell apart are spelled out: `{"tuple": [...]}`,
-`{"dict": [[key, value], ...]}`, `{"tensor": "name"}`.
+It is one safetensors file: the tensors, and in its metadata the rest as JSON (`packing.py`), with the assignment and
+the model that it belongs to.
 
 Saving may take `_SHARE` of the training's time, by the time that the last save took. A failure to save is only logged.
 """
@@ -11,18 +10,17 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
-from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.files import make_private
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.state.model_files import read_tensors, write_tensors
+from umbel.client.state.packing import Packing, unpack
 
 _SHARE = 1 / 40
 _FIRST_COPIES = 3  # for an estimate of the first save: the weights and Adam's two moments
@@ -109,62 +107,3 @@ class DiskCheckpoint(Checkpoint):
                 error,
             )
         self._has_failed = True
-
-
-class Packing:
-    """Packs nested values as JSON and collects their tensors by name. Tied weights become one tensor."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._names: dict[tuple[object, ...], str] = {}
-
-    def pack(self, value: object) -> Any:
-        """`value` as JSON. Raises `TypeError` for a value of an unsupported type."""
-        match value:
-            case None | bool() | int() | float() | str():
-                return value
-            case np.generic():
-                return value.item()
-            case Tensor():
-                return {"tensor": self._name_of(value.detach())}
-            case list():
-                return [self.pack(item) for item in cast(list[object], value)]
-            case tuple():
-                return {"tuple": [self.pack(item) for item in cast(tuple[object, ...], value)]}
-            case Mapping():
-                pairs = cast(Mapping[object, object], value).items()
-                return {"dict": [[self.pack(key), self.pack(item)] for key, item in pairs]}
-            case _:
-                kinds = "dicts, lists, tuples, tensors, numbers, texts and None"
-                raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint, only {kinds} can")
-
-    def _name_of(self, tensor: Tensor) -> str:
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        name = self._names.setdefault(place if tensor.numel() else (len(self.tensors),), str(len(self.tensors)))
-        self.tensors.setdefault(name, tensor)
-        return name
-
-
-def unpack(packed: object, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `pack`, with these tensors. Raises `ValueError` for what `pack` does not write."""
-    match packed:
-        case None | bool() | int() | float() | str():
-            return packed
-        case list():
-            return [unpack(item, tensors) for item in cast(Sequence[object], packed)]
-        case {"tensor": str(name)} if name in tensors:
-            return tensors[name]
-        case {"tuple": [*items]}:
-            return tuple(unpack(item, tensors) for item in items)
-        case {"dict": [*pairs]}:
-            return dict(_pair(pair, tensors) for pair in pairs)
-        case _:
-            raise ValueError("the checkpoint's state is malformed")
-
-
-def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    match pair:
-        case [key, value]:
-            return unpack(key, tensors), unpack(value, tensors)
-        case _:
-            raise ValueError("the checkpoint's state is malformed")

@@ -9,6 +9,7 @@
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not answered yet: update.bin, then report.json
 <state>/<coordinator>/feedback/       residuals of error feedback: VERSION.safetensors
+<state>/<coordinator>/site/RUN/       what the client keeps across rounds of a run: VERSION.safetensors (site_state.py)
 <state>/<coordinator>/failures/       how often this client has failed in secure rounds: failures.py
 <state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
 ```
@@ -38,6 +39,7 @@ from umbel.client.state.failures import FailureStore
 from umbel.client.state.feedback_store import FeedbackStore
 from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import SecureStore
+from umbel.client.state.site_state import SiteStateStore
 from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, enrolment_in, home_of
 
 log = logging.getLogger("umbel.client")
@@ -69,6 +71,7 @@ class Store:
         self.secure = SecureStore(self._root / "secure")
         self.failures = FailureStore(self._root / "failures")
         self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
+        self.site_state = SiteStateStore(self._root / "site", self._pending / "site.safetensors")
 
     def enrolled_name(self) -> str | None:
         known = enrolment_in(self._root).read()
@@ -112,7 +115,7 @@ class Store:
 
     def save_update(self, parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
         """Write an update durably, piece by piece; returns its SHA-256 and length in bytes."""
-        self.forget_pending()
+        self._report.path.unlink(missing_ok=True)
         digest, n_bytes = hashlib.sha256(), 0
         with os.fdopen(os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for part in parts:
@@ -147,6 +150,6 @@ class Store:
             path.unlink()
 
     def forget_pending(self) -> None:
-        for path in (self._report.path, self._update, self.feedback.waiting):
+        for path in (self._report.path, self._update, self.feedback.waiting, self.site_state.waiting):
             path.unlink(missing_ok=True)
         sync(self._pending)

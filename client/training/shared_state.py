@@ -4,8 +4,7 @@ The run file says the kind of a tensor (`aggregation/plans/tensors.py`). `Client
 tensor to itself, and can declare a tensor that the run file does not list. Any other difference is refused.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import get_args
 
 import torch
@@ -107,17 +106,6 @@ class SharedState:
         with torch.no_grad():
             for name, tensor in here.items():
                 tensor.copy_(values[name])
-
-    @contextmanager
-    def restored_on_failure(self) -> Generator[None]:
-        """Give the private tensors back their values if the block raises: work that is not reported leaves no trace."""
-        before = self.private()
-        try:
-            yield
-        except BaseException:
-            if before:
-                self.set_private(before)
-            raise
 
     def require_base(self) -> None:
         """Raise `WorkRefused` unless the base tensors are those of the run. Call it before each training.

@@ -1,0 +1,119 @@
+"""What a client keeps from one round of a run to the next, on disk: its `plan.state`, and the private tensors.
+
+One safetensors file for each of the two newest model versions that this client has trained from, with the state after
+that training. It is written beside the update, and kept if the report of that update was accepted. A round begins with
+the newest state of an older version. So an attempt that is repeated begins as the abandoned one did.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from umbel.aggregation.types import RunId
+from umbel.client.files import make_private, sync
+from umbel.client.state.model_files import read_tensors, write_tensors
+from umbel.client.state.packing import Packing, unpack
+
+STATE_BYTES_MAX = 1 << 30
+_JSON_BYTES_MAX = 1 << 24
+_KEY, _VERSION = "umbel.state", "umbel.version"
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteState:
+    """`state`: of the site's own code. `private`: the private tensors by name, on the CPU; empty: as the client makes
+    them.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    private: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.state or self.private)
+
+
+class SiteStateStore:
+    """The states of one client, a folder for each run. `waiting`: that of an update whose report was not answered."""
+
+    def __init__(self, folder: Path, waiting: Path) -> None:
+        self._folder, self.waiting = folder, waiting
+
+    def before(self, run: RunId, version: int) -> SiteState:
+        """The state to train from this model version with. A damaged file is set aside, and an older one is taken."""
+        for found in reversed(self._versions(run)):
+            if found < version and (state := _read(self._path(run, found))) is not None:
+                return state
+        return SiteState()
+
+    def wait(self, run: RunId, version: int, left: SiteState) -> None:
+        """Write the state after training from this version. Raises `StateTooLarge` or `TypeError` for what cannot be
+        kept.
+        """
+        if not left and not self._versions(run):
+            return
+        make_private(self._folder / run)
+        _write(self.waiting, left, {"umbel.run": run, _VERSION: str(version)})
+
+    def keep(self) -> None:
+        """Keep the waiting state, because its update was accepted. All but the last two of its run are removed."""
+        if not self.waiting.exists():
+            return
+        try:
+            metadata, _ = read_tensors(self.waiting)
+            run, version = RunId(metadata["umbel.run"]), int(metadata[_VERSION])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            _set_aside(self.waiting, error)
+            return
+        self.waiting.replace(self._path(run, version))
+        for older in self._versions(run)[:-2]:
+            self._path(run, older).unlink()
+        sync(self._folder / run)
+
+    def _versions(self, run: RunId) -> list[int]:
+        """The versions with a state, in ascending order."""
+        return sorted(int(path.stem) for path in (self._folder / run).glob("*.safetensors") if path.stem.isdigit())
+
+    def _path(self, run: RunId, version: int) -> Path:
+        return self._folder / run / f"{version}.safetensors"
+
+
+class StateTooLarge(ValueError):
+    """More than a client keeps."""
+
+
+def _write(path: Path, left: SiteState, belongs: dict[str, str]) -> None:
+    packing = Packing()
+    packed = json.dumps(packing.pack({"state": left.state, "private": dict(left.private)}), allow_nan=True)
+    tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
+    n_bytes = len(packed) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if n_bytes > STATE_BYTES_MAX or len(packed) > _JSON_BYTES_MAX:
+        raise StateTooLarge(
+            f"plan.state and the private tensors take {n_bytes:,} bytes, {len(packed):,} of them as JSON; a client "
+            f"keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep less in plan.state"
+        )
+    write_tensors(path, tensors, {**belongs, _KEY: packed})
+
+
+def _read(path: Path) -> SiteState | None:
+    """None for a damaged file."""
+    try:
+        metadata, tensors = read_tensors(path)
+        # Copies: the values may be changed in place, and the file must stay as it is.
+        found = unpack(json.loads(metadata[_KEY]), {name: tensor.clone() for name, tensor in tensors.items()})
+        return SiteState(dict(found["state"]), dict(found["private"]))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        _set_aside(path, error)
+        return None
+
+
+def _set_aside(path: Path, error: Exception) -> None:
+    aside = path.with_suffix(".damaged")
+    path.replace(aside)
+    log.warning("what this client keeps across rounds is damaged (%s); the file is now %s", error, aside)

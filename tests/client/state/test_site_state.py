@@ -1,0 +1,134 @@
+"""What a client keeps across rounds: the newest state of an older version, kept only if its report was accepted."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.aggregation.types import RunId
+from umbel.client.state import site_state
+from umbel.client.state.site_state import SiteState, SiteStateStore, StateTooLarge
+
+RUN = RunId("demo")
+
+
+def store(folder: Path) -> SiteStateStore:
+    return SiteStateStore(folder / "site", folder / "waiting.safetensors")
+
+
+def leave(kept: SiteStateStore, version: int, state: dict[str, Any], *, accepted: bool = True) -> None:
+    kept.wait(RUN, version, SiteState(state, {"head": torch.full((2,), float(version))}))
+    if accepted:
+        kept.keep()
+
+
+def test_a_round_begins_with_the_newest_state_of_an_older_version(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    assert kept.before(RUN, 0) == SiteState()
+    leave(kept, 0, {"rounds": 1})
+    leave(kept, 3, {"rounds": 2})
+    assert store(tmp_path).before(RUN, 4).state == {"rounds": 2}
+    assert kept.before(RUN, 3).state == {"rounds": 1}, "an attempt that is repeated begins as the first did"
+    assert torch.equal(kept.before(RUN, 9).private["head"], torch.full((2,), 3.0))
+
+
+def test_a_state_whose_report_did_not_count_is_gone(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    leave(kept, 0, {"rounds": 1})
+    leave(kept, 1, {"rounds": 2}, accepted=False)
+    assert kept.before(RUN, 5).state == {"rounds": 1}
+
+
+def test_two_versions_are_kept_and_runs_are_apart(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    for version in range(5):
+        leave(kept, version, {"version": version})
+    assert sorted(path.name for path in (tmp_path / "site" / RUN).iterdir()) == ["3.safetensors", "4.safetensors"]
+    assert kept.before(RunId("other"), 9) == SiteState()
+
+
+def test_what_was_emptied_stays_empty(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    leave(kept, 0, {"a": 1})
+    kept.wait(RUN, 1, SiteState())
+    kept.keep()
+    assert not kept.before(RUN, 2)
+
+
+def test_a_client_without_a_state_writes_nothing(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.wait(RUN, 0, SiteState())
+    kept.keep()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_set_aside_and_the_older_one_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = store(tmp_path)
+    leave(kept, 0, {"rounds": 1})
+    leave(kept, 1, {"rounds": 2})
+    damaged = tmp_path / "site" / RUN / "1.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    with caplog.at_level(logging.WARNING):
+        assert kept.before(RUN, 2).state == {"rounds": 1}
+    assert "1.damaged" in caplog.text
+    assert damaged.with_suffix(".damaged").exists(), "nothing is lost"
+
+
+def test_too_much_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_state, "STATE_BYTES_MAX", 1000)
+    with pytest.raises(StateTooLarge, match=r"take 4,0\d\d bytes.*at most 1,000 bytes"):
+        store(tmp_path).wait(RUN, 0, SiteState({"big": torch.zeros(1000)}))
+
+
+def test_what_cannot_be_stored_is_refused_by_its_type(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a set cannot be kept on disk"):
+        store(tmp_path).wait(RUN, 0, SiteState({"seen": {1, 2}}))
+
+
+def test_a_state_may_be_changed_in_place_without_changing_what_is_stored(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    leave(kept, 0, {"moments": torch.zeros(3), "table": np.zeros(3)})
+    taken = kept.before(RUN, 1).state
+    taken["moments"] += 1
+    taken["table"] += 1
+    again = kept.before(RUN, 1).state
+    assert torch.equal(again["moments"], torch.zeros(3))
+    assert not again["table"].any()
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(1 << 60), 1 << 60) | st.floats(allow_nan=False) | st.text(max_size=5)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=4))
+def test_nested_values_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]) -> None:
+    kept = store(tmp_path_factory.mktemp("state"))
+    kept.wait(RUN, 0, SiteState(state, {"head": torch.ones(1)}))
+    kept.keep()
+    assert kept.before(RUN, 1).state == state
+
+
+def test_arrays_keep_their_shapes_and_types(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.float64(2.5), "c": np.zeros((0, 3))}
+    leave(kept, 0, arrays)
+    found = kept.before(RUN, 1).state
+    assert found["a"].dtype == np.int32
+    assert np.array_equal(found["a"], arrays["a"])
+    assert found["b"] == 2.5
+    assert found["c"].shape == (0, 3)
