@@ -39,7 +39,7 @@ from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.philox import DITHER_GROUP
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.model.state import ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX
@@ -124,14 +124,15 @@ class IntegerCodec:
     ) -> Iterator[tuple[int, Tensor]]:
         """The change in segments, each with the index of its first value: checked, and cut to the greatest level.
 
-        Exact values become zero and are appended to `exact`.
+        Exact values become zero, and are appended to `exact` if it is there.
         """
         most = (LEVEL_MAX - 1) / self._plan.inverse_step
         for first, values in in_segments(change(), entropy.SEGMENT):
             check_values(values, self._grid, first)
-            taken = self._exact.taken_out(values, first)
-            if exact is not None:
-                exact += taken
+            if exact is None:
+                self._exact.clear(values, first)
+            else:
+                exact += self._exact.taken_out(values, first)
             yield first, values.clamp_(-most, most)
 
     def within(self) -> Projections:
@@ -241,18 +242,23 @@ class MeanOfLevels:
 
 
 def _levels(first: int, values: Tensor, quantizer: Quantizer) -> Tensor:
-    """The integers of a segment that begins with coordinate `first`: int32."""
-    levels = torch.empty(values.numel(), dtype=torch.int32)
+    """The integers of a segment that begins with coordinate `first`: int32, on the CPU, where the coder is.
+
+    They are made where `values` are. From a GPU they come as int16, which holds all levels.
+    """
+    dtype = torch.int32 if values.device.type == "cpu" else torch.int16
+    levels = torch.empty(values.numel(), dtype=dtype, device=values.device)
     quantize_into(levels, values, quantizer, first)
-    return levels
+    return levels.cpu().to(torch.int32)
 
 
-def in_segments(pieces: Iterable[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
+def in_segments(pieces: Iterator[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
     """Float32 pieces of any lengths as segments of `size`, the last shorter, each with the index of its first value.
 
-    Each segment overwrites the one before.
+    They are on the device of the first piece. Each segment overwrites the one before.
     """
-    segment, n_held, first = torch.empty(size), 0, 0
+    device, pieces = with_device(pieces)
+    segment, n_held, first = torch.empty(size, device=device), 0, 0
     for piece in pieces:
         offset = 0
         while offset < piece.numel():

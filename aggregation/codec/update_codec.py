@@ -58,6 +58,9 @@ class UpdateCodec(UpdateReader, Protocol):
     def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
         """An update, in pieces. Each call of `change` gives the weight change from its beginning, as float32 pieces.
 
+        The pieces may be on any device. The update is encoded on that of the first piece, with the bits of the CPU, and
+        only what the update holds is copied to the CPU (docs/reference/codecs.md has the one exception).
+
         Raises `NonFiniteUpdate`, `UpdateOutOfRange`.
         """
         ...
@@ -104,7 +107,7 @@ class Float32Codec(GridCodec):
         first = 0
         for values in change():
             check_values(values, self._grid, first)
-            yield values.numpy().astype("<f4", copy=False).data.cast("B")
+            yield values.cpu().numpy().astype("<f4", copy=False).data.cast("B")
             first += values.numel()
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:

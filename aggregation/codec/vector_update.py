@@ -21,7 +21,7 @@ from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
-from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.model.state import ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
@@ -101,23 +101,24 @@ class VectorUpdateCodec(GridCodec):
         exact, values = self._split(change())
         context = self._context(rank)
         sent = send(self._codec, self._clipped(values), context, version, before, self._plan.momentum)
-        for _, here in self._exact.within(0, self._layout.n_values):  # a codec may decode zeros as other values
-            sent.left.values[here] = 0.0
+        self._exact.clear(sent.left.values, 0)  # a codec may decode zeros as other values
         return SentPayload(self._framed(exact, sent.pieces, rank), sent.left)
 
     def _split(self, change: Iterator[Tensor]) -> tuple[bytes, Tensor]:
-        """The exact values as bytes, and the whole change without them."""
-        values, exact, first = torch.empty(self._layout.n_values), bytearray(), 0
-        for piece in change:
+        """The exact values as bytes, and the whole change without them, on the device of its first piece."""
+        device, pieces = with_device(change)
+        values, exact, first = torch.empty(self._layout.n_values, device=device), bytearray(), 0
+        for piece in pieces:
             check_values(piece, self._grid, first)
             exact += self._exact.taken_out(values[first : first + piece.numel()].copy_(piece), first)
             first += piece.numel()
         return bytes(exact), values
 
     def _clipped(self, values: Tensor) -> Tensor:
+        """`values`, which are written over."""
         if self._plan.clip_norm is None:
             return values
-        return values * self._plan.scale(norm(values))
+        return values.mul_(self._plan.scale(norm(values)))
 
     def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[bytes, ...]:
         """The whole update. Raises `UpdateOutOfRange` for one that the coordinator would refuse.

@@ -15,6 +15,7 @@ changes also keeps a master copy of its own, whatever the dtypes (`downlink/publ
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 import torch
@@ -128,6 +129,12 @@ def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     return change.to(torch.float32).mul_(INTEGER_UNIT)
 
 
+def with_device(pieces: Iterator[Tensor]) -> tuple[torch.device, Iterator[Tensor]]:
+    """The device of the first piece (the CPU if there is none), and all pieces. Takes the first piece at once."""
+    first = next(pieces, None)
+    return (torch.device("cpu"), iter(())) if first is None else (first.device, chain((first,), pieces))
+
+
 def master_of(layout: Layout, state: State) -> dict[str, Tensor]:
     """The master copy of a state, on the CPU, owners only."""
     return {
@@ -170,13 +177,17 @@ class ExactPlaces:
     def taken_out(self, values: Tensor, first: int) -> bytes:
         """Replace the exact ones of `values` with zeros; return them as little-endian float32.
 
-        `values`: float32, the coordinates from `first` on.
+        `values`: float32, the coordinates from `first` on, on any device.
         """
-        taken = bytearray()
+        places = (here for _, here in self.within(first, values.numel()))
+        taken = b"".join(values[here].cpu().numpy().astype("<f4", copy=False).tobytes() for here in places)
+        self.clear(values, first)
+        return taken
+
+    def clear(self, values: Tensor, first: int) -> None:
+        """Replace the exact ones of `values`, the coordinates from `first` on, with zeros."""
         for _, here in self.within(first, values.numel()):
-            taken += values[here].numpy().astype("<f4", copy=False).tobytes()
             values[here] = 0.0
-        return bytes(taken)
 
     def put_back(self, values: Tensor, first: int, exact: Tensor) -> Tensor:
         """`values`, the coordinates from `first` on, with the exact ones in their places.

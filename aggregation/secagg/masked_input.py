@@ -39,7 +39,7 @@ def masked_input(contribution: Contribution, client: SecureClient) -> Iterator[B
     masks, first, bits = client.masks(Vector.LEVELS), 0, composition.secure.bits
     lanes = lane_dtype(bits)
     for part in contribution.levels():
-        lane_part = part.to(lanes)
+        lane_part = part.to(lanes).cpu()  # in this order, so that only lanes are copied from a GPU
         masks.apply(lane_part, first)
         first += part.numel()
         yield from (packed.numpy().data for packed in composition.modular.packed((lane_part,)))

@@ -138,7 +138,8 @@ def greatest(values: Tensor, first: int) -> float:
     """The greatest absolute value, 0 without values. `first`: as in `check_values`. Raises `NonFiniteUpdate`."""
     if values.numel() == 0:
         return 0.0
-    low, high = (bound.item() for bound in values.aminmax())
+    bounds: list[float] = torch.stack(values.aminmax()).tolist()  # at once: a GPU ends its work before each answer
+    low, high = bounds
     if math.isfinite(low) and math.isfinite(high):
         return max(-low, high)
     bad = int((~values.isfinite()).nonzero()[0].item())

@@ -17,13 +17,13 @@ keys are only in memory, so a kill ends this client's part in the attempt.
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor
+import torch
 
 from umbel.aggregation.messages import ReportAnswer
 from umbel.aggregation.plans.masks import ONE_STEP
@@ -56,6 +56,7 @@ from umbel.client.policy.site import Admitted, Site
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
+from umbel.client.training.encoding_device import CPU, where_memory_suffices
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import SecureInvitation, check_window
@@ -117,16 +118,16 @@ class SecureRound:
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
         self.site.earlier_sums.sending(self.invitation)
-        return self.store.save_update(masked_input(made, self.admitted.client))
+        client, device = self.admitted.client, made.values.device
+        return where_memory_suffices(lambda at: self.store.save_update(masked_input(made.on(at), client)), device)
 
     def _contribution(self, start: Path, done: Trained | None) -> Contribution:
-        change = partial(weight_changes, self.shared, start)
         if self.is_covered:
-            return self._unseen(nothing(self.invitation.composition) if done is None else change)
+            return self._unseen(None if done is None else start)
         assert done is not None, "without noise, failed training is declined"
         try:
             with unfit_refused(self.offer):
-                return self._made(change, self._local_work(done))
+                return self._made(start, self._local_work(done))
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
         except Exception as error:
@@ -135,10 +136,10 @@ class SecureRound:
                 f"the trained model could not be read: {type(error).__name__}; see this client's log"
             ) from error
 
-    def _unseen(self, change: Callable[[], Iterator[Tensor]]) -> Contribution:
+    def _unseen(self, start: Path | None) -> Contribution:
         """Contribute the change or, if it cannot be read, only noise: a refusal would tell the coordinator."""
         try:
-            return self._made(change, SILENT)
+            return self._made(start, SILENT)
         except Exception as error:
             log.error(
                 "%s: this client has no update for this private round, so it sends only noise: %s",
@@ -146,10 +147,17 @@ class SecureRound:
                 error,
                 exc_info=error,
             )
-            return self._made(nothing(self.invitation.composition), SILENT)
+            return self._made(None, SILENT)
 
-    def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
-        return contribution(self.invitation.composition, change, work, self.admitted.secret, is_covered=self.is_covered)
+    def _made(self, start: Path | None, work: LocalWork) -> Contribution:
+        """`start`: the file of the start weights; None for a change of zeros."""
+        composition, secret = self.invitation.composition, self.admitted.secret
+
+        def made(device: torch.device) -> Contribution:
+            change = nothing(composition) if start is None else partial(weight_changes, self.shared, start, device)
+            return contribution(composition, change, work, secret, is_covered=self.is_covered)
+
+        return where_memory_suffices(made, CPU if start is None else self.shared.encoding_device)
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` if the model arrived too late for the least amount of work."""

@@ -23,6 +23,7 @@ from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
+from umbel.client.training.encoding_device import CPU, where_memory_suffices
 from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
@@ -190,19 +191,24 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
 
 def _save_update(shared: SharedState, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
     """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
-    codec, change = codec_for(offer.codec, offer.grid, shared.layout), partial(weight_changes, shared, start)
-    if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
-        return store.save_update(codec.encode(change, offer.rank))
-    version = offer.model.version
-    fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, offer.round, version))
-    saved = store.save_update(fed.pieces)
-    store.feedback.wait(offer.run, offer.round, fed.left)
-    return saved
+    codec = codec_for(offer.codec, offer.grid, shared.layout)
+
+    def encode(device: torch.device) -> tuple[str, int]:
+        change = partial(weight_changes, shared, start, device)
+        if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
+            return store.save_update(codec.encode(change, offer.rank))
+        version = offer.model.version
+        fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, offer.round, version))
+        saved = store.save_update(fed.pieces)
+        store.feedback.wait(offer.run, offer.round, fed.left)
+        return saved
+
+    return where_memory_suffices(encode, shared.encoding_device)
 
 
-def weight_changes(shared: SharedState, start: Path) -> Iterator[torch.Tensor]:
+def weight_changes(shared: SharedState, start: Path, device: torch.device = CPU) -> Iterator[torch.Tensor]:
     """The change since the model file `start`, as float32, in pieces. Memory does not hold the start weights."""
-    return shared.changes(load_model(start, shared.layout))
+    return shared.changes(load_model(start, shared.layout), device)
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:

@@ -17,6 +17,7 @@ from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.training.encoding_device import CPU, encoding_device
 
 Shares = Callable[[str], TensorKind | None]
 _KINDS: frozenset[str] = frozenset(get_args(TensorKind))
@@ -78,8 +79,13 @@ class SharedState:
         except Exception as error:
             raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error
 
-    def changes(self, before: State) -> Iterator[Tensor]:
-        """The change since the weights `before` of all tensors that clients send: float32, in pieces, on the CPU.
+    @property
+    def encoding_device(self) -> torch.device:
+        """The device on which the model's update is encoded."""
+        return encoding_device(self._model)
+
+    def changes(self, before: State, device: torch.device = CPU) -> Iterator[Tensor]:
+        """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors.
@@ -90,7 +96,7 @@ class SharedState:
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             for first in range(0, spec.n_values, PIECE_VALUES):
                 piece = slice(first, first + PIECE_VALUES)
-                yield weight_change(spec, values[piece].cpu(), start_values[piece])
+                yield weight_change(spec, values[piece].to(device), start_values[piece].to(device))
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,8 @@ class EnergyMeter:
         self._sums = torch.zeros(matrices.n_bytes, dtype=torch.int64)
 
     def add(self, first: int, values: Tensor) -> None:
-        """float32: the vector's coordinates from `first` on."""
+        """float32, on any device: the vector's coordinates from `first` on."""
+        self._sums = self._sums.to(values.device)  # all parts of a vector are on one device
         for patch in self._matrices.patches(first, values.numel()):
             n_rows = patch.rows.stop - patch.rows.start
             sizes = values[patch.place].view(n_rows, -1).abs().mul_(self._units).clamp_(max=LEVEL_MAX * UNIT).round_()
@@ -123,15 +124,16 @@ class EnergyMeter:
             self._sums[patch.matrix.columns][patch.columns] += sizes.sum(0, dtype=torch.float64).to(torch.int64)
 
     def energies(self, scale: float = 1.0) -> Tensor:
-        """The bytes of all rows and columns of `scale` times the vector, uint8, matrix by matrix."""
+        """The bytes of all rows and columns of `scale` times the vector, uint8, matrix by matrix, on the CPU."""
         made = torch.full((self._matrices.n_bytes,), _NEUTRAL, dtype=torch.uint8)
+        sums = self._sums.cpu()
         for matrix in self._matrices:
             lengths = torch.full((matrix.n_rows,), matrix.width, dtype=torch.float64)
             lengths[-1] -= matrix.n_rows * matrix.width - matrix.n_values
-            row_means = self._sums[matrix.rows].to(torch.float64) / lengths * (scale / (UNIT * _LEAST))
+            row_means = sums[matrix.rows].to(torch.float64) / lengths * (scale / (UNIT * _LEAST))
             made[matrix.rows] = _bytes_of(row_means, _ZERO - _NEUTRAL)
             if matrix.n_rows >= _SIDE_MIN:
-                columns = self._sums[matrix.columns]
+                columns = sums[matrix.columns]
                 mean = max(int(columns.sum()), 1) / matrix.width
                 made[matrix.columns] = _bytes_of(columns.to(torch.float64) / mean, _NEUTRAL)
         return made

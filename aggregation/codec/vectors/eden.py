@@ -36,8 +36,9 @@ from torch import Tensor
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunks, one_length, require_encodable
 from umbel.aggregation.kernels.arguments import Blocks
+from umbel.aggregation.kernels.kernels import rotate_into
 from umbel.aggregation.kernels.packing import pack, packed_bytes, unpack_all
-from umbel.aggregation.kernels.rotation import rotate, unrotate
+from umbel.aggregation.kernels.rotation import unrotate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
 
@@ -69,8 +70,7 @@ class Eden:
         """Scales, then levels, in block order."""
         require_encodable(values, context)
         blocks = Blocks.of(context.n_values)
-        rotated = rotate(values, blocks, context.own_key("eden"))
-        coded = [self._coded(rotated[place].view(-1, blocks.size)) for place in chunks(blocks.n_padded)]
+        coded = [self._coded(part) for part in _rotated(values, blocks, context.own_key("eden"))]
         yield from bytes_of(scales_written(torch.cat([scales for scales, _ in coded])))
         for _, packed in coded:
             yield from bytes_of(packed)
@@ -100,6 +100,14 @@ class Eden:
 
     def _points(self, device: torch.device) -> Tensor:
         return torch.tensor(lloyd_max(self.bits), dtype=torch.float32, device=device)
+
+
+def _rotated(values: Tensor, blocks: Blocks, key: int) -> Iterator[Tensor]:
+    """The rotated vector, chunk by chunk: blocks, one a row. Each chunk is a new tensor."""
+    for place in chunks(blocks.n_padded):
+        part = values.new_empty(place.stop - place.start)
+        rotate_into(part, values, blocks, key, place.start)
+        yield part.view(-1, blocks.size)
 
 
 @cache

@@ -96,7 +96,9 @@ class LowRank:
     def _solved(self, change: Tensor, spec: TensorSpec, context: CodecContext) -> Tensor:
         """B, float64: with A = Q R, R B = Q' H, times m / r if sketched."""
         basis, corner = (one.to(change.device) for one in _basis(*self._drawn(spec, context)))
-        along = (basis.T @ change).to(torch.float64)
+        # A GPU may be set to multiply float32 in TF32, with 11 bits.
+        wide = torch.float32 if change.device.type == "cpu" else torch.float64
+        along = (basis.T.to(wide) @ change.to(wide)).to(torch.float64)
         solved: Tensor = torch.linalg.solve_triangular(corner, along, upper=True)
         return solved * (spec.shape[0] / self.rank) if self.mode is Sketching.SKETCHED else solved
 

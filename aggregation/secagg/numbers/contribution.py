@@ -30,6 +30,7 @@ from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.kernels.arguments import UNIT
 from umbel.aggregation.kernels.rotation import greatest_block_square
+from umbel.aggregation.model.state import with_device
 from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.skellam import contribution as noisy_levels
@@ -78,14 +79,21 @@ class Contribution:
 
     composition: Composition
     words: Tensor = field(repr=False)  # int64, `n_words`, to be masked as uint64
-    values: Tensor = field(repr=False)  # the weighted change: float32, in layout order, zero at exact values
+    values: Tensor = field(
+        repr=False
+    )  # the weighted change: float32, in layout order, zero at exact values, any device
     secret: bytes = field(repr=False)  # from which its dither and its noise are drawn
     remarks: tuple[str, ...] = field(
         default=(), repr=False
     )  # cuts and remedies, with numbers: for the client's own log
 
+    def on(self, device: torch.device) -> "Contribution":
+        """The same contribution with its values on `device`, which is to make the levels."""
+        return replace(self, values=self.values.to(device))
+
     def levels(self) -> Iterator[Tensor]:
-        """The levels in consecutive parts, int32, each a new tensor; every call returns the same.
+        """The levels in consecutive parts, int32, each a new tensor on the device of `values`; every call returns the
+        same.
 
         Only their lowest `bits` count. In a private round they have this client's noise.
         """
@@ -99,8 +107,8 @@ class Contribution:
 class _Change:
     """A whole change."""
 
-    values: Tensor  # zero at exact values
-    exact: Tensor
+    values: Tensor  # zero at exact values; on the device of the first piece
+    exact: Tensor  # on the CPU
     norm: float  # L2, of `values`
     greatest: float  # the greatest absolute value of both; 0 if it is not needed
 
@@ -125,11 +133,11 @@ def contribution(
     *,
     is_covered: bool = False,
 ) -> Contribution:
-    """The contribution of a client. Memory: the change, as float32.
+    """The contribution of a client. Memory: the change, as float32, on the device of its first piece.
 
-    `change`: returns the weight change from its beginning, as float32 pieces on the CPU. `secret`: 32 unguessable bytes
-    for this contribution alone, from which dither and noise are drawn. `is_covered`: whether the client relies on the
-    round's noise, which there must be then.
+    `change`: returns the weight change from its beginning, as float32 pieces on any device. `secret`: 32 unguessable
+    bytes for this contribution alone, from which dither and noise are drawn. `is_covered`: whether the client relies on
+    the round's noise, which there must be then.
 
     Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite and that no noise covers.
     """
@@ -154,7 +162,7 @@ def contribution(
     fitted = most / divisor
     block_norm = math.sqrt(greatest_block_square(read.values, composition.modular.rotated.blocks))
     scale, shortened = _scale(composition, read.norm * fitted, block_norm * fitted, weight)
-    read.values.div_(divisor).mul_(as_float32(most * scale))
+    _divide(read.values, divisor).mul_(as_float32(most * scale))
     draws = _word_draws(secret, 1 + composition.exact.n_values)
     counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
     exact = read.exact.to(torch.float64).div_(divisor).mul_(most * weight).div_(composition.grid.step)
@@ -187,6 +195,11 @@ def _scale(composition: Composition, norm: float, block_norm: float, weight: int
             "coordinator's operator why: a second sum with another step would show how large this update is",
         )
     return scale, remarks
+
+
+def _divide(values: Tensor, divisor: float) -> Tensor:
+    """Divide `values` in place. A GPU would multiply by the inverse of a number that is on the CPU."""
+    return values.div_(torch.tensor(divisor, dtype=values.dtype, device=values.device))
 
 
 def _word_draws(secret: bytes, n: int) -> Tensor:
@@ -270,10 +283,11 @@ def _read(
     greatest_of: Callable[[Tensor, int], float],
 ) -> _Change:
     """`greatest_of`: the greatest absolute value of a piece that begins at this index."""
-    values = torch.empty(composition.layout.n_values, dtype=torch.float32)
+    device, pieces = with_device(change())
+    values = torch.empty(composition.layout.n_values, dtype=torch.float32, device=device)
     exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
     squares, first, most = list[float](), 0, 0.0
-    for piece in change():
+    for piece in pieces:
         place = values[first : first + piece.numel()]
         if place.numel() != piece.numel():
             raise ValueError(f"the weight change has more values than the layout, which has {values.numel()}")
@@ -281,7 +295,7 @@ def _read(
         most = max(most, greatest_of(place, first))
         for at, here in composition.exact.within(first, piece.numel()):
             exact[at : at + here.stop - here.start] = place[here]
-            place[here] = 0.0
+        composition.exact.clear(place, first)
         squares.append(sum_of_squares(place))
         first += piece.numel()
     if first != values.numel():
