@@ -246,7 +246,7 @@ class Double:
         return f"{self.run_file.name}.{self.round}.{self.attempt}.{client}"
 
     def _assignment(self, client: str) -> dict[str, Any]:
-        plan, training = self.run_file.round_plan(self.round, self.attempt), self.run_file.training
+        plan, training = self.run_file.round_plan(self.round, self.attempt), self.run_file.training_plan(self.round)
         grid = plan.grid
         return {
             "id": self._assignment_id(client),
@@ -259,10 +259,7 @@ class Double:
                 "size_bytes": len(self.model_bytes),
                 "layout_digest": self.layout.digest,
             },
-            "training": {
-                name: getattr(training, name)
-                for name in ("local_epochs", "local_steps", "batch_size", "learning_rate", "proximal_mu", "evaluate")
-            },
+            "training": asdict(training),
             "codec": asdict(self.codec),
             "grid": {"step": grid.step, "max_abs": grid.max_abs, "total_weight_max": grid.total_weight_max},
             "sample_count_max": plan.sample_count_max,

@@ -103,8 +103,10 @@ def plan_with(checkpoint: Checkpoint, **more: Any) -> LocalPlan:
 @pytest.mark.parametrize("kind", ["data set", "loader", "list"])
 def test_a_killed_loop_of_ones_own_resumes_to_the_same_bits(kind: str, dies_at: int) -> None:
     def made() -> Own:
+        batches = [data()[i : i + 8] for i in range(0, 40, 8)]
         drawn = DataLoader(data(), batch_size=8, shuffle=True)
-        return Own({"data set": data(), "loader": drawn, "list": [data()[i : i + 8] for i in range(0, 40, 8)]}[kind])
+        kinds: dict[str, Data] = {"data set": data(), "loader": drawn, "list": batches}
+        return Own(kinds[kind])
 
     undisturbed, killed, resumed = made(), made(), made()
     expected = undisturbed.train(undisturbed.model, plan_with(Checkpoint()))
@@ -125,8 +127,7 @@ def test_the_state_across_rounds_resumes_with_the_training() -> None:
     with pytest.raises(KeyboardInterrupt):
         plan.state.update(("seen", number) for number, _ in steps)
     again = plan_with(checkpoint)
-    steps = iter(again.drive(data(), keep={"model": network()}))
-    next(steps)
+    next(iter(again.drive(data(), keep={"model": network()})))
     assert again.state == {"seen": 1}
 
 

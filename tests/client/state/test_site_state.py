@@ -125,7 +125,11 @@ def test_nested_values_come_back_as_they_were(tmp_path_factory: pytest.TempPathF
 
 def test_arrays_keep_their_shapes_and_types(tmp_path: Path) -> None:
     kept = store(tmp_path)
-    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.float64(2.5), "c": np.zeros((0, 3))}
+    arrays: dict[str, Any] = {
+        "a": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "b": np.float64(2.5),
+        "c": np.zeros((0, 3)),
+    }
     leave(kept, 0, arrays)
     found = kept.before(RUN, 1).state
     assert found["a"].dtype == np.int32
