@@ -14,6 +14,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import PIECE_VALUES, Layout
 from umbel.aggregation.model.state import State, weight_change
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
@@ -174,8 +175,8 @@ def _other_base(found: str, expected: str, was_right: bool, n_tensors: int) -> s
         )
     if not expected:
         return (
-            f"this client's model has {n_tensors} base tensors, but the run names no base_sha256, so other sites may "
-            f'have other ones: ask the operator for a run whose file has base_sha256 = "{found}"'
+            f"this client's model has {counted(n_tensors, 'base tensor')}, but the run names no base_sha256, so "
+            f'other sites may have other ones: ask the operator for a run whose file has base_sha256 = "{found}"'
         )
     if not n_tensors:
         return (
@@ -183,6 +184,6 @@ def _other_base(found: str, expected: str, was_right: bool, n_tensors: int) -> s
             "none: list them under `base` in the run file's [tensors], or return \"base\" from the client's `shares`"
         )
     return (
-        f"the {n_tensors} base tensors of this client's model hash to {found[:12]}…, but the run is for "
+        f"the base tensors of this client's model hash to {found[:12]}…, but the run is for "
         f"{expected[:12]}… (base_sha256): load the base model that the run was made with, in the same dtype"
     )

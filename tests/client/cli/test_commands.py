@@ -106,6 +106,27 @@ def test_the_first_model_is_written_as_the_code_initialises_it(site: Path) -> No
     assert (facts["n_values"], facts["layout_digest"]) == (3, layout.digest)
 
 
+def test_the_first_model_has_what_travels_and_the_hash_of_the_base_is_printed(site: Path) -> None:
+    (site / "adapted.py").write_text(
+        "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))\n"
+    )
+    (site / "run.toml").write_text('name = "r"\nrounds = { count = 1, target = 1 }\n[tensors]\nbase = ["0.*"]\n')
+    arguments = ["init", "--app", "adapted:make", "--out", "init.safetensors", "--run-file", "run.toml"]
+    said = CliRunner().invoke(model_app, arguments)
+    assert said.exit_code == 0, said.output
+    layout, _ = decode_model((site / "init.safetensors").read_bytes())
+    assert [spec.name for spec in layout.tensors] == ["1.bias", "1.weight"]
+    first, line = said.stdout.splitlines()
+    assert first.endswith("6 values, " + str((site / "init.safetensors").stat().st_size) + " bytes (2 base tensors)")
+    (site / "run.toml").write_text(
+        line.removeprefix("for the top of the run file: ") + "\n" + (site / "run.toml").read_text()
+    )
+    assert CliRunner().invoke(model_app, arguments).exit_code == 0
+    other = CliRunner().invoke(model_app, [*arguments, "--seed", "1"])
+    assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
+    assert "the base tensors of this client's model hash to" in other.stderr
+
+
 def run(*arguments: str, key: str = "secret") -> Result:
     return CliRunner(env={"UMBEL_ADMIN_KEY": key, "UMBEL_SERVER": ""}).invoke(run_app, list(arguments))
 

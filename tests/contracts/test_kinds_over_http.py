@@ -1,0 +1,166 @@
+"""Kinds of tensors with a real coordinator and real clients: FedBN, personal heads and a frozen part of the model.
+
+Each site adds its own number to all that it can train, so every value of every model can be told in advance.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.contracts.test_life_of_a_run import House
+from tests.servers.waits import LIMIT_S
+from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.plans.tensors import TensorKind
+from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
+from umbel.client.cli.audit import replay_run
+from umbel.client.errors import CoordinatorRefused, WorkRefused
+
+pytestmark = pytest.mark.slow
+ROUNDS = 2
+SAMPLES = {"east": 2, "north": 3, "south": 7}
+PLAIN = """
+name = "kinds"
+rounds = { count = 2, target = 3, minimum = 3, over_selection = 1.0, window_s = 100 }
+"""
+CHANGES = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 1.0\n[downlink]\nname = "change"\n'
+KEPT = '[retention]\nupdates = "all"\n'
+MASKED = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 1.0\n[secure_aggregation]\nexpected_sample_count = 4\n'
+TENSORS = '[tensors]\nglobal = ["embedding.*"]\nprivate = ["bn.*", "head.*"]\n'
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.bn, self.head = (
+            nn.Embedding(40, 5),
+            nn.Linear(50, 20),
+            nn.BatchNorm1d(20),
+            nn.Linear(20, 3),
+        )
+
+
+class Ward(Client):
+    """`own`: what its code declares private."""
+
+    def __init__(self, samples: int, own: str = "-") -> None:
+        torch.manual_seed(0)
+        self.model, self.sample_count, self._own = Net(), samples, own
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        with torch.no_grad():
+            for value in model.state_dict().values():
+                value.add_(self.sample_count / 64 if value.is_floating_point() else self.sample_count)
+        return TrainResult(self.sample_count, 1, 1, {"loss": 1.0})
+
+    def shares(self, name: str) -> TensorKind | None:
+        return "private" if name.startswith(self._own) else None
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "coordinator")
+    yield house
+    house.kill()
+
+
+class Sites:
+    """Three sites, each in a thread."""
+
+    def __init__(self, house: House, directory: Path, own: str = "-") -> None:
+        self.wards = {name: Ward(samples, own) for name, samples in SAMPLES.items()}
+        self.ends: dict[str, RunEnd] = {}
+        self.refusals: dict[str, Exception] = {}
+        with house.operator() as operator:
+            tokens = dict(zip(SAMPLES, operator.create_tokens(len(SAMPLES)), strict=True))
+        self._threads = [
+            threading.Thread(target=self._run, args=(house.url, directory / name, tokens[name]), daemon=True)
+            for name in SAMPLES
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, url: str, state: Path, token: str) -> None:
+        try:
+            self.ends[state.name] = run_client(self.wards[state.name], url, state, "kinds", token, state.name)
+        except WorkRefused as refusal:
+            self.refusals[state.name] = refusal
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+
+
+def create(house: House, directory: Path, run_file: str) -> str:
+    """Create the run from a file of the whole model; what the operator is told."""
+    (directory / "kinds.toml").write_text(run_file)
+    (directory / "init.safetensors").write_bytes(encode_model(Ward(1).model.state_dict()))
+    made = house.umbel("create", str(directory / "kinds.toml"), "--model", str(directory / "init.safetensors"))
+    assert made.exit_code == 0, made.output
+    return made.stderr
+
+
+def moved(start: Tensor, by: float) -> Tensor:
+    return start + (by / 64 if start.is_floating_point() else by)
+
+
+@pytest.mark.parametrize(
+    ("sections", "error"),
+    [(KEPT, 1e-6), (KEPT + CHANGES, 0.01), (MASKED, 0.01)],
+    ids=["float32", "integers and changes", "masked"],
+)
+def test_private_tensors_stay_a_global_one_never_moves_and_the_others_are_averaged(
+    house: House, tmp_path: Path, sections: str, error: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = create(house, tmp_path, PLAIN + sections + TENSORS)
+    assert "left out of the upload: 7 private tensors (bn.bias, bn.num_batches_tracked, bn.running_mean, …)" in said
+    sites, start = Sites(house, tmp_path), Ward(1).model.state_dict()
+    sites.join()
+    assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
+        SAMPLES, ("finished", ROUNDS)
+    ), sites.refusals
+
+    house.told("export", "kinds", "--out", str(tmp_path / "model.safetensors"))
+    layout, made = decode_model((tmp_path / "model.safetensors").read_bytes())
+    assert {spec.name: spec.kind for spec in layout.tensors} == {
+        "body.bias": "mean",
+        "body.weight": "mean",
+        "embedding.weight": "global",
+    }
+    mean = sum(n * n for n in SAMPLES.values()) / sum(SAMPLES.values())
+    assert torch.equal(made["embedding.weight"], start["embedding.weight"])
+    assert torch.allclose(made["body.weight"], moved(start["body.weight"], ROUNDS * mean), atol=error)
+    for name, ward in sites.wards.items():
+        for kept in (one for one in start if one.startswith(("bn.", "head."))):
+            expected = moved(start[kept], ROUNDS * SAMPLES[name])
+            assert torch.allclose(ward.model.state_dict()[kept], expected, atol=1e-5), (name, kept)
+
+    assert not house.told("show", "kinds")["turned_away"], "clients apply the rules at their first check-in"
+    if sections != MASKED:
+        with house.operator() as operator:
+            replay_run(operator, "kinds", all_=True)
+        assert capsys.readouterr().out.count("the same hash") == ROUNDS
+
+
+def test_a_site_whose_code_keeps_a_tensor_of_the_runs_model_is_refused_with_the_tensors_name(
+    house: House, tmp_path: Path
+) -> None:
+    create(house, tmp_path, PLAIN + TENSORS)
+    ward = Ward(2, "body.bias")
+    with house.operator() as operator:
+        [token] = operator.create_tokens(1)
+    with pytest.raises(CoordinatorRefused, match=r"tensor 'body.bias' is missing"):
+        run_client(ward, house.url, tmp_path / "east", "kinds", token, "east")
+    [away] = house.told("show", "kinds")["turned_away"]
+    assert "tensor 'body.bias' is missing" in away["reason"]
+
+
+def test_a_run_file_that_contradicts_its_model_file_is_refused_by_the_coordinator(house: House) -> None:
+    with house.operator() as operator:
+        model = operator.upload_model(encode_model(Ward(1).model.state_dict()))
+        with pytest.raises(CoordinatorRefused, match=r"'bn.bias' is private by .* must not leave a site") as refused:
+            operator.create_run("kinds", PLAIN + TENSORS, model)
+        assert (refused.value.kind, refused.value.status) == ("malformed-request", 422)
