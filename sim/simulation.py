@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
 from umbel.sim.experiment.checkpoint import ROWS_FILE
+from umbel.sim.experiment.extension import require_extension
 from umbel.sim.experiment.file import Experiment, TrialSpec, experiment_of, read_experiment
 from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
@@ -47,9 +48,10 @@ def simulate(
     """Simulate every run of an experiment, and return what they showed.
 
     `experiment`: the path of a file, a table like such a file, or an experiment that was read. `out`: the folder for
-    the results; the same experiment there is resumed. None: nothing is written. `data`: the folder of data sets that
-    are read from files. `changes`: values that replace the file's, by dotted key. `progress`: show progress bars on
-    standard error, or in the notebook; a `watcher` replaces them.
+    the results; the same experiment there is resumed, and extended if this one has more rounds, seeds or points. None:
+    nothing is written. `data`: the folder of data sets that are read from files. `changes`: values that replace the
+    file's, by dotted key. `progress`: show progress bars on standard error, or in the notebook; a `watcher` replaces
+    them.
 
     Raises `ValueError` with a sentence for an invalid experiment, or a folder that holds another one; `OSError`,
     `EngineError`, `SimulationError`, `CheckpointError`.
@@ -134,16 +136,13 @@ def _claimed(folder: Path, experiment: Experiment) -> Generator[None]:
 
 
 def _claim(folder: Path, experiment: Experiment) -> None:
-    """Make the folder this experiment's. Raises `ValueError` if a run of another experiment was begun in it."""
+    """Make the folder this experiment's. Raises `ValueError` if a run was begun in it that this one does not extend."""
     path = folder / EXPERIMENT_FILE
     if path.exists():
         if path.read_bytes() == experiment.text.encode():
             return
         if any(folder.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}")):
-            raise ValueError(
-                f"{folder} holds another experiment, or an older version of this one; choose another "
-                "folder (--out), or remove that one"
-            )
+            require_extension(folder, path.read_text(errors="replace"), experiment)
         remove_pictures(folder)  # of the older version of the file
     elif any(folder.iterdir()):
         raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")

@@ -3,6 +3,7 @@
 ```
 <folder>/rounds.jsonl             a line for each ended attempt
 <folder>/checkpoint.safetensors   the model, the residuals of error feedback, and where the run stands
+<folder>/before-end.safetensors   of a run that is over: its last checkpoint before that, from which more rounds go on
 ```
 
 The checkpoint says how many bytes of `rounds.jsonl` were written when it was made, and their SHA-256. Bytes beyond that
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,7 +43,7 @@ from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.standing import FileDigest, Memory, ModelState, Standing
 
-ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
+ROWS_FILE, CHECKPOINT_FILE, BEFORE_END_FILE = "rounds.jsonl", "checkpoint.safetensors", "before-end.safetensors"
 _VERSION = 4
 
 
@@ -74,6 +76,7 @@ class _Stored:
     changes: tuple[int, ...]
     inputs: dict[str, str]
     engine_why: str = ""  # why "auto" chose it
+    rounds_count: int = 0  # of the run's file
 
 
 _STANDING = ("model", "state", "status", "reason", "now", "observations", "history", "update_bytes")
@@ -95,6 +98,7 @@ class ResumedRun:
     wall_s: float
     engine: str
     engine_why: str
+    rounds_count: int
 
 
 def write_checkpoint(
@@ -113,6 +117,7 @@ def write_checkpoint(
         has=memory.has,
         changes=memory.changes,
         inputs=dict(inputs),
+        rounds_count=standing.file.rounds.count,
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
@@ -125,11 +130,19 @@ def write_checkpoint(
 
 def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> ResumedRun | None:
     """Where the run stands, None before its first checkpoint. `first`: its first model; `inputs`: what it is made of
-    now.
+    now. A run that is over and has more rounds in its file than before stands where it did before its end.
 
     Raises `CheckpointError` for one that is damaged, of another version, or of other inputs; `OSError`.
     """
-    path = folder / CHECKPOINT_FILE
+    found = _read(folder / CHECKPOINT_FILE, file, first, inputs)
+    if found is not None and found.standing.status.is_over and 0 < found.rounds_count < file.rounds.count:
+        return _read(folder / BEFORE_END_FILE, file, first, inputs)
+    return found
+
+
+def _read(path: Path, file: RunFile, first: ModelState, inputs: Digests) -> ResumedRun | None:
+    """One checkpoint, as `read_checkpoint`; None if there is none."""
+    folder = path.parent
     if not path.exists():
         return None
     if not path.is_file():
@@ -166,7 +179,7 @@ def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first:
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)
-    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine, kept.engine_why)
+    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine, kept.engine_why, kept.rounds_count)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -200,6 +213,7 @@ class Kept:
     written: Any = field(default_factory=hashlib.sha256)  # of what stands in it
     saved_at: float = field(default_factory=time.perf_counter)
     saving_s: float = 0.0
+    is_over: bool = False  # whether the checkpoint on disk is of a run that is over
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -209,15 +223,18 @@ class Kept:
             self.written.update(line)
 
     def save(self, federation: Federation, wall_s: float, *, is_last: bool = False) -> None:
-        """Write a checkpoint if one is due."""
-        now = time.perf_counter()
-        if self.folder is None or self.file is None:
+        """Write a checkpoint if one is due. That of a run that is over is the last one (`is_last`)."""
+        now, is_over = time.perf_counter(), federation.standing.status.is_over
+        if self.folder is None or self.file is None or (is_over and not is_last):
             return
         if not is_last and now - self.saved_at < _CHECKPOINT_SHARE * self.saving_s:
             return
         self.file.flush()
         os.fsync(self.file.fileno())
         rows = RowsWritten(self.file.tell(), self.written.hexdigest())
+        if is_over and not self.is_over:
+            _keep_before_end(self.folder)
+        self.is_over = is_over
         engine = self.engine_of(federation), self.why_of(federation)
         write_checkpoint(self.folder, federation, rows, wall_s, engine, self.inputs)
         self.saved_at = time.perf_counter()
@@ -240,6 +257,14 @@ class Kept:
         return self.engine_why or (engine.why if isinstance(engine, AutoEngine) else "")
 
 
+def _keep_before_end(folder: Path) -> None:
+    """Copy the checkpoint of a run that is not over yet, if there is one."""
+    if (folder / CHECKPOINT_FILE).exists():
+        new = folder / f"{BEFORE_END_FILE}.new"
+        shutil.copyfile(folder / CHECKPOINT_FILE, new)
+        new.replace(folder / BEFORE_END_FILE)
+
+
 @contextlib.contextmanager
 def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) -> Generator[Kept]:
     """The files of a run that begins or resumes. Raises `CheckpointError` if its rows are not those of `resumed`."""
@@ -248,13 +273,17 @@ def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) ->
         return
     path = folder / ROWS_FILE
     if resumed is None:
+        for old in (CHECKPOINT_FILE, BEFORE_END_FILE):
+            (folder / old).unlink(missing_ok=True)
         with path.open("wb") as file:
             yield Kept(folder, inputs, file=file)
         return
     text = _text_before(path, resumed.rows)
     rows = [row_of(json.loads(line)) for line in text.splitlines()]
     with path.open("ab") as file:
-        yield Kept(folder, inputs, rows, resumed.engine, resumed.engine_why, file, hashlib.sha256(text))
+        kept = Kept(folder, inputs, rows, resumed.engine, resumed.engine_why, file, hashlib.sha256(text))
+        kept.is_over = resumed.standing.status.is_over
+        yield kept
 
 
 def _text_before(path: Path, written: RowsWritten) -> bytes:

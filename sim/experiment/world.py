@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
     Of a user's module only its file counts, not its imports; of data, the values.
     """
     fleet = trial.fleet or FleetSection()
-    found = {f"the run ({trial.name})": hashlib.sha256(repr((trial.point, trial.run)).encode()).hexdigest()}
+    found = {f"the run ({trial.name})": _of_run(trial)}
     if data is not None:
         found[f"data ({trial.data.name})"] = _of_data(data)
     if fleet.recorded is not None:
@@ -144,6 +144,13 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
 def changed(before: Digests, now: Digests) -> list[str]:
     """The names of changed inputs."""
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
+def _of_run(trial: TrialSpec) -> str:
+    """Of its point and its run file, without the number of rounds, which may grow (`extension.py`)."""
+    parts = {one.name: getattr(trial.run, one.name) for one in fields(trial.run)}
+    parts["rounds"] = replace(trial.run.rounds, count=1)
+    return hashlib.sha256(repr((trial.point, parts)).encode()).hexdigest()
 
 
 def _module_file(name: str) -> Path | None:
