@@ -13,6 +13,7 @@ from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_withi
 OptimizerName = Literal["sgd", "adam", "adamw"]
 Option: TypeAlias = bool | int | float | str
 OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
+PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
@@ -37,6 +38,7 @@ class TrainingTerms:
     weight_decay: float = later(0.0)
     clip_norm: float | None = later(None)
     options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
+    evaluate_after: bool = later(False)  # measure each client's own model after its training (personalised evaluation)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:

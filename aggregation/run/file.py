@@ -18,7 +18,7 @@ from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec
 from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
 from umbel.aggregation.plans.tensors import ListedKind, TensorRules
-from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
+from umbel.aggregation.plans.training import PERSONAL, TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, again, private_numbers
 from umbel.aggregation.run.sections import (
@@ -229,7 +229,8 @@ class RunFile:
         """Raise `ValueError` for a metric that no client, or never enough clients, would measure."""
         if self.stop is None:
             return
-        is_measured = self.evaluation or self.training.evaluate or any(one.evaluate for one in self.override)
+        measures = self.training.evaluate or self.training.evaluate_after
+        is_measured = self.evaluation or measures or any(one.evaluate for one in self.override)
         if self.stop.is_of_evaluation and not is_measured:
             raise ValueError(
                 f"{self.stop.metric} is never measured: set evaluate = true in [training], or add [evaluation]"
@@ -333,6 +334,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "in a round of evaluation the coordinator sees each client's metrics, but secure aggregation must hide "
             "them: leave [evaluation] out, and set evaluate = true in [training]"
         )
+    if file.training.evaluate_after and not any(name.startswith(PERSONAL) for name in section.evaluation):
+        yield (
+            "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
+            f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation]'
+        )
     if file.retention.updates != "none":
         yield (
             "a masked update is useless after its round, so it is not kept: set updates = "
@@ -415,10 +421,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         )
         return
     section.clip(file.codec.clip_norm)
-    if file.training.evaluate or file.stop is not None or any(one.evaluate for one in file.override):
+    measures = file.training.evaluate or file.training.evaluate_after or any(one.evaluate for one in file.override)
+    if measures or file.stop is not None:
         yield (
-            "metrics would be summed without noise: leave out [stop] and `evaluate`, and measure the models of a "
-            "private run on data that no client holds"
+            "metrics would be summed without noise: leave out [stop], `evaluate` and `evaluate_after`, and measure the "
+            "models of a private run on data that no client holds"
         )
     if any(one.target or one.minimum or one.over_selection for one in file.override):
         yield (

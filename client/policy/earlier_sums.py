@@ -245,7 +245,9 @@ def _later_terms(training: TrainingPlan) -> Mapping[str, object]:
     all rounds: `check_offer` has compared the rate with it.
     """
     given = ((name, getattr(training, name), default) for name, default in later_fields(TrainingPlan))
-    changed: dict[str, object] = {f"training.{name}": value for name, value, default in given if value != default}
+    changed: dict[str, object] = {
+        f"training.{name}": value for name, value, default in given if value != default and name != "evaluate_after"
+    }
     if training.rate_plan is not None:
         changed["learning_rate"] = training.rate_plan.learning_rate
     return changed

@@ -14,7 +14,7 @@ from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.plans.training import PERSONAL, TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client
@@ -56,6 +56,7 @@ def asked_of_site(
         proximal_mu=training.proximal_mu,
         seed=seed,
         evaluate=training.evaluate,
+        evaluate_after=training.evaluate_after,
         share=share,
         run=run,
         round=number,
@@ -90,6 +91,7 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
+    began = time.perf_counter()
     evaluation = evaluated(app) if plan.evaluate else None
     asks, started = _StopQuestions(plan), time.perf_counter()
     plan = replace(plan.bound_to(app.model), told_to_stop=asks)
@@ -98,8 +100,37 @@ def _call(app: Client, plan: LocalPlan) -> Trained:
     _require_kind(result, TrainResult, "train")
     require_applied(plan)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
+    if plan.evaluate_after and has_time(plan, started - began):
+        evaluation = with_personal(evaluation, evaluated(app))
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
     return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+
+
+def has_time(plan: LocalPlan, evaluate_s: float) -> bool:
+    """Whether there is time for another evaluation, as long as one before the training took; the log says if not."""
+    if plan.seconds_left > evaluate_s:
+        return True
+    log.warning("this client's own model is not measured after its training, because the round's deadline is too near")
+    return False
+
+
+def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evaluation | None:
+    """The metrics of the model as it came, and those of the site's own model after its training, named `personal.`.
+
+    Raises `ValueError` if they are of different samples.
+    """
+    if after is None:
+        return before
+    if before is not None and before.sample_count != after.sample_count:
+        raise ValueError(
+            f"evaluate measured {before.sample_count} samples before the training and {after.sample_count} after it; "
+            "it must measure the same samples"
+        )
+    metrics = {f"{PERSONAL}{name}": value for name, value in after.metrics.items()}
+    counts = {f"{PERSONAL}{name}": value for name, value in after.counts.items()}
+    if before is None:
+        return Evaluation(after.sample_count, metrics, counts)
+    return Evaluation(after.sample_count, {**before.metrics, **metrics}, {**before.counts, **counts})
 
 
 def require_applied(plan: LocalPlan) -> None:

@@ -12,8 +12,10 @@ from tests.client.doubles.double import TOKEN, URL, Double
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.schedule import RateSchedule
 from umbel.aggregation.plans.training import TrainingSection
-from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
+from umbel.client import Client, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.errors import TrainingFailed
+from umbel.client.rounds.work import train_from
+from umbel.client.training.shared_state import SharedState
 
 Training = Callable[[nn.Module, LocalPlan], None]
 
@@ -143,3 +145,40 @@ def test_the_proximal_term_pulls_towards_the_global_model_also_after_the_model_h
     take_part(tmp_path, Double(app.model, training=TrainingSection(proximal_mu=0.5)), app)
     assert gradients
     assert all(torch.allclose(gradient, torch.ones_like(gradient)) for gradient in gradients)
+
+
+class Measured(Own):
+    """Measures the sum of its weights, on four held-out samples."""
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        return Evaluation(4, {"size": sum(float(p.detach().sum()) for p in model.parameters())}, {"seen": [4]})
+
+
+def adding_one(model: nn.Module, _plan: LocalPlan) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_global_model_and_the_sites_own_are_both_reported(tmp_path: Path, before: bool) -> None:
+    app = Measured(adding_one)
+    with torch.no_grad():
+        for parameter in app.model.parameters():
+            parameter.fill_(1.0)
+    double = Double(app.model, training=TrainingSection(evaluate=before, evaluate_after=True))
+    take_part(tmp_path, double, app)
+    report = double.reports["demo.1.1.ward-7"]
+    assert report["evaluation"] == ({"size": 8.0} if before else {}) | {"personal.size": 16.0}
+    assert report["evaluation_counts"] == ({"seen": [4]} if before else {}) | {"personal.seen": [4]}
+    assert report["evaluation_sample_count"] == 4
+
+
+def test_without_time_the_sites_own_model_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
+    app = Measured(adding_one)
+    plan = LocalPlan(evaluate=True, evaluate_after=True, deadline=0.0, clock=lambda: 1.0)
+    shared = SharedState(app)
+    done = train_from(app, shared, shared.shared(), plan)
+    assert done.evaluation is not None
+    assert set(done.evaluation.metrics) == {"size"}
+    assert "not measured after its training, because the round's deadline is too near" in caplog.text
