@@ -25,6 +25,9 @@ workers = 2                    # of the last three engines; default: one for eac
 score_every = 1                # measure the model on the test set after every N rounds
 masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same either way
 
+[measure]                      # sim/federation/measures.py; more figures in every row
+updates = true
+
 [sweep]                        # simulates every combination of these
 "training.proximal_mu" = [0, 0.1, 1.0]
 
@@ -63,6 +66,7 @@ from umbel.client.toml_file import findings, read_toml
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.device import require_device_name
+from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -104,6 +108,7 @@ class TrialSpec:
     partition: PartitionSection | None
     fleet: FleetSection | None  # None: clients without devices, so `run` asks exactly the target
     engine: EngineSection
+    measure: MeasureSection = field(default_factory=MeasureSection)
 
     @property
     def label(self) -> str:
@@ -233,6 +238,7 @@ class _Worlds:
     partition: PartitionSection | None = None
     fleet: FleetSection | None = None
     engine: EngineSection = field(default_factory=EngineSection)
+    measure: MeasureSection = field(default_factory=MeasureSection)
 
     def __post_init__(self) -> None:
         if self.data.is_synthetic and self.partition is not None:
@@ -247,7 +253,7 @@ class _Worlds:
 
 
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
@@ -271,7 +277,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         run = without_devices(run)
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.engine)
+    parts_of_world = (world.data, world.model, world.partition, world.fleet, world.engine, world.measure)
+    return TrialSpec(point, seed, run, *parts_of_world)
 
 
 # --- without [fleet] --------------------------------------------------------------------------------------------------

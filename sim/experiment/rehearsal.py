@@ -28,6 +28,7 @@ from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, TrialSpec
 from umbel.sim.experiment.world import deal, recipe_of
+from umbel.sim.federation.measures import require_measurable
 from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
@@ -79,6 +80,8 @@ class _Checks:
             found_device(trial.engine.device)
         _require_cores(trial.engine)
         population = self._population(trial.data, trial.partition, trial.seed)
+        loaded = self._loaded(trial.data, trial.seed)
+        require_measurable(trial.measure, population, loaded if isinstance(loaded, DataSet) else None)
         self._fleet(trial.fleet, trial.seed)
         layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name)
         require_possible(trial.run, layout, population)

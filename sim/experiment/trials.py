@@ -16,6 +16,7 @@ from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.measures import Measured, group_scores, of_clients, of_model, of_updates
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import ModelState, beginning
 
@@ -35,19 +36,10 @@ def seldom_collected() -> Generator[None]:
         gc.unfreeze()
 
 
-GROUPS_MAX = 32  # more would make the table unreadable
-
-
 def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
-    """The means over the held-back data of each natural holder, by name, also of holders outside the run.
-
-    Empty without natural holders or held-back data, and for more than `GROUPS_MAX` holders.
-    """
-    if data is None or data.natural is None or len(data.natural.names) > GROUPS_MAX:
-        return {}
+    """As `group_scores`, of this model."""
     meter.load(model.layout.full_state(model.published))
-    held = zip(data.natural.names, data.natural.holdouts, strict=True)
-    return {name: meter.of(data.samples.take(rows)) for name, rows in held if len(rows)}
+    return group_scores(meter, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ def run_trial(
             before_s = resumed.wall_s
         with keeping(folder, inputs, resumed) as kept:
             with seldom_collected():
-                for row in _rows(federation, trial, began):
+                for row in _rows(federation, trial, world.data, began):
                     kept.add(row)
                     tell(row)
                     kept.save(federation, before_s + time.perf_counter() - began)
@@ -133,12 +125,13 @@ def run_trial(
         world.world.engine.close()
 
 
-def _rows(federation: Federation, trial: TrialSpec, began: float) -> Iterator[Row]:
+def _rows(federation: Federation, trial: TrialSpec, data: DataSet | None, began: float) -> Iterator[Row]:
     last = began
     for attempt in federation.attempts():
         scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
+        measured = _measured(federation, attempt, trial, data, is_scored=scores is not None)
         now = time.perf_counter()
-        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.device_time)
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.device_time, measured)
         last = now
 
 
@@ -153,6 +146,17 @@ def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, floa
     meter = federation.world.meter
     meter.load(attempt.model.layout.full_state(attempt.model.published))
     return meter.of(federation.world.population.test)
+
+
+def _measured(
+    federation: Federation, attempt: SimulatedAttempt, trial: TrialSpec, data: DataSet | None, *, is_scored: bool
+) -> Measured:
+    """What `[measure]` asks of this attempt. With `is_scored`, the meter holds the attempt's model."""
+    section, world = trial.measure, federation.world
+    of_this_model = of_model(section, world.meter, world.population, data) if is_scored else {}
+    clients = of_clients(section, attempt.record, attempt.works, attempt.updates)
+    updates = of_updates(section, attempt.updates if attempt.record.committed else None)
+    return Measured(**of_this_model, **updates, clients=clients)
 
 
 CONFIDENCE = 0.95

@@ -61,7 +61,7 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
-    world = World(population, fleet, engine, meter, trial.engine.masks)
+    world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)
     return TrialWorld(world, ModelState.first(model.state_dict()), data, partition)
 
 

@@ -11,16 +11,17 @@ and `abandoned`. The simulation adds when events happen, and how the clients' wo
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
 from umbel.aggregation.plans.training import TrainingPlan
-from umbel.aggregation.reports import EvaluationDone, Probe, Work
+from umbel.aggregation.reports import EvaluationDone, Probe, Work, WorkDone
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
@@ -38,6 +39,7 @@ from umbel.sim.data.population import CohortData, Population, client_name, clien
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
+from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of
 from umbel.sim.federation.window import (
@@ -68,6 +70,7 @@ class World:
     engine: Engine
     meter: Meter
     masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
+    measure: MeasureSection = field(default_factory=MeasureSection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class SimulatedAttempt:
     standing: Standing
     model: ModelState
     device_time: DeviceTime  # which a coordinator does not know
+    updates: UpdateFigures | None = None  # if `[measure]` needs them
+    works: Mapping[ClientId, WorkDone] = field(default_factory=dict[ClientId, WorkDone])  # of clients that trained
 
 
 class _NobodyComes(Exception):
@@ -90,6 +95,8 @@ class Federation:
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
+        self._trained = dict[ClientId, WorkDone]()  # in the attempt under way, as is the next
+        self._updates: UpdateSums | None = None
         require_possible(standing.file, model.layout, world.population)
 
     def attempts(self) -> Iterator[SimulatedAttempt]:
@@ -145,6 +152,8 @@ class Federation:
     def _train(self, opened: Training) -> SimulatedAttempt:
         """A round of training, plain or secure, or a canary."""
         plan, uplink = opened.plan, self._uplink(opened)
+        self._trained = {}
+        self._updates = UpdateSums(self.model.layout.n_values) if self.world.measure.needs_updates else None
         cohort, reports = self._cohort(opened, uplink.update_bytes)
         declines = self._unreadable(cohort)
         if isinstance(uplink, MaskedUplink):
@@ -237,8 +246,24 @@ class Federation:
             names = [cohort.names[rank] for rank in ranks]
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
             uplink.add(names, changes.values, works, weights)
+            self._note(names, changes.values, works, weights, uplink.refused)
             if plan.task.tries_clients:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
+
+    def _note(
+        self,
+        names: Sequence[ClientId],
+        values: Tensor,
+        works: Sequence[WorkDone],
+        weights: Sequence[int],
+        refused: Mapping[ClientId, str],
+    ) -> None:
+        """Keep what `[measure]` needs of clients that have trained and are not refused."""
+        if self._updates is None:
+            return
+        fit = [i for i, name in enumerate(names) if name not in refused]
+        self._trained.update((names[i], works[i]) for i in fit)
+        self._updates.add([names[i] for i in fit], values[fit], [weights[i] for i in fit])
 
     def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
         """The probes of these clients."""
@@ -331,4 +356,6 @@ class Federation:
         if model is not None:
             self.model = model
         self.standing = self.standing.after(end, update_bytes)
-        return SimulatedAttempt(end.record, self.standing, self.model, device_time or DeviceTime())
+        trained, self._trained = self._trained, {}
+        updates, self._updates = None if self._updates is None else self._updates.figures(), None
+        return SimulatedAttempt(end.record, self.standing, self.model, device_time or DeviceTime(), updates, trained)

@@ -1,11 +1,12 @@
 """A line of `rounds.jsonl`: one ended attempt of a simulated run, in numbers."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import RoundRecord
+from umbel.sim.federation.measures import Measured
 from umbel.sim.federation.window import DeviceTime
 
 
@@ -47,6 +48,15 @@ class Row:
     samples_left_out: int = 0
     passed_over: int = 0
     samples_passed_over: int = 0
+    train_loss_all: float | None = None  # this and the following as in `Measured`, where [measure] asks for them
+    groups_accuracy: float | None = None
+    groups_accuracy_least: float | None = None
+    groups_loss: float | None = None
+    update_norm: float | None = None
+    update_norm_deviation: float | None = None
+    update_spread: float | None = None
+    update_cosine: float | None = None
+    clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     @property
     def makes_model(self) -> bool:
@@ -55,7 +65,13 @@ class Row:
 
     @classmethod
     def of(
-        cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, device_time: DeviceTime
+        cls,
+        record: RoundRecord,
+        scores: dict[str, float] | None,
+        wall_s: float,
+        now_s: float,
+        device_time: DeviceTime,
+        measured: Measured | None = None,
     ) -> "Row":
         found = scores or {}
         reports = [one for one in record.clients if one.report_s is not None]
@@ -95,6 +111,7 @@ class Row:
             samples_left_out=record.samples_left_out,
             passed_over=record.passed_over,
             samples_passed_over=record.samples_passed_over,
+            **asdict(measured or Measured()),
         )
 
 

@@ -1,6 +1,7 @@
 """What an experiment has found: its runs, and means over their seeds with confidence intervals."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ class Point:
     left_out_share: Estimate | None  # of the clients that were asked, those whose reports do not count
     samples_share: Estimate | None  # of the samples of asked clients, those that count
     lean: Lean  # the committed rounds of all seeds, added up
+    groups_mean: Estimate | None  # the mean of `groups`, each with the same weight; else over clients, if measured
+    train_loss_all: Estimate | None  # of the last model, as [measure] asks
+    smoothed_rounds_to_target: Estimate | None  # by the mean accuracy of the last measured models, as [measure] asks
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,8 +83,9 @@ class Findings:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row of every run, with its point and its seed: the content of `rounds.jsonl`."""
         for one in self.trials:
+            best = Best(one.trial.measure.smooth)
             for row in one.rows:
-                yield {"point": one.trial.label, "seed": one.trial.seed, **asdict(row)}
+                yield {"point": one.trial.label, "seed": one.trial.seed, **asdict(row), **best.after(row)}
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -146,7 +151,19 @@ class Findings:
             left_out_share=_estimated(one.left_out_share for one in leans),
             samples_share=_estimated(one.samples_share for one in leans),
             lean=sum(leans, Lean()),
+            groups_mean=_estimated(_groups_mean(one) for one in group),
+            train_loss_all=_estimated(row.train_loss_all for row in lasts),
+            smoothed_rounds_to_target=_estimated(self._smoothly_reaching(one) for one in group),
         )
+
+    def _smoothly_reaching(self, one: TrialResult) -> float | None:
+        """The round after which the smoothed accuracy first is the target; None if it never is, or is not asked."""
+        best = Best(one.trial.measure.smooth)
+        for row in one.rows:
+            smoothed = best.after(row).get("smoothed_accuracy")
+            if self.target_accuracy is not None and smoothed is not None and smoothed >= self.target_accuracy:
+                return float(row.round)
+        return None
 
     def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
         """The first row with the target accuracy, and what was uploaded by then."""
@@ -158,6 +175,28 @@ class Findings:
             if row.accuracy is not None and row.accuracy >= self.target_accuracy:
                 return row, n_bytes
         return None
+
+
+class Best:
+    """Follows the accuracy of one run. `smooth`: how many measured models to average; None: nothing is followed."""
+
+    def __init__(self, smooth: int | None) -> None:
+        self._last = None if smooth is None else deque[float](maxlen=smooth)
+        self._best: float | None = None
+
+    def after(self, row: Row) -> dict[str, float | None]:
+        """`best_accuracy` so far and `smoothed_accuracy`, the mean of the last measured models.
+
+        The second is None until there are `smooth` of them, and in rows whose model was not measured.
+        """
+        if self._last is None:
+            return {}
+        if row.accuracy is not None:
+            self._last.append(row.accuracy)
+            self._best = max(row.accuracy, self._best or 0.0)
+        is_full = row.accuracy is not None and len(self._last) == self._last.maxlen
+        smoothed = math.fsum(self._last) / len(self._last) if is_full else None
+        return {"best_accuracy": self._best, "smoothed_accuracy": smoothed}
 
 
 def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
@@ -174,6 +213,13 @@ def _facts(point: Point) -> dict[str, Any]:
     if point.split is None:
         del facts["split"]
     return facts
+
+
+def _groups_mean(one: TrialResult) -> float | None:
+    """Of the last model: the mean over natural holders, each with the same weight; else over clients, if measured."""
+    if accuracies := [scores["accuracy"] for scores in one.groups.values() if "accuracy" in scores]:
+        return math.fsum(accuracies) / len(accuracies)
+    return one.scored[-1].groups_accuracy if one.scored else None
 
 
 def _estimated(values: Iterable[float | None]) -> Estimate | None:

@@ -110,7 +110,9 @@ def as_table(results: Findings) -> ShownTable:
     unit = unit_of(point.virtual_hours.mean * _HOUR_S for point in points if point.virtual_hours is not None)
     columns: list[tuple[str, Callable[[Point], str]]] = [
         ("accuracy", lambda point: with_band(point.accuracy, "{:.1%}")),
+        *_if_any(points, "mean of groups", lambda point: point.groups_mean, "{:.1%}"),
         ("loss", lambda point: mean_of(point.loss, "{:.3f}")),
+        *_if_any(points, "train loss, all", lambda point: point.train_loss_all, "{:.3f}"),
         ("rounds", lambda point: mean_of(point.rounds, "{:.0f}")),
         ("MB up, down", lambda point: f"{_megabytes(point.bytes_up)}, {_megabytes(point.bytes_down)}"),
     ]
@@ -128,9 +130,18 @@ def as_table(results: Findings) -> ShownTable:
         columns.append(
             (f"to {results.target_accuracy:.0%}", lambda point: mean_of(point.rounds_to_target, "{:.0f} rounds"))
         )
+        smoothed = f"to {results.target_accuracy:.0%}, smoothed"
+        columns += _if_any(points, smoothed, lambda point: point.smoothed_rounds_to_target, "{:.0f} rounds")
     if len(points) > 1:
         columns.insert(0, ("", lambda point: point.label))
     return ShownTable([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
+
+
+def _if_any(
+    points: Sequence[Point], name: str, of: Callable[[Point], Estimate | None], form: str
+) -> list[tuple[str, Callable[[Point], str]]]:
+    """A column; none if no point has this figure."""
+    return [(name, lambda point: mean_of(of(point), form))] if any(of(point) is not None for point in points) else []
 
 
 def as_text(shown: ShownTable) -> str:

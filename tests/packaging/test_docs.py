@@ -48,6 +48,7 @@ from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.experiment.file import EngineSection, experiment_of
+from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -75,6 +76,7 @@ _WORLD: dict[str, type[Any]] = {
     "model": ModelSection,
     "fleet": FleetSection,
     "engine": EngineSection,
+    "measure": MeasureSection,
 }
 _CODEC_OF = {
     "error": "auto",

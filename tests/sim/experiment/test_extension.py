@@ -36,9 +36,8 @@ def sized(described: dict[str, Any], count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("counts", [(1, 5), (2, 3, 5)])
 def test_more_rounds_end_as_one_long_run(tmp_path: Path, changes: dict[str, Any], counts: tuple[int, ...]) -> None:
     described = table(**changes)
-    for count in counts:
-        extended = simulate(sized(described, count), tmp_path)
-    assert bare(extended) == bare(simulate(sized(described, counts[-1])))
+    extended = [simulate(sized(described, count), tmp_path) for count in counts]
+    assert bare(extended[-1]) == bare(simulate(sized(described, counts[-1])))
 
 
 @pytest.mark.slow
