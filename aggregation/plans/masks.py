@@ -1,8 +1,11 @@
 """What all clients of a secure round agree on: the numbers of its sum, and the noise of a private one; plain data."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.canonical import later
+from umbel.aggregation.counts import require_lengths
 from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX, require_metric_names
 
 BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
@@ -102,6 +105,8 @@ class SecurePlan:
     evaluation: tuple[str, ...] = ()  # likewise, of held-out data
     noise: NoisePlan | None = None  # of a private round
     minimum_work: float = ALL_STEPS  # the least share of the planned steps of an update that is sent; 0: one step
+    counts: Mapping[str, int] = later(factory=dict[str, int])  # of training, that are added up: each name's length
+    evaluation_counts: Mapping[str, int] = later(factory=dict[str, int])  # likewise, of held-out data
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= RESIDUE_BITS_MAX:
@@ -113,10 +118,11 @@ class SecurePlan:
                 f"minimum must be at least {MINIMUM_LEAST}, and clients_max at least minimum and at most {COHORT_MAX}; "
                 f"they are {self.minimum} and {self.clients_max}"
             )
-        if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
+        is_measured = self.metrics or self.evaluation or self.counts or self.evaluation_counts
+        if self.is_private and (is_measured or self.is_proportional or self.weight_unit != 1):
             raise ValueError(
-                "in a private round, every value that a client sends must have noise: leave out `metrics` and "
-                "`evaluation`, and give all clients the same weight"
+                "in a private round, every value that a client sends must have noise: leave out `metrics`, "
+                "`evaluation`, `counts` and `evaluation_counts`, and give all clients the same weight"
             )
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(
@@ -124,6 +130,8 @@ class SecurePlan:
             )
         for names in (self.metrics, self.evaluation):
             require_metric_names(names)
+        for lengths in (self.counts, self.evaluation_counts):
+            require_lengths(lengths)
 
     def unwrapping(self) -> "SecurePlan":
         """A copy whose bits hold every sum of honest clients: for a first round or a repeated attempt."""

@@ -14,8 +14,9 @@ from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.retry import gives_up, next_attempt, sums_before
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
 from umbel.aggregation.run.canary import CanaryClosed, conclusion, verdicts_on, with_verdicts
+from umbel.aggregation.run.derived_metrics import derived_metrics, with_derived
 from umbel.aggregation.run.ledger import Ending, round_record
-from umbel.aggregation.run.records import ClientRecord, Judged, RoundRecord, VersionRecord
+from umbel.aggregation.run.records import EVALUATION, ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.run.report_times import observed
 from umbel.aggregation.run.run_end import (
     KeptVersion,
@@ -28,7 +29,7 @@ from umbel.aggregation.run.run_end import (
     SecureTotals,
     versions_after,
 )
-from umbel.aggregation.run.stopping import expired, judge
+from umbel.aggregation.run.stopping import StopRule, expired, judge
 from umbel.aggregation.run.tuning import NOTHING_KNOWN, TuningFacts, next_plan
 from umbel.aggregation.types import ClientId
 
@@ -202,8 +203,10 @@ def _with_totals(record: RoundRecord, totals: SecureTotals) -> RoundRecord:
         record,
         partial=totals.n_partial,
         sample_count=totals.sample_count,
-        metrics=totals.metrics,
-        evaluation=totals.evaluation,
+        metrics=with_derived(totals.metrics, totals.counts),
+        evaluation=with_derived(totals.evaluation, totals.evaluation_counts),
+        counts=totals.counts,
+        evaluation_counts=totals.evaluation_counts,
     )
 
 
@@ -219,8 +222,18 @@ def _judged(run: Run, closing: Closing, totals: SecureTotals | None) -> Judged |
     if rule is None or closing.plan.task is not run.file.judges_in:
         return None
     if totals is not None:
-        return rule.measured_in_sum(totals.metrics, totals.evaluation, totals.measured_by)
+        return _judged_in_sum(rule, totals)
     return rule.measured_by([accepted.work for accepted in closing.accepted.values()])
+
+
+def _judged_in_sum(rule: StopRule, totals: SecureTotals) -> Judged:
+    of_training, of_evaluation = derived_metrics(totals.counts), derived_metrics(totals.evaluation_counts)
+    figures = {f"training.{name}": value for name, value in of_training.items()}
+    figures |= {f"{EVALUATION}{name}": value for name, value in of_evaluation.items()}
+    means = {f"training.{name}": value for name, value in totals.metrics.items()}
+    means |= {f"{EVALUATION}{name}": value for name, value in totals.evaluation.items()}
+    counted_by = {name: totals.counted_by[name.rpartition(".")[0]] for name in figures}
+    return rule.measured_in_sum({**means, **figures}, totals.measured_by, counted_by)
 
 
 def _value(record: RoundRecord, *, of_evaluation: bool) -> float | None:

@@ -21,6 +21,7 @@ from umbel.aggregation.plans.tensors import ListedKind, TensorRules
 from umbel.aggregation.plans.training import PERSONAL, TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, again, private_numbers
+from umbel.aggregation.run.derived_metrics import derived_names
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,
@@ -334,10 +335,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "in a round of evaluation the coordinator sees each client's metrics, but secure aggregation must hide "
             "them: leave [evaluation] out, and set evaluate = true in [training]"
         )
-    if file.training.evaluate_after and not any(name.startswith(PERSONAL) for name in section.evaluation):
+    listed = (*section.evaluation, *section.evaluation_counts)
+    if file.training.evaluate_after and not any(name.startswith(PERSONAL) for name in listed):
         yield (
             "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
-            f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation]'
+            f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation], or a name to evaluation_counts'
         )
     if file.retention.updates != "none":
         yield (
@@ -372,10 +374,13 @@ def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterat
     if file.stop is None:
         return
     name = file.stop.metric.partition(".")[2]
-    where, names = ("evaluation", section.evaluation) if file.stop.is_of_evaluation else ("metrics", section.metrics)
-    if name not in names:
+    where, names, counts = "metrics", section.metrics, section.counts
+    if file.stop.is_of_evaluation:
+        where, names, counts = "evaluation", section.evaluation, section.evaluation_counts
+    if name not in names and name not in derived_names(counts):
         yield (
             f"secure aggregation does not add up {file.stop.metric}: add {name!r} to `{where}` in [secure_aggregation]"
+            ", or the counts that it follows from (docs/how-to/measure-sensitivity-and-auc.md)"
         )
     if file.stop.minimum >= MINIMUM_LEAST:
         yield (
@@ -421,6 +426,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         )
         return
     section.clip(file.codec.clip_norm)
+    if file.secure.counts or file.secure.evaluation_counts:
+        yield (
+            "counts would be summed without noise: leave `counts` and `evaluation_counts` out of [secure_aggregation], "
+            "and measure the models of a private run on data that no client holds"
+        )
     measures = file.training.evaluate or file.training.evaluate_after or any(one.evaluate for one in file.override)
     if measures or file.stop is not None:
         yield (

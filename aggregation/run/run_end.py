@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from umbel.aggregation.counts import CountsByName
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.plans.masks import SumShown
@@ -44,7 +45,13 @@ class SecureTotals(Protocol):
     @property
     def evaluation(self) -> Mapping[str, float]: ...
     @property
-    def measured_by(self) -> Mapping[str, int]: ...  # clients, by `training.NAME` and `evaluation.NAME`
+    def counts(self) -> CountsByName: ...  # exact sums of training
+    @property
+    def evaluation_counts(self) -> CountsByName: ...  # likewise, of held-out data
+    @property
+    def measured_by(self) -> Mapping[str, int]: ...  # clients, by `training.NAME` and `evaluation.NAME` of a metric
+    @property
+    def counted_by(self) -> Mapping[str, int]: ...  # likewise, of counts
 
 
 class ModelMade(Protocol):

@@ -100,20 +100,20 @@ class StopRule:
         return self.metric.startswith(EVALUATION)
 
     def measured_in_sum(
-        self, training: Mapping[str, float], evaluation: Mapping[str, float], measured_by: Mapping[str, int]
+        self, values: Mapping[str, float], measured_by: Mapping[str, int], counted_by: Mapping[str, int]
     ) -> Judged:
-        """The value from a secure round, which has means and no single values: one client can move them.
+        """The value from a secure round, which has sums and no single values: one client can move them.
 
-        `measured_by`: how many clients measured each metric, by its whole name.
+        All by whole names. `values`: means, and figures that follow from counts. `measured_by`: how many clients
+        measured each mean; `counted_by`: how many have the counts of each figure.
         """
-        name = self.metric.partition(".")[2]
-        value = (evaluation if self.is_of_evaluation else training).get(name)
-        n_clients = measured_by.get(self.metric, 0)
+        value, n_clients = values.get(self.metric), counted_by.get(self.metric, measured_by.get(self.metric, 0))
         clients = counted(n_clients, "client")
         if value is None or n_clients < self.minimum:
             why = f"{clients} measured it, of {self.minimum} that must"
             return Judged(self.metric, None, n_clients, why)
-        return Judged(self.metric, value, n_clients, f"the mean of {clients}, added up under masks")
+        what = "from the counts" if self.metric in counted_by else "the mean"
+        return Judged(self.metric, value, n_clients, f"{what} of {clients}, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
         """The value from the reports of one round; None if no client measured the metric.

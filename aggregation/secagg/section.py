@@ -1,9 +1,12 @@
 """The run file's section [secure_aggregation], checked, and the plans of secure rounds that follow from it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.step import RoundShown
+from umbel.aggregation.counts import CountsByName, require_lengths
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import SecurePlan, SumShown
 from umbel.aggregation.plans.round import RoundPlan
@@ -25,11 +28,15 @@ class SecureAggregationSection:
     expected_sample_count: int = 128  # of a usual client, for the first round's step; may be off by a factor of ten
     members_sha256: str = ""  # of the member list that the clients pin, in groups or not; empty without one
     minimum_work: float | None = None  # share of the planned steps of an update that is sent; None: see `work_floor`
+    counts: Mapping[str, int] = later(factory=dict[str, int])  # of training, that are added up: each name's length
+    evaluation_counts: Mapping[str, int] = later(factory=dict[str, int])  # of held-out data, likewise
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         for names in (self.metrics, self.evaluation):
             require_metric_names(names)
+        for lengths in (self.counts, self.evaluation_counts):
+            require_lengths(lengths)
         require_within(self.expected_sample_count, "expected_sample_count", 1, SAMPLE_COUNT_MAX)
         if self.members_sha256:
             object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
@@ -39,6 +46,19 @@ class SecureAggregationSection:
     def work_floor(self, *, has_noise: bool) -> float:
         """The least share of the planned steps that a client must do. `has_noise`: whether the run is private."""
         return usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
+
+    def require_lengths_of(self, counts: CountsByName, evaluation_counts: CountsByName) -> None:
+        """Raise `ValueError` for a client's counts of a name that this section has with another length."""
+        for where, found, lengths in (
+            ("counts", counts, self.counts),
+            ("evaluation_counts", evaluation_counts, self.evaluation_counts),
+        ):
+            for name in sorted(found.keys() & lengths.keys()):
+                if (length := len(found[name])) != lengths[name]:
+                    raise ValueError(
+                        f"the report has {length} numbers of {where} {name!r}, and the run file asks for "
+                        f"{lengths[name]} ([secure_aggregation])"
+                    )
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
         """The codec and secure plans of a run's first round. `n_values`: of an update."""
@@ -50,6 +70,8 @@ class SecureAggregationSection:
             metrics=self.metrics,
             evaluation=self.evaluation,
             minimum_work=self.work_floor(has_noise=False),
+            counts=self.counts,
+            evaluation_counts=self.evaluation_counts,
         )
 
     def after(

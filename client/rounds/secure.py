@@ -17,7 +17,7 @@ keys are only in memory, so a kill ends this client's part in the attempt.
 import base64
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -181,8 +181,9 @@ class SecureRound:
                 words.sample_count_max,
             )
         metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
+        counts, counted = result.counts, evaluation.counts if evaluation else {}
         if not self.site.policy.share_metrics:
-            metrics, measured = {}, {}
+            metrics, measured, counts, counted = {}, {}, {}, {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(
@@ -191,6 +192,11 @@ class SecureRound:
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
             )
+        for warning in (
+            *_of_another_length(counts, words.counts),
+            *_of_another_length(counted, words.evaluation_counts),
+        ):
+            log.warning("%s: %s", self._id, warning)
         count = self.site.policy.samples_that_count
         return LocalWork(
             sample_count=count(result.sample_count),
@@ -199,6 +205,8 @@ class SecureRound:
             metrics=metrics,
             evaluation=measured,
             evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
+            counts=counts,
+            evaluation_counts=counted,
         )
 
     def report(self, update_sha256: str) -> ReportAnswer:
@@ -261,6 +269,16 @@ class SecureRound:
             f"the coordinator answers, but did not continue this round within {waits_s:g} s; this client leaves the "
             "attempt"
         )
+
+
+def _of_another_length(counts: Mapping[str, Sequence[int]], asked: Mapping[str, int]) -> Iterator[str]:
+    """Why counts of a name that the round asks for are not sent."""
+    for name, length in asked.items():
+        if name in counts and len(counts[name]) != length:
+            yield (
+                f"the counts {name!r} have {len(counts[name])} numbers, and the run asks for {length}, so they are not "
+                f"sent: return {length} numbers, or ask the operator to change [secure_aggregation] of the run file"
+            )
 
 
 def check_steps(plan: LocalPlan, done: Trained) -> None:

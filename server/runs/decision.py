@@ -37,6 +37,7 @@ from umbel.aggregation.run import endings
 from umbel.aggregation.run.endings import Known, Upshot
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.secagg.messages import AdvertiseKeys
+from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.problems import Refused
@@ -212,7 +213,8 @@ class _Deciding:
     def _report(self, given: ReportInput) -> ReportAnswer:
         self._require_current(given)
         event, state, upload = given.event, self.state, self.uploads.get(given.assignment)
-        counts = self._advance(event, lambda: check_report(state, event, upload))
+        section = self.live.run.file.secure_aggregation
+        counts = self._advance(event, lambda: check_report(state, event, upload, section))
         said = next(one for one in reversed(self.commands) if isinstance(one, Answer) and one.client == event.client)
         answer = ReportAnswer(said.outcome, said.reason)
         if counts:
@@ -276,8 +278,17 @@ class _Deciding:
         return tuple(sorted(named & self.state.missing.keys()))
 
 
-def check_report(state: RoundState, report: Reported, upload: StoredUpload | None) -> None:
-    """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update."""
+def check_report(
+    state: RoundState,
+    report: Reported,
+    upload: StoredUpload | None,
+    section: SecureAggregationSection | None = None,
+) -> None:
+    """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update.
+
+    `section`: the run file's [secure_aggregation]. Its lengths of counts hold also if it is disabled, as in a plain
+    rehearsal of a secure run.
+    """
     assert isinstance(state, Training), "only an open round takes reports"
     _check_task(state.plan.task, report.work)
     is_secure = bool(state.secure)
@@ -294,6 +305,8 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
                 f"{name}: {count} samples are more than the run's sample_count_max of {count_max}; "
                 f"report at most {count_max}, or raise sample_count_max in the next run file"
             )
+    if section is not None:
+        _check_lengths(section, work)
     if isinstance(work, EvaluationDone):
         return
     if isinstance(work, WorkDone) and work.sample_count > (announced := state.cohort[report.client].sample_count):
@@ -305,6 +318,13 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
         raise Refused("upload-incomplete", "the update is not completely uploaded; upload the rest, then report it")
     if upload.sha256 != work.update_sha256:
         raise ReportRefused("update_sha256 is not the hash of the uploaded update; report the update that was uploaded")
+
+
+def _check_lengths(section: SecureAggregationSection, work: Work) -> None:
+    try:
+        section.require_lengths_of(work.counts, work.evaluation_counts)
+    except ValueError as error:
+        raise ReportRefused(str(error)) from error
 
 
 def check_message(state: RoundState, message: Spoke) -> None:

@@ -216,6 +216,8 @@ def _local(work: WorkDone) -> LocalWork:
         metrics=work.metrics,
         evaluation=work.evaluation,
         evaluation_sample_count=work.evaluation_sample_count,
+        counts=work.counts,
+        evaluation_counts=work.evaluation_counts,
     )
 
 

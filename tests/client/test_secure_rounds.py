@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -928,6 +928,56 @@ def test_a_site_may_keep_its_metrics_out_of_the_sum(tmp_path: Path) -> None:
     assert one.n_clients == len(PEERS) + 1
     assert set(one.measured_by.values()) == {len(PEERS)}
     assert one.metrics["loss"] == pytest.approx(0.5), "the others'"
+
+
+class Counting(Ward):
+    """Counts too. `numbers`: of its confusion matrix."""
+
+    def __init__(self, numbers: Sequence[int] = (3, 1, 0, 2)) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return replace(super().train(model, plan), counts={"confusion": self._numbers, "odd": 7})
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        return Evaluation(3, {"accuracy": 0.5}, {"scores": [1, 0, 0, 2]})
+
+
+def counting_double() -> SecureDouble:
+    """The other clients have no counts, so a sum is what the ward sent."""
+    double = SecureDouble(Ward().model)
+    double.plan = replace(double.plan, counts={"confusion": 4}, evaluation_counts={"scores": 4})
+    return double
+
+
+def words_of_counts(double: SecureDouble) -> dict[str, int]:
+    (one,) = double.totals
+    assert (one.counts, one.evaluation_counts) == ({}, {}), "those of one client are left out"
+    return dict(one.counted_by)
+
+
+def test_counts_that_the_round_asks_for_are_in_the_sum(tmp_path: Path) -> None:
+    double = counting_double()
+    assert take_part(tmp_path, double, Counting()).accepted == 1
+    assert words_of_counts(double)["training.confusion"] == 1
+
+
+def test_a_site_that_shares_no_metrics_shares_no_counts(tmp_path: Path) -> None:
+    double = counting_double()
+    policy = listed(tmp_path, double, share_metrics=False)
+    assert take_part(tmp_path, double, Counting(), policy).accepted == 1
+    assert words_of_counts(double) == {"training.confusion": 0, "evaluation.scores": 0}
+
+
+def test_counts_of_another_length_are_not_sent_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal would tell the coordinator how many numbers the site has."""
+    double = counting_double()
+    assert take_part(tmp_path, double, Counting(range(9))).accepted == 1
+    assert words_of_counts(double)["training.confusion"] == 0
+    assert "the counts 'confusion' have 9 numbers, and the run asks for 4, so they are not sent" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,10 @@ name = "masked"
 rounds = {{ count = {count}, target = {target}, minimum = 3, over_selection = 1.0, window_s = {window_s} }}
 aggregation = {{ sample_count_max = 1000 }}
 codec = {{ name = "integer", step = 0.01, first_norm = 3.0 }}
-secure_aggregation = {{ members_sha256 = "{members_sha256}", expected_sample_count = 4 }}
+[secure_aggregation]
+members_sha256 = "{members_sha256}"
+expected_sample_count = 4
+counts = {{ confusion = 4 }}
 """
 
 
@@ -44,7 +47,8 @@ class Ward(Client):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(self.sample_count / 50)
-        return TrainResult(self.sample_count, 1, 1, {"loss": float(self.sample_count)})
+        counts = {"confusion": torch.tensor([[self.sample_count, 1], [0, 2]]), "own": 3}
+        return TrainResult(self.sample_count, 1, 1, {"loss": float(self.sample_count)}, counts=counts)
 
 
 class Line(httpx.BaseTransport):
@@ -153,6 +157,11 @@ def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None
         assert b'"sample_count":0' in said
         assert f'"sample_count":{SAMPLES[name]}'.encode() not in said
         assert b"loss" not in said
+        assert b"confusion" not in said
+    for record in house.told("show", "masked")["ended"]:
+        assert record["counts"] == {"confusion": [sum(SAMPLES[name] for name in NAMES), 4, 0, 8]}
+        assert record["metrics"]["confusion.specificity"] == 8 / 12
+        assert {str(one["metrics"]) for one in record["clients"]} == {"{}"}
 
 
 def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ Two vectors are masked. The *levels*: the weighted change of all coded tensors, 
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
   value times 2^f. Values are cut to +-65,536, and a NaN counts as 65,536: if it were left out, the sums would show that
   a value of one client, or of all but one, is not a number;
+- for each name of counts, of training and then of evaluation, in the order of the names: clients that have them, and
+  their numbers. A client that has counts of another length, or none, adds zeros. One number of one client is at most
+  2^40, so no sum can reach 2^57;
 - the values of tensors that no codec may round (`model/state.py`): integers of the round's grid times the weight.
 
 f = 62 - 16 - log2 of all samples that the round can have, at most 32: no sum can reach 2^63, and a mean is off by
@@ -16,8 +19,8 @@ f = 62 - 16 - log2 of all samples that the round can have, at most 32: no sum ca
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Rotated
+from umbel.aggregation.counts import COUNT_MAX
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import ExactPlaces
 from umbel.aggregation.plans.assignment import Assignment
@@ -62,6 +66,14 @@ class MetricSum:
     value: int = 0  # the sum of samples * value * 2^f
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class CountSum:
+    """The counts of one name, of one client or a sum."""
+
+    clients: int  # that have them
+    numbers: tuple[int, ...]
+
+
 N_COUNTS = len(fields(Counts))
 _N_MEASURED = len(fields(MetricSum))
 
@@ -78,6 +90,8 @@ class Words:
     n_exact: int
     clients_max: int
     sample_count_max: int
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])  # of training: each name's length
+    evaluation_counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients_max * self.sample_count_max <= TOTAL_WEIGHT_MAX:
@@ -88,7 +102,7 @@ class Words:
 
     @property
     def n_words(self) -> int:
-        return N_COUNTS + _N_MEASURED * (len(self.metrics) + len(self.evaluation)) + self.n_exact
+        return N_COUNTS + self._n_measured + sum(1 + length for length in self._lengths()) + self.n_exact
 
     @property
     def fraction_bits(self) -> int:
@@ -111,12 +125,33 @@ class Words:
         """The mean over all samples, of which there must be some."""
         return measured.value / (measured.samples << self.fraction_bits)
 
-    def join(self, counts: Counts, measured: Sequence[MetricSum], exact: Tensor) -> Tensor:
+    def counted(self, found: Mapping[str, Sequence[int]], evaluation: Mapping[str, Sequence[int]]) -> list[CountSum]:
+        """A client's counts of training and of held-out data, as far as the round asks them, in the order of words.
+
+        A number beyond 2^40 counts as 2^40, and one below 0 as 0.
+        """
+        asked = [*((found, *one) for one in _in_order(self.counts))]
+        asked += [(evaluation, *one) for one in _in_order(self.evaluation_counts)]
+        return [_counted(of.get(name), length) for of, name, length in asked]
+
+    def counts_by_name(self, counted: Sequence[CountSum]) -> tuple[dict[str, CountSum], dict[str, CountSum]]:
+        """What `counted` returned, by name: of training, and of held-out data."""
+        names, n_trained = [name for name, _ in _in_order(self.counts)], len(self.counts)
+        names_held_out = [name for name, _ in _in_order(self.evaluation_counts)]
+        return (
+            dict(zip(names, counted[:n_trained], strict=True)),
+            dict(zip(names_held_out, counted[n_trained:], strict=True)),
+        )
+
+    def join(
+        self, counts: Counts, measured: Sequence[MetricSum], exact: Tensor, counted: Sequence[CountSum] = ()
+    ) -> Tensor:
         """The words: int64, `n_words`. `measured`: in the order of `metrics`, then `evaluation`; `exact`: int64."""
         head = [*astuple(counts), *(number for one in measured for number in astuple(one))]
+        head += [number for one in counted for number in (one.clients, *one.numbers)]
         return torch.cat([torch.tensor(head, dtype=torch.int64), exact])
 
-    def split(self, words: Tensor) -> tuple[Counts, list[MetricSum], Tensor]:
+    def split(self, words: Tensor) -> tuple[Counts, list[MetricSum], Tensor, list[CountSum]]:
         """The inverse of `join`. Raises `ValueError` for words of another number or type."""
         if words.dtype != torch.int64 or words.shape != (self.n_words,):
             raise ValueError(
@@ -125,9 +160,32 @@ class Words:
             )
         n_head = self.n_words - self.n_exact
         head: list[int] = words[:n_head].tolist()
-        starts = range(N_COUNTS, n_head, _N_MEASURED)
-        measured = [MetricSum(*head[start : start + _N_MEASURED]) for start in starts]
-        return Counts(*head[:N_COUNTS]), measured, words[n_head:]
+        end = N_COUNTS + self._n_measured
+        measured = [MetricSum(*head[start : start + _N_MEASURED]) for start in range(N_COUNTS, end, _N_MEASURED)]
+        counted = list[CountSum]()
+        for length in self._lengths():
+            counted.append(CountSum(head[end], tuple(head[end + 1 : end + 1 + length])))
+            end += 1 + length
+        return Counts(*head[:N_COUNTS]), measured, words[n_head:], counted
+
+    @property
+    def _n_measured(self) -> int:
+        return _N_MEASURED * (len(self.metrics) + len(self.evaluation))
+
+    def _lengths(self) -> Iterator[int]:
+        """The numbers of each name of counts, in the order of words."""
+        for asked in (self.counts, self.evaluation_counts):
+            yield from (length for _, length in _in_order(asked))
+
+
+def _in_order(asked: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(asked.items())
+
+
+def _counted(numbers: Sequence[int] | None, length: int) -> CountSum:
+    if numbers is None or len(numbers) != length:
+        return CountSum(0, (0,) * length)
+    return CountSum(1, tuple(min(max(number, 0), COUNT_MAX) for number in numbers))
 
 
 @dataclass(frozen=True)
@@ -171,8 +229,9 @@ class Composition:
 
     @cached_property
     def words(self) -> Words:
-        names = self.secure.metrics, self.secure.evaluation
-        return Words(*names, self.exact.n_values, self.secure.clients_max, self.sample_count_max)
+        secure = self.secure
+        names, most = (secure.metrics, secure.evaluation), (secure.clients_max, self.sample_count_max)
+        return Words(*names, self.exact.n_values, *most, secure.counts, secure.evaluation_counts)
 
     @property
     def n_levels(self) -> int:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.rotated import Dither
+from umbel.aggregation.counts import CountsByName
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.kernels.arguments import UNIT
 from umbel.aggregation.kernels.rotation import greatest_block_square
@@ -67,6 +68,8 @@ class LocalWork:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
     evaluation_sample_count: int = field(default=0, repr=False)
+    counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
+    evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
 
 
 SILENT = LocalWork(1, 1, 1)
@@ -167,7 +170,9 @@ def contribution(
     counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
     exact = read.exact.to(torch.float64).div_(divisor).mul_(most * weight).div_(composition.grid.step)
     exact_most = math.ceil(composition.grid.max_abs / composition.grid.step) * weight  # a last bit may be beyond it
-    joined = composition.words.join(counts, measured, _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most))
+    counted = composition.words.counted(work.counts, work.evaluation_counts)
+    rounded = _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most)
+    joined = composition.words.join(counts, measured, rounded, counted)
     return Contribution(composition, joined, read.values, secret, remarks + shortened)
 
 

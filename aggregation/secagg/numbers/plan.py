@@ -28,6 +28,7 @@ Noise covers a client whatever the others contribute; there one step is enough.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -69,13 +70,23 @@ def first_plans(
     metrics: tuple[str, ...] = (),
     evaluation: tuple[str, ...] = (),
     minimum_work: float = ALL_STEPS,
+    counts: Mapping[str, int] | None = None,
+    evaluation_counts: Mapping[str, int] | None = None,
 ) -> tuple[CodecPlan, SecurePlan]:
     """The plans of a run's first round.
 
     `codec`: the integer codec at a step of the expected root mean square of a change with weight `weight_unit`.
     """
     secure = SecurePlan(
-        1, weight_unit, clients_max, minimum, metrics=metrics, evaluation=evaluation, minimum_work=minimum_work
+        1,
+        weight_unit,
+        clients_max,
+        minimum,
+        metrics=metrics,
+        evaluation=evaluation,
+        minimum_work=minimum_work,
+        counts=counts or {},
+        evaluation_counts=evaluation_counts or {},
     )
     return codec.at_step(1 / codec.inverse_step / FIRST_RMS), secure.unwrapping()
 

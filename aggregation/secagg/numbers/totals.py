@@ -8,7 +8,7 @@ whether it *fits* the bits: a rotated sum is Gaussian, so if more than a hundred
 the range, one in two thousand has wrapped, and the sum is refused.
 
 A metric that fewer than the round's `minimum` clients have measured is left out, because it would be about few clients.
-(That keeps it out of records. The coordinator has seen the sum.)
+(That keeps it out of records. The coordinator has seen the sum.) The same holds for counts of one name.
 """
 
 import math
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.counts import COUNT_MAX, CountsByName
 from umbel.aggregation.model.state import ExactPlaces
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
@@ -29,6 +30,7 @@ from umbel.aggregation.secagg.numbers.composition import (
     STEPS_LIMIT,
     Composition,
     Counts,
+    CountSum,
     MetricSum,
 )
 from umbel.aggregation.types import LEVEL_MAX
@@ -90,7 +92,10 @@ class Totals:
     n_cut: int  # metric values beyond 65,536, which were cut
     metrics: Mapping[str, float]  # means over samples, of metrics that enough clients measured
     evaluation: Mapping[str, float]  # likewise
-    measured_by: Mapping[str, int]  # clients, by `training.NAME` and `evaluation.NAME`
+    counts: CountsByName  # exact sums of training, of names that enough clients have
+    evaluation_counts: CountsByName  # likewise, of held-out data
+    measured_by: Mapping[str, int]  # clients, by `training.NAME` and `evaluation.NAME` of a metric
+    counted_by: Mapping[str, int]  # likewise, of counts
     shown: SumShown
     sum_sha256: str  # of the lifted levels and then the words, as int64, little-endian, hex
     mean: MeanOfSum = field(repr=False)
@@ -103,10 +108,12 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
     in the sums, in any order. Raises a `TotalsRefused`, and `ValueError` for vectors of another length.
     """
     _check_ranks(composition, ranks)
-    counts, measured, exact = composition.words.split(words)
+    counts, measured, exact, counted = composition.words.split(words)
     _check_counts(composition, counts, len(ranks))
     for one in measured:
         _check_measured(composition, one, counts)
+    for found in counted:
+        _check_counted(found, counts)
     _check_exact(composition, exact, counts.weight)
     lifted = lift(levels.to(torch.int32), composition.secure.bits)
     shown = _shown(composition, lifted, counts)
@@ -116,6 +123,9 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
     training, evaluation = measured[:n_trained], measured[n_trained:]
     measured_by = {f"training.{name}": one.clients for name, one in zip(secure.metrics, training, strict=True)}
     measured_by |= {f"evaluation.{name}": one.clients for name, one in zip(secure.evaluation, evaluation, strict=True)}
+    trained, held_out = composition.words.counts_by_name(counted)
+    counted_by = {f"training.{name}": one.clients for name, one in trained.items()}
+    counted_by |= {f"evaluation.{name}": one.clients for name, one in held_out.items()}
     return Totals(
         n_clients=counts.clients,
         total_weight=counts.weight,
@@ -126,7 +136,10 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
         n_cut=counts.n_cut,
         metrics=_means(composition, secure.metrics, training),
         evaluation=_means(composition, secure.evaluation, evaluation),
+        counts=_enough(composition, trained),
+        evaluation_counts=_enough(composition, held_out),
         measured_by=measured_by,
+        counted_by=counted_by,
         shown=shown,
         sum_sha256=integers_sha256(lifted, words),
         mean=MeanOfSum(mean, exact, composition.exact, composition.grid, weights),
@@ -175,6 +188,14 @@ def _check_measured(composition: Composition, one: MetricSum, counts: Counts) ->
         )
 
 
+def _check_counted(one: CountSum, counts: Counts) -> None:
+    most = one.clients * COUNT_MAX
+    if not (0 <= one.clients <= counts.clients and all(0 <= number <= most for number in one.numbers)):
+        raise ImplausibleTotals(
+            "counts in the unmasked sum are impossible: a client broke the protocol; the sum is discarded"
+        )
+
+
 def _check_exact(composition: Composition, exact: Tensor, total_weight: int) -> None:
     if not exact.numel():
         return
@@ -218,3 +239,7 @@ def _means(composition: Composition, names: Sequence[str], measured: Sequence[Me
         for name, one in zip(names, measured, strict=True)
         if one.clients >= composition.secure.minimum
     }
+
+
+def _enough(composition: Composition, counted: Mapping[str, CountSum]) -> dict[str, tuple[int, ...]]:
+    return {name: one.numbers for name, one in counted.items() if one.clients >= composition.secure.minimum}

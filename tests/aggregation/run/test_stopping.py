@@ -200,3 +200,29 @@ def test_retention_keeps_the_first_the_best_and_the_newest(
 def test_all_versions_are_kept_where_the_run_file_says_so() -> None:
     assert expired(history([1.0] * 9), None, None) == ()
     assert expired(history([1.0] * 9), 2, None) == (1, 2, 3, 4, 5, 6)
+
+
+def test_a_figure_of_counts_is_judged_by_each_clients_own_value() -> None:
+    """Not by the sum: one client with a thousand made-up negatives would set the specificity of all."""
+    rule = StopRule("evaluation.confusion.specificity", Direction.MAX, patience=3)
+    honest = [EvaluationDone(10, {}, evaluation_counts={"confusion": (1, 4, 1, 4)})] * 4
+    liar = EvaluationDone(10, {}, evaluation_counts={"confusion": (0, 0, 0, 1 << 40)})
+    without = EvaluationDone(10, {}, evaluation_counts={"confusion": (5, 0, 5, 0)})
+    judged = rule.measured_by([*honest, liar, without])
+    assert judged is not None
+    assert (judged.value, judged.clients) == (0.5, 5)
+    training = StopRule("training.confusion.sensitivity", target=0.9, minimum=1)
+    found = training.measured_by([WorkDone(10, 1, 1, "0" * 64, counts={"confusion": (3, 0, 1, 0)})])
+    assert found is not None
+    assert found.value == 0.75
+
+
+def test_a_figure_of_masked_sums_is_judged_by_the_clients_that_have_its_counts() -> None:
+    rule = StopRule("evaluation.scores.auc", Direction.MAX, patience=3, minimum=2)
+    values = {"evaluation.scores.auc": 0.9, "evaluation.loss": 0.5}
+    found = rule.measured_in_sum(values, {"evaluation.scores.auc": 1}, {"evaluation.scores.auc": 4})
+    assert found == Judged(rule.metric, 0.9, 4, "from the counts of 4 clients, added up under masks")
+    too_few = rule.measured_in_sum(values, {}, {"evaluation.scores.auc": 1})
+    assert (too_few.value, too_few.clients) == (None, 1)
+    mean = replace(rule, metric="evaluation.loss").measured_in_sum(values, {"evaluation.loss": 3}, {})
+    assert mean == Judged("evaluation.loss", 0.5, 3, "the mean of 3 clients, added up under masks")

@@ -29,6 +29,7 @@ from umbel.aggregation.trust.public_keys import grouped
 from umbel.aggregation.types import ClientId
 
 SECTION = SecureAggregationSection()
+COUNTING = SecureAggregationSection(counts={"a.confusion": 4}, evaluation_counts={"scores": 64})
 ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)
 FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingSection(evaluate=True))
 
@@ -41,12 +42,19 @@ FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingSe
         replace(FILE, coverage=CoverageFloor(sites=(ClientId("north"),), tiers=("hospital",), strict=True)),
         replace(FILE, stop=StopRule("evaluation.loss", patience=3, minimum=1)),
         replace(FILE, stop=StopRule("training.accuracy", target=0.9, minimum=2)),
+        replace(
+            FILE,
+            training=TrainingSection(evaluate_after=True),
+            secure_aggregation=SecureAggregationSection(evaluation_counts={"personal.confusion": 4}),
+        ),
         replace(FILE, downlink=DownlinkSection("change"), retention=RetentionSection(versions=3)),
+        replace(FILE, stop=StopRule("training.a.confusion.f1", patience=3, minimum=1), secure_aggregation=COUNTING),
+        replace(FILE, stop=StopRule("evaluation.scores.auc", patience=3, minimum=1), secure_aggregation=COUNTING),
         replace(FILE, rounds=replace(ROUNDS, target=3, minimum=3, over_selection=1.3)),
     ],
 )
 def test_what_goes_with_it_passes(file: RunFile) -> None:
-    require_compatible(SECTION, file)
+    require_compatible(file.secure or SECTION, file)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,10 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
         (
             replace(FILE, stop=StopRule("evaluation.auc", patience=3, minimum=1)),
             r"add 'auc' to `evaluation` in \[secure_aggregation\]",
+        ),
+        (
+            replace(FILE, stop=StopRule("evaluation.scores.auc", patience=3, minimum=1)),
+            r"add 'scores\.auc' to `evaluation` in .*, or the counts that it follows from",
         ),
         (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"add 'auc' to `metrics`"),
         (replace(FILE, rounds=replace(ROUNDS, minimum=1)), r"^a sum over 1 client hides no update: set minimum = 3"),
@@ -182,3 +194,46 @@ def test_all_of_the_work_is_asked_unless_the_file_says_less_or_there_is_noise(
         )
         assert following.secure is not None
         assert following.secure.minimum_work == floor, "and of every round"
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ({"confusion": 0}, "must have 1 to 4096 numbers, not 0"),
+        ({"confusion": 4097}, "must have 1 to 4096 numbers, not 4097"),
+        ({"a b": 4}, "metric name"),
+        ({f"n{i}": 1 for i in range(65)}, "at most 64 names of counts"),
+    ],
+)
+def test_lengths_of_counts_out_of_bounds_are_refused(counts: dict[str, int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SecureAggregationSection(counts=counts)
+    with pytest.raises(ValueError, match=why):
+        SecureAggregationSection(evaluation_counts=counts)
+
+
+def test_the_plan_of_every_round_asks_for_the_counts_of_the_file() -> None:
+    file = replace(FILE, secure_aggregation=COUNTING)
+    first = file.first_plan(100)
+    shown = SumShown(9, 1.0, 1.0, 0.0)
+    second = file.numbered_after(file.round_plan(2, 1), first, RoundShown(600.0, 100), shown)
+    for plan in (first, second, file.round_plan(1, 2).numbered_as(first)):
+        assert plan.secure is not None
+        assert (plan.secure.counts, plan.secure.evaluation_counts) == ({"a.confusion": 4}, {"scores": 64})
+
+
+def test_counts_of_another_length_than_the_files_are_refused_and_other_names_are_not() -> None:
+    COUNTING.require_lengths_of({"a.confusion": (1, 2, 3, 4), "n": (5,)}, {"scores": (0,) * 64})
+    COUNTING.require_lengths_of({}, {"a.confusion": (1,)})
+    with pytest.raises(ValueError, match=r"has 9 numbers of counts 'a\.confusion', and the run file asks for 4"):
+        COUNTING.require_lengths_of({"a.confusion": (1,) * 9}, {})
+    with pytest.raises(ValueError, match="has 2 numbers of evaluation_counts 'scores', and the run file asks for 64"):
+        COUNTING.require_lengths_of({}, {"scores": (1, 2)})
+
+
+def test_a_private_run_adds_up_no_counts() -> None:
+    private = PrivacySection(clip_norm=1.0, noise_multiplier=1.0)
+    file = replace(FILE, training=TrainingSection())
+    for section in (replace(SECTION, counts={"n": 1}), replace(SECTION, evaluation_counts={"n": 1})):
+        with pytest.raises(ValueError, match="counts would be summed without noise: leave `counts`"):
+            replace(file, secure_aggregation=section, privacy=private)

@@ -9,6 +9,7 @@ from umbel.aggregation.plans.round import RoundPlan, Task, Weighting
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Probe, Work, WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Reported, SecureSide, Training
+from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.secagg.turns import Exchange
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.problems import Refused
@@ -30,10 +31,11 @@ def check(
     task: Task = Task.TRAINING,
     exchange: Exchange | None = None,
     announced: int = ANNOUNCED,
+    section: SecureAggregationSection | None = None,
 ) -> None:
     secure = SecureSide(exchange) if exchange else None
     state = Training(replace(PLAN, task=task), {WARD: Member(1, announced)}, 0.0, secure=secure)
-    check_report(state, Reported(1.0, WARD, work), upload)
+    check_report(state, Reported(1.0, WARD, work), upload, section)
 
 
 def test_what_was_asked_may_count() -> None:
@@ -101,3 +103,15 @@ def test_a_secure_round_takes_masked_updates_and_no_others() -> None:
 def test_a_report_is_of_the_kind_that_was_asked_for(work: Work, task: Task, sentence: str) -> None:
     with pytest.raises(ReportRefused, match=sentence):
         check(work, task=task)
+
+
+def test_counts_have_the_lengths_of_the_run_file_if_it_names_them() -> None:
+    """Also where its section is disabled, so that a plain rehearsal finds what a secure run would leave out."""
+    section = SecureAggregationSection(enabled=False, counts={"confusion": 4}, evaluation_counts={"scores": 8})
+    check(replace(DONE, counts={"confusion": (1,) * 4, "n": (1, 2)}), section=section)
+    check(replace(DONE, counts={"confusion": (1,) * 9}))
+    with pytest.raises(ReportRefused, match="9 numbers of counts 'confusion', and the run file asks for 4"):
+        check(replace(DONE, counts={"confusion": (1,) * 9}), section=section)
+    measured = EvaluationDone(ANNOUNCED, {}, evaluation_counts={"scores": (1,) * 6})
+    with pytest.raises(ReportRefused, match="6 numbers of evaluation_counts 'scores'"):
+        check(measured, None, Task.EVALUATION, section=section)

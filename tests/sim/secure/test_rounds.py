@@ -37,7 +37,7 @@ def require_exact(outcome: PlayedRound, n: int, n_values: int = 1000) -> None:
     assert outcome.words is not None
     assert torch.equal(outcome.levels, levels)
     assert torch.equal(outcome.words, words)
-    counts, _, _ = composition.words.split(outcome.words)
+    counts, _, _, _ = composition.words.split(outcome.words)
     assert counts.clients == len(outcome.inputs)
 
 

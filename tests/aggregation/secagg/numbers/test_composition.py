@@ -1,15 +1,19 @@
 """Words: no sum of them wraps, and a metric's mean comes out of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, Counts, MetricSum, Words
+from umbel.aggregation.counts import COUNT_MAX
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, Counts, CountSum, MetricSum, Words
+from umbel.aggregation.types import COHORT_MAX
 
 COUNTS = Counts(1, 2, 3, 4, 5, 6, 7, 8)
+NAMES = st.sampled_from(["confusion", "scores", "a", "z"])
 
 
 def words_of(clients_max: int = 100, sample_count_max: int = 1 << 20) -> Words:
@@ -22,8 +26,41 @@ def test_what_is_joined_is_split_again() -> None:
     joined = words.join(COUNTS, measured, exact)
     assert joined.shape == (words.n_words,) == (N_COUNTS + 3 * 3 + 4,)
     assert joined.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 0, 0, 0, 4, 5, -6, *exact.tolist()]
-    counts, found, rest = words.split(joined)
-    assert (counts, found, rest.tolist()) == (COUNTS, measured, exact.tolist())
+    counts, found, rest, counted = words.split(joined)
+    assert (counts, found, rest.tolist(), counted) == (COUNTS, measured, exact.tolist(), [])
+
+
+@given(
+    asked=st.dictionaries(NAMES, st.integers(1, 5)),
+    held_out=st.dictionaries(NAMES, st.integers(1, 5)),
+    data=st.data(),
+)
+def test_words_of_clients_counts_add_up_to_words_of_their_sums(
+    asked: dict[str, int], held_out: dict[str, int], data: st.DataObject
+) -> None:
+    """A client that lacks counts, or has them in another length, adds zeros."""
+    words = replace(words_of(), counts=asked, evaluation_counts=held_out)
+    exact, measured = torch.zeros(4, dtype=torch.int64), [MetricSum()] * 3
+    drawn = st.dictionaries(NAMES, st.lists(st.integers(0, COUNT_MAX), min_size=1, max_size=5).map(tuple))
+    clients = data.draw(st.lists(st.tuples(drawn, drawn), min_size=1, max_size=5))
+    joined = [words.join(COUNTS, measured, exact, words.counted(*client)) for client in clients]
+    assert all(one.shape == (words.n_words,) for one in joined)
+    trained, tested = words.counts_by_name(words.split(torch.stack(joined).sum(0))[3])
+    for found, lengths, rows in (
+        (trained, asked, [of_training for of_training, _ in clients]),
+        (tested, held_out, [of_held_out for _, of_held_out in clients]),
+    ):
+        assert found.keys() == lengths.keys()
+        for name, length in lengths.items():
+            fitting = [row[name] for row in rows if len(row.get(name, ())) == length]
+            total = tuple(sum(one[i] for one in fitting) for i in range(length))
+            assert found[name] == CountSum(len(fitting), total)
+
+
+def test_a_number_out_of_bounds_counts_as_the_bound_and_no_sum_wraps() -> None:
+    words = replace(words_of(), counts={"n": 3})
+    assert words.counted({"n": (-5, COUNT_MAX + 1, 7)}, {}) == [CountSum(1, (0, COUNT_MAX, 7))]
+    assert COUNT_MAX * COHORT_MAX < 1 << 63
 
 
 @pytest.mark.parametrize("words", [torch.zeros(20, dtype=torch.int64), torch.zeros(21, dtype=torch.int32)])
@@ -74,3 +111,4 @@ def test_how_fine_a_metric_is_follows_from_how_many_samples_there_can_be(
 def test_one_clients_words_are_in_no_repr() -> None:
     assert "samples" not in repr(MetricSum(1, 2, 3))
     assert "sample_count" not in repr(COUNTS)
+    assert "clients" not in repr(CountSum(1, (2, 3)))

@@ -264,6 +264,48 @@ def test_a_metric_that_too_few_have_measured_is_left_out() -> None:
     assert made.measured_by == {"training.loss": 4, "training.auc": 2, "evaluation.loss": 0}
 
 
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+CONFUSIONS = st.lists(st.integers(0, 1 << 40), min_size=4, max_size=4).map(tuple)
+
+
+@given(of_clients=st.lists(st.none() | CONFUSIONS, min_size=4, max_size=4), held_out=CONFUSIONS)
+def test_counts_are_exact_sums_and_those_of_too_few_clients_are_left_out(
+    of_clients: list[tuple[int, ...] | None], held_out: tuple[int, ...]
+) -> None:
+    plan = secure_plan(4, counts={"confusion": 4, "n": 1}, evaluation_counts={"confusion": 4})
+    works = [
+        LocalWork(
+            10,
+            2,
+            3,
+            counts={"other": (1,), **({} if one is None else {"confusion": one})},
+            evaluation_counts={"confusion": held_out},
+        )
+        for one in of_clients
+    ]
+    made = cohort(composed(plan), [torch.zeros(N_VALUES)] * 4, works).totals()
+    known = [one for one in of_clients if one is not None]
+    total = tuple(sum(one[i] for one in known) for i in range(4))
+    assert made.counts == ({"confusion": total} if len(known) >= plan.minimum else {})
+    assert made.evaluation_counts == {"confusion": tuple(4 * number for number in held_out)}
+    assert made.counted_by == {"training.confusion": len(known), "training.n": 0, "evaluation.confusion": 4}
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [(-1, 0, 0), (5, 0, 0), (4, -1, 0), (4, 0, 4 * (1 << 40) + 1), (0, 0, 1), (1, (1 << 40) + 1, 0)],
+)
+def test_sums_of_counts_that_no_clients_can_have_are_refused(impossible: tuple[int, ...]) -> None:
+    here = cohort(composed(secure_plan(4, counts={"n": 2})), [torch.zeros(N_VALUES)] * 4, [work_of(10)] * 4)
+    words = here.words()
+    words[-3:] = torch.tensor(impossible)
+    with pytest.raises(ImplausibleTotals, match="counts in the unmasked sum are impossible"):
+        totals(here.composition, here.levels(), words, here.ranks)
+    words[-3:] = torch.tensor([4, 4 * (1 << 40), 0])
+    assert totals(here.composition, here.levels(), words, here.ranks).counts == {"n": (1 << 42, 0)}
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
