@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.data_set import DataSet, Described, LearningTask
 from umbel.sim.data.load import load
@@ -58,7 +59,8 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     recipe = recipe_of(trial.model, loaded, trial.seed)
     model = recipe.make()
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
-    fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
+    draws_by_size = trial.run.rounds.weighting is Weighting.PROPORTIONAL
+    fleet = devices_of(trial.fleet, trial.seed, folder, data_folder, draws_by_size=draws_by_size)
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)

@@ -19,9 +19,11 @@ from umbel.sim.fleet.without import WithoutDevices
 _KB = 1000.0
 
 
-def devices_of(section: FleetSection | None, seed: int, folder: Path, data: Path | None = None) -> Devices:
-    """As `build_fleet`; without a section, clients without devices."""
-    return WithoutDevices(seed) if section is None else build_fleet(section, seed, folder, data)
+def devices_of(
+    section: FleetSection | None, seed: int, folder: Path, data: Path | None = None, *, draws_by_size: bool = False
+) -> Devices:
+    """As `build_fleet`; without a section, clients without devices. `draws_by_size`: as for `WithoutDevices`."""
+    return WithoutDevices(seed, draws_by_size) if section is None else build_fleet(section, seed, folder, data)
 
 
 def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:

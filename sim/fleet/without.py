@@ -21,9 +21,14 @@ from umbel.sim.fleet.section import CorruptSection, MaliciousSection
 
 @dataclass(frozen=True, slots=True)
 class WithoutDevices:
-    """The `Devices` of an experiment without `[fleet]`. `seed`: of the experiment."""
+    """The `Devices` of an experiment without `[fleet]`. `seed`: of the experiment.
+
+    `draws_by_size`: whether rounds draw clients by their sample counts. Then all wait, also of very many, because a
+    draw from an even part of them would be another.
+    """
 
     seed: int
+    draws_by_size: bool = False
 
     @property
     def faults(self) -> Faults:
@@ -32,6 +37,8 @@ class WithoutDevices:
 
     def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
         """The clients that wait, as of a fleet that is always present (`waiting_devices`)."""
+        if self.draws_by_size:
+            return np.arange(n_devices)
         seed = derive_seed(self.seed, "fleet")
         return waiting_devices(seed, Always(), MARGIN, now, (number, attempt), n_devices, n_wanted)
 

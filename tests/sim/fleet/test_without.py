@@ -35,4 +35,5 @@ def test_all_clients_wait_unless_there_are_very_many() -> None:
     assert devices.waiting(0.0, 1, 1, ALL_WAIT_MAX, 10).tolist() == list(range(ALL_WAIT_MAX))
     many = devices.waiting(0.0, 1, 1, 10**6, 10)
     assert len(many) == len(set(many.tolist())) == 15
+    assert len(WithoutDevices(3, draws_by_size=True).waiting(0.0, 1, 1, 5000, 10)) == 5000, "a part is another draw"
     assert many.tolist() != devices.waiting(0.0, 2, 1, 10**6, 10).tolist(), "each round has others"
