@@ -29,6 +29,8 @@ LEGEND = (
 )
 _NAME_CHARS = 40
 _REASON_CHARS = 120  # a reason for declining is never cut
+_COUNTS = frozenset({"confusion", "scores"})  # from which figures follow
+_DETAILS = frozenset({"accuracy", "balanced_accuracy", "f1", "precision", "auc_error_max"})
 _NAMES_SHOWN = 12  # clients that declined for one reason
 _WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
 _VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
@@ -80,10 +82,20 @@ def if_known(column: Column) -> list[Column]:
 
 
 def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
-    """A column for each metric. `means`: of each row; also figures that follow from counts."""
-    names = sorted({name for one in means for name in one})
+    """A column for each metric. `means`: of each row; also figures that follow from counts, of which a narrow table
+    leaves out all but sensitivity, specificity and AUC first.
+    """
+    names = sorted({name for one in means for name in one}, key=lambda name: (_is_detail(name), name))
     cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
-    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", worth, cells[name]) for name in names]
+    return [
+        Column(f"{where} {printable(name)[:_NAME_CHARS]}", 1 if _is_detail(name) else worth, cells[name])
+        for name in names
+    ]
+
+
+def _is_detail(metric: str) -> bool:
+    *_, counts, figure_name = ("", *metric.split("."))
+    return counts in _COUNTS and figure_name in _DETAILS
 
 
 def lean_words(records: Sequence[RoundRecord]) -> Text | None:

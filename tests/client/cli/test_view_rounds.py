@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.client.cli.test_view import EAST, FINE, ROUND, RUN
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunProgress, TurnedAway
-from umbel.client.cli.view_rounds import Events
+from umbel.client.cli.view_rounds import Events, measured
 
 LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
 NEWS = RunProgress(RUN, (), 0, LIVE)
@@ -66,3 +66,21 @@ def test_a_reason_for_declining_is_told_once_in_the_life_of_a_log() -> None:
 def test_every_line_bears_its_date_and_zone() -> None:
     first = next(Events().new_in(NEWS)).split()[0]
     assert len(first) == len("2026-01-31T23:59:59+00:00")
+
+
+def test_a_narrow_table_keeps_sensitivity_and_auc_and_leaves_out_the_details_of_counts_first() -> None:
+    figures = (
+        "confusion.precision",
+        "confusion.sensitivity",
+        "personal.accuracy",
+        "scores.auc",
+        "scores.auc_error_max",
+    )
+    means = [dict.fromkeys(figures, 0.5)]
+    worth = {column.head: column.worth for column in measured("held-out", 60, means)}
+    assert {head for head, one in worth.items() if one == 60} == {
+        "held-out confusion.sensitivity",
+        "held-out personal.accuracy",
+        "held-out scores.auc",
+    }
+    assert len(worth) == len(figures)
