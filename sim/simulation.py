@@ -60,9 +60,9 @@ def simulate(
     folder, data = None if out is None else Path(out), None if data is None else Path(data)
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
-            rehearse(one.trials, one.folder, data)
+            careful = rehearse(one.trials, one.folder, data)
         with _watched(one, watcher, progress) as heard, _memory_in_words():
-            return _simulated(one, folder, data, heard)
+            return _simulated(one, folder, data, heard, careful)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,9 @@ def _watched(one: Experiment, watcher: Watcher | None, progress: bool) -> contex
     return Bars(len(one.trials))
 
 
-def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher) -> Results:
+def _simulated(
+    one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher, careful: tuple[str, ...]
+) -> Results:
     calibrations = calibrate(one.trials, one.folder)
     splits, results = Splits(one, folder), list[TrialResult]()
     for trial in one.trials:
@@ -96,7 +98,8 @@ def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher:
         results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), partial(splits.look, trial)))
         watcher.ends(results[-1])
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
-    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point, one.notes)
+    notes = (*one.notes, *(f"Careful: {words}." for words in careful))
+    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point, notes)
     if folder is not None:
         found.write(folder)
     return found

@@ -13,7 +13,7 @@ Nothing here imports torch. `state.py` has the tensors.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -172,12 +172,17 @@ class Layout:
         """The layout of what clients send, with places of its own; this layout itself if clients send all of it."""
         if all(spec.is_sent for spec in self.tensors):
             return self
-        specs, offset = list[TensorSpec](), 0
+        return _placed(spec for spec in self.tensors if spec.is_sent)
+
+    def with_kinds(self, kind_of: Callable[[str], TensorKind]) -> "Layout":
+        """The layout of the same model with these kinds, without what stays at sites. Raises `LayoutError` for ties of
+        two kinds.
+        """
+        kinds: dict[str, TensorKind] = {spec.name: kind_of(spec.name) for spec in self.tensors}
         for spec in self.tensors:
-            if spec.is_sent:
-                specs.append(replace(spec, offset=offset))
-                offset += spec.n_values
-        return Layout(tuple(specs))
+            if spec.tied_to is not None and kinds[spec.name] != kinds[spec.tied_to]:
+                raise LayoutError(_two_kinds(spec.name, kinds[spec.name], spec.tied_to, kinds[spec.tied_to]))
+        return _placed(replace(one, kind=kinds[one.name]) for one in self.tensors if kinds[one.name] in KINDS_HELD)
 
     def owners(self) -> Iterator[TensorSpec]:
         """The tensors that own values: all but the tied ones."""
@@ -212,6 +217,15 @@ class Layout:
     def full_state(self, owned: Mapping[str, _Value]) -> dict[str, _Value]:
         """A state dict with every name, including the tied ones, from the owners' tensors."""
         return {spec.name: owned[spec.tied_to or spec.name] for spec in self.tensors}
+
+
+def _placed(specs: Iterable[TensorSpec]) -> Layout:
+    """The layout of these tensors, with places counted anew."""
+    placed, offset = list[TensorSpec](), 0
+    for spec in specs:
+        placed.append(replace(spec, offset=offset))
+        offset += spec.n_values
+    return Layout(tuple(placed))
 
 
 def _spec_of_row(row: object) -> TensorSpec:

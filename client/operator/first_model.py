@@ -39,7 +39,7 @@ def fitted_model(path: Path, rules: TensorRules | None) -> Generator[FirstModel]
     state = layout.full_state(read_tensors(path)[1])
     _require_base({name: state[name] for name, kind in kinds.items() if kind == "base"}, rules)
     left_out = tuple(_left_out(kind, [name for name in kinds if kinds[name] == kind]) for kind in sorted(KINDS_KEPT))
-    fitting = Layout.of_state(state, kinds.__getitem__)
+    fitting = layout.with_kinds(kinds.__getitem__)
     with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
         write_model(out := Path(folder) / "model.safetensors", state, fitting)
         yield _checked(out, fitting, rules, tuple(filter(None, left_out)))

@@ -18,6 +18,7 @@ from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import master_dtype, published
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.results import TrainResult
@@ -28,12 +29,15 @@ from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 
 class ClientsEngine:
-    """`clients`: by number, each with its own model. Their data and optimizer replace those of the work."""
+    """`clients`: by number, each with its own model. Their data and optimizer replace those of the work.
+
+    `rules`: of the run, of what travels.
+    """
 
     name = "clients"
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients = clients
+    def __init__(self, clients: Sequence[Client], rules: TensorRules | None = None) -> None:
+        self._clients, self._rules = clients, rules
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`, one client after another. The work must have `clients`."""
@@ -45,7 +49,7 @@ class ClientsEngine:
             path = Path(folder) / "model.safetensors"
             for position, number in enumerate(work.clients.tolist()):
                 app = self._clients[number]
-                shared = SharedState(app)
+                shared = SharedState(app, self._rules)
                 if position == 0:
                     path.write_bytes(_model_file(shared.layout, start))
                 with one_thread():

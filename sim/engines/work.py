@@ -48,7 +48,7 @@ class Changes:
     """The weight changes of some clients of the cohort. Read `values` before you ask for the next: memory is reused."""
 
     positions: Indices  # int64 (k,), in the cohort
-    values: Tensor  # float32 (k, n_values), local minus global weights in layout order
+    values: Tensor  # float32 (k, n_values), local minus global weights in layout order; real clients: what they send
     loss: NDArray[np.float64]  # (k,), the mean over each client's samples during training
     first_loss: NDArray[np.float64]  # (k,), of the first step
     last_loss: NDArray[np.float64]

@@ -243,7 +243,7 @@ class Kept:
     def save_model(self, model: ModelState) -> None:
         """The last one, as a coordinator would publish it: a safetensors file with the SHA-256 of the last row."""
         if self.folder is not None:
-            body = encode_model(model.layout.full_state(model.published))
+            body = encode_model(model.layout.full_state(model.published), model.layout)
             write_atomically(self.folder / MODEL_FILE, body)
 
     def engine_of(self, federation: Federation) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
 from umbel.client.training.probe import memory_free_bytes
 from umbel.sim.data.data_set import DataSet, SampleSet
@@ -27,6 +28,7 @@ from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, TrialSpec
+from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.experiment.world import deal, recipe_of
 from umbel.sim.federation.measures import require_measurable
 from umbel.sim.federation.standing import SimulationError, require_possible
@@ -39,18 +41,22 @@ _SHOWN = 2
 _WORKERS_A_CORE = 8
 
 
-def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None) -> None:
+def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None) -> tuple[str, ...]:
     """Raise the error that the first run of each point would raise, with the point's name. `folder`, `data_folder`: as
     for `make_world`.
+
+    Returns warnings, each once.
     """
     checks = _Checks(folder, data_folder)
-    seen = set[str]()
+    seen, careful = set[str](), dict[str, None]()
     for trial in trials:
         if trial.label in seen:
             continue  # other seeds have the same clients and data
         seen.add(trial.label)
         with _of_point(trial.label):
-            checks.check(trial)
+            if words := checks.check(trial):
+                careful[words] = None
+    return tuple(careful)
 
 
 @contextlib.contextmanager
@@ -73,7 +79,8 @@ class _Checks:
         self._layout = lru_cache(None)(self._checked_model)
         self._fleet = lru_cache(None)(self._built)
 
-    def check(self, trial: TrialSpec) -> None:
+    def check(self, trial: TrialSpec) -> str:
+        """Returns a warning, or nothing."""
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if trial.engine.name != "ray":  # which uses devices of other machines
@@ -83,8 +90,10 @@ class _Checks:
         loaded = self._loaded(trial.data, trial.seed)
         require_measurable(trial.measure, population, loaded if isinstance(loaded, DataSet) else None)
         self._fleet(trial.fleet, trial.seed)
-        layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name)
+        layout = layout_of_run(trial.run, self._layout(trial.model, trial.data, trial.seed, trial.engine.name))
         require_possible(trial.run, layout, population)
+        has_equal_sites = trial.partition is not None and trial.partition.scheme == "iid"
+        return "" if has_equal_sites else careful_of_statistics(layout, trial.run.tensor_rules)
 
     def _load(self, data: DataSection, seed: int) -> DataSet | SyntheticPopulation:
         return load(data, self._data_folder, seed)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.data_set import DataSet, Described, LearningTask
@@ -22,6 +23,7 @@ from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import found_device
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
+from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import ModelState
@@ -64,7 +66,9 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)
-    return TrialWorld(world, ModelState.first(model.state_dict()), data, partition)
+    state = model.state_dict()
+    layout = layout_of_run(trial.run, Layout.of_state(state))
+    return TrialWorld(world, ModelState.first(state, layout), data, partition)
 
 
 def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:

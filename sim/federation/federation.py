@@ -41,7 +41,7 @@ from umbel.sim.engines.work import Changes, CohortWork, Engine
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
-from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of
+from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of, sent_part
 from umbel.sim.federation.window import (
     Cohort,
     DeviceTime,
@@ -245,8 +245,9 @@ class Federation:
             reports.note(ranks, changes.loss.tolist())
             names = [cohort.names[rank] for rank in ranks]
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
-            uplink.add(names, changes.values, works, weights)
-            self._note(names, changes.values, works, weights, uplink.refused)
+            sent = sent_part(self.model.layout, changes.values)
+            uplink.add(names, sent, works, weights)
+            self._note(names, sent, works, weights, uplink.refused)
             if plan.task.tries_clients:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
 

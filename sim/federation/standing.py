@@ -57,11 +57,12 @@ class ModelState:
     change: FileDigest | None = None  # from the version before, where the run sends changes
 
     @classmethod
-    def first(cls, state: Mapping[str, Tensor]) -> "ModelState":
-        """Version 0."""
-        layout = Layout.of_state(state)
+    def first(cls, state: Mapping[str, Tensor], layout: Layout | None = None) -> "ModelState":
+        """Version 0. `layout`: of the run; by default all of the state travels."""
+        layout = Layout.of_state(state) if layout is None else layout
         owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
-        return cls(layout, master_of(layout, owned), owned, FileDigest.of(encode_model(layout.full_state(owned))))
+        body = encode_model(layout.full_state(owned), layout)
+        return cls(layout, master_of(layout, owned), owned, FileDigest.of(body))
 
     def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
         """The next version, with the bits of a coordinator's (`server/sums/model_files.py`).
@@ -82,7 +83,7 @@ class ModelState:
         return ModelState(layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))
 
     def _file_of(self, published: Mapping[str, Tensor]) -> FileDigest:
-        return FileDigest.of(encode_model(self.layout.full_state(published)))
+        return FileDigest.of(encode_model(self.layout.full_state(published), self.layout))
 
     def ref(self, version: int) -> ModelRef:
         return ModelRef(version, self.file.sha256, self.file.size_bytes, self.layout.digest)
@@ -108,7 +109,7 @@ class SummedModel:
 
     @property
     def n_values(self) -> int:
-        return self.state.layout.n_values
+        return self.state.layout.update.n_values
 
     @property
     def change(self) -> FileDigest | None:
@@ -218,7 +219,7 @@ def beginning(file: RunFile, model: ModelState) -> Standing:
     ref = model.ref(0)
     first = VersionRecord(0, ref.sha256, ref.size_bytes, 0.0)
     history = (KeptVersion(first, ref.sha256),) if file.stop is not None else ()
-    return Standing(file, ref, Recruiting(file.first_plan(model.layout.n_values), since=0.0), history=history)
+    return Standing(file, ref, Recruiting(file.first_plan(model.layout.update.n_values), since=0.0), history=history)
 
 
 def _said(end: RoundEnd) -> str:

@@ -56,6 +56,16 @@ class RoundSum:
     totals: Totals | None = None  # of a masked sum
 
 
+def sent_part(layout: Layout, changes: Tensor) -> Tensor:
+    """The values that clients send, in the order of `layout.update`. `layout`: of the model.
+
+    `changes`: float32 (k, n), of the whole model, or of what clients send alone, as real clients give it.
+    """
+    if changes.shape[1] == layout.update.n_values:
+        return changes
+    return torch.cat([changes[:, spec.place] for spec in layout.owners() if spec.is_sent], dim=1)
+
+
 class Uplink(ABC):
     """Takes the updates of one attempt."""
 

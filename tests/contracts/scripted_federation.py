@@ -26,7 +26,9 @@ from torch.utils.data import TensorDataset
 
 from tests.federations.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.trust.members import members_bytes
@@ -165,8 +167,14 @@ def torch_client(number: int) -> TorchClient:
 # --- the simulator ----------------------------------------------------------------------------------------------------
 
 
-def of_real_clients() -> Engine:
-    return ClientsEngine([torch_client(number) for number in range(len(SIZES))])
+def of_real_clients(rules: TensorRules | None = None) -> Engine:
+    return ClientsEngine([torch_client(number) for number in range(len(SIZES))], rules)
+
+
+def first_layout(file: RunFile) -> Layout:
+    """The layout of the model in the run of this file."""
+    layout, rules = Layout.of_state(RECIPE.make().state_dict()), file.tensor_rules
+    return layout if rules is None else layout.with_kinds(lambda name: rules.kind_of(name) or "mean")
 
 
 def of_the_simulator() -> Engine:
@@ -238,7 +246,7 @@ def simulated(run_file: str, script: Script, engine: Engine) -> Simulated:
     everyone, all_samples = ScriptedDevices(script), samples()
     population = ShardedPopulation(all_samples, shards(), all_samples.take(np.arange(0)))
     meter = Meter(RECIPE.make(), LOSSES["cross-entropy"], accuracy=True)
-    first = ModelState.first(RECIPE.make().state_dict())
+    first = ModelState.first(RECIPE.make().state_dict(), first_layout(file))
     world = World(population, everyone, engine, meter, masks=True)
     records = [one.record for one in Federation(world, beginning(file, first), first).attempts()]
     return Simulated([Made.of(record) for record in records], everyone.roles)
@@ -426,7 +434,8 @@ def over_http(
     is drawn from the same candidates as in the simulation.
     """
     name = str(tomllib.loads(run_file)["name"])
-    operator.create_run(name, run_file, operator.upload_model(encode_model(RECIPE.make().state_dict())))
+    layout = first_layout(TypeAdapter(RunFile).validate_python(tomllib.loads(run_file)))
+    operator.create_run(name, run_file, operator.upload_model(encode_model(RECIPE.make().state_dict(), layout)))
     operator.pause_run(name, "until all are there")
     sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), policy)
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))

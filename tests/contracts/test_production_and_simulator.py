@@ -6,8 +6,10 @@ engine of its own. The same cohorts are drawn, the same reports count, and every
 
 from collections.abc import Iterator
 from pathlib import Path
+from tomllib import loads
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.contracts.scripted_federation import (
     MINIMUM_WORK,
@@ -22,6 +24,7 @@ from tests.contracts.scripted_federation import (
     simulated,
 )
 from tests.contracts.test_life_of_a_run import House
+from umbel.aggregation.run.file import RunFile
 
 pytestmark = pytest.mark.slow
 RUN = """
@@ -46,6 +49,9 @@ CODECS = {
     "topk": 'codec = { name = "topk", share = 0.2, error_feedback = true }',
 }
 BY_DAY = ("float32", "integer")
+FED_BN = '\n[tensors]\nprivate = ["1.*"]\n'
+FROZEN = '\n[tensors]\nglobal = ["0.*"]\n'
+PART: Script = {(1, 1): {3: STRAGGLER}, (2, 1): {4: STRAGGLER}, (3, 1): {}, (4, 1): {0: STRAGGLER}}
 
 
 MASKED: Script = {  # of six, five are the fewest; keys are in memory alone, so who dies is out of the round
@@ -78,6 +84,22 @@ def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
     with house.operator() as operator:
         assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
     assert simulated(run_file, PLAIN, of_the_simulator()).made == found.made
+
+
+@pytest.mark.parametrize(
+    ("kinds", "more"), [(FED_BN, ""), (FROZEN, CODECS["integer"])], ids=["FedBN", "a frozen layer and changes"]
+)
+def test_a_run_of_which_a_part_travels_makes_the_same_models_over_http_and_in_the_simulator(
+    kinds: str, more: str, house: House, tmp_path: Path
+) -> None:
+    run_file = RUN.format(name="part", target=6, over_selection=1.0) + more + kinds
+    found = simulated(
+        run_file, PART, of_real_clients(TypeAdapter(RunFile).validate_python(loads(run_file)).tensor_rules)
+    )
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
+    if kinds == FROZEN:
+        assert simulated(run_file, PART, of_the_simulator()).made == found.made
 
 
 def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
