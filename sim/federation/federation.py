@@ -153,7 +153,7 @@ class Federation:
         """A round of training, plain or secure, or a canary."""
         plan, uplink = opened.plan, self._uplink(opened)
         self._trained = {}
-        self._updates = UpdateSums(self.model.layout.n_values) if self.world.measure.needs_updates else None
+        self._updates = UpdateSums(self.model.layout.update.n_values) if self.world.measure.needs_updates else None
         cohort, reports = self._cohort(opened, uplink.update_bytes)
         declines = self._unreadable(cohort)
         if isinstance(uplink, MaskedUplink):
