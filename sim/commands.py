@@ -93,6 +93,13 @@ def simulate(
             "--set", metavar="KEY=VALUE", help="Replace a value of the file, such as rounds.count=5; may be repeated."
         ),
     ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="make_client(number, of) or make_client(number, of, data): simulate these clients (clients.app).",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Simulate a federation of many clients in virtual time, through the coordinator's own rounds.
@@ -106,11 +113,12 @@ def simulate(
         from umbel.sim.console import EXPECTED, run  # which brings torch: a second or two
 
     goes_on = "interrupted; run the same command again to resume"
+    changes = [*(change or []), *([] if app is None else [f"clients.app={app}"])]
     with (
         _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on),
         _standard_output_for_us() if json else nullcontext(),
     ):
-        found = run(file, out, data, change or [], quiet=json)
+        found = run(file, out, data, changes, quiet=json)
     if json:
         _print_json(found.summary())
     if all(one.status is RunStatus.FAILED for one in found.trials):

@@ -77,12 +77,17 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
     """
     before = generators(device)
     try:
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
+        seed_generators(seed)
         yield
     finally:
         set_generators(before, device)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's, Python's and numpy's generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
 
 
 def generators(device: torch.device) -> dict[str, Any]:

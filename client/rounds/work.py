@@ -28,6 +28,7 @@ from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
 
+NOTHING_HELD_OUT = "this client has no held-out data to measure the model on"
 _STEPS_TO_SPARE = 2  # because the next step may be the longest
 log = logging.getLogger("umbel.client")
 

@@ -34,7 +34,16 @@ from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.watch import KeyExchange, Watch
-from umbel.client.rounds.work import Trained, asked_of_site, measure, name_of, save_work, train, warn_if_too_slow
+from umbel.client.rounds.work import (
+    NOTHING_HELD_OUT,
+    Trained,
+    asked_of_site,
+    measure,
+    name_of,
+    save_work,
+    train,
+    warn_if_too_slow,
+)
 from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState
@@ -134,7 +143,7 @@ class RoundWorker:
             done = measure(self.app, self.shared, start, offer)
         watch.check()
         if done is None:
-            decline(self.coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
+            decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
         else:
             answer = patiently(lambda: self.coordinator.report_evaluation(offer.id, done), patience)
             self.delivery.count(answer)

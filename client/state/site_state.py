@@ -22,7 +22,7 @@ from umbel.client.state.packing import Packing, unpack
 
 STATE_BYTES_MAX = 1 << 30
 _JSON_BYTES_MAX = 1 << 24
-_KEY, _VERSION = "umbel.state", "umbel.version"
+_KEY, _RUN, _VERSION = "umbel.state", "umbel.run", "umbel.version"
 log = logging.getLogger("umbel.client")
 
 
@@ -48,7 +48,7 @@ class SiteStateStore:
     def before(self, run: RunId, version: int) -> SiteState:
         """The state to train from this model version with. A damaged file is set aside, and an older one is taken."""
         for found in reversed(self._versions(run)):
-            if found < version and (state := _read(self._path(run, found))) is not None:
+            if found < version and (state := read_state(self._path(run, found))) is not None:
                 return state
         return SiteState()
 
@@ -59,7 +59,7 @@ class SiteStateStore:
         if not left and not self._versions(run):
             return
         make_private(self._folder / run)
-        _write(self.waiting, left, {"umbel.run": run, _VERSION: str(version)})
+        write_state(self.waiting, left, run, version)
 
     def keep(self) -> None:
         """Keep the waiting state, because its update was accepted. All but the last two of its run are removed."""
@@ -67,7 +67,7 @@ class SiteStateStore:
             return
         try:
             metadata, _ = read_tensors(self.waiting)
-            run, version = RunId(metadata["umbel.run"]), int(metadata[_VERSION])
+            run, version = RunId(metadata[_RUN]), int(metadata[_VERSION])
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             _set_aside(self.waiting, error)
             return
@@ -88,7 +88,8 @@ class StateTooLarge(ValueError):
     """More than a client keeps."""
 
 
-def _write(path: Path, left: SiteState, belongs: dict[str, str]) -> None:
+def write_state(path: Path, left: SiteState, run: RunId, version: int) -> None:
+    """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packing = Packing()
     packed = json.dumps(packing.pack({"state": left.state, "private": dict(left.private)}), allow_nan=True)
     tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
@@ -98,11 +99,11 @@ def _write(path: Path, left: SiteState, belongs: dict[str, str]) -> None:
             f"plan.state and the private tensors take {n_bytes:,} bytes, {len(packed):,} of them as JSON; a client "
             f"keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep less in plan.state"
         )
-    write_tensors(path, tensors, {**belongs, _KEY: packed})
+    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed})
 
 
-def _read(path: Path) -> SiteState | None:
-    """None for a damaged file."""
+def read_state(path: Path) -> SiteState | None:
+    """The state in a file. A damaged file is set aside, and the result is None."""
     try:
         metadata, tensors = read_tensors(path)
         # Copies: the values may be changed in place, and the file must stay as it is.

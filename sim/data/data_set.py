@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.partition.partition import Indices, shards_of
@@ -27,6 +28,11 @@ class SampleSet:
     def take(self, indices: Indices) -> "SampleSet":
         chosen = torch.from_numpy(indices)
         return SampleSet(self.inputs[chosen], self.targets[chosen])
+
+    @property
+    def pairs(self) -> TensorDataset:
+        """As a data set of torch, of pairs of input and target."""
+        return TensorDataset(self.inputs, self.targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,23 @@ for each core. One client's batches do not fill a GPU, so all that can be is sta
 """
 
 import logging
+import time
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from umbel.aggregation.phrases import counted
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.engines.clients.app import ClientApp
+from umbel.sim.engines.clients.sequential import SequentialClients
+from umbel.sim.engines.clients.work import (
+    ClientGroup,
+    ClientReport,
+    ClientsEngine,
+    ClientsWork,
+    GlobalModel,
+    TrainedClients,
+)
 from umbel.sim.engines.device import CPU, devices_of, found_device
 from umbel.sim.engines.measured import MeasuredEngine
 from umbel.sim.engines.model import LOSSES, Loss, ModelRecipe
@@ -50,6 +63,79 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
             return RayEngine(recipe, n_workers, device)
         case _:
             raise EngineError(f"there is no engine {name!r}")
+
+
+def named_clients_engine(name: str, app: ClientApp, n_alive: int | None, n_workers: int | None) -> ClientsEngine:
+    """The engine of this name for clients that train themselves. Raises `EngineError` as `named_engine` does."""
+    match name:
+        case "auto":
+            return AutoClients(app, n_alive, n_workers)
+        case "sequential":
+            return SequentialClients(app, n_alive)
+        case "processes":
+            from umbel.sim.engines.workers.client_processes import ClientProcesses
+
+            return ClientProcesses(app, n_alive, n_workers)
+        case _:
+            raise EngineError(f"the engine {name!r} cannot run clients that train themselves")
+
+
+_WORTH_WORKERS_S = 5.0  # of a cohort's training: workers import torch and the app first, some seconds
+
+
+class AutoClients:
+    """Runs clients in this process, until a cohort takes so long that worker processes are worth their start.
+
+    Both give the same bits, so a clock may decide. `why`: the choice in words, empty before the first cohort.
+    """
+
+    def __init__(self, app: ClientApp, n_alive: int | None, n_workers: int | None) -> None:
+        self._app, self._n_alive, self._n_workers = app, n_alive, n_workers
+        self._engine: ClientsEngine = SequentialClients(app, n_alive)
+        self.why = ""
+
+    @property
+    def name(self) -> str:
+        """Of the chosen engine; "auto" before the first cohort."""
+        return self._engine.name if self.why else "auto"
+
+    def keep(self, name: str) -> None:
+        """Run clients with this engine, which did the run's work before it was interrupted."""
+        if name in ("sequential", "processes"):
+            self._engine = named_clients_engine(name, self._app, self._n_alive, self._n_workers)
+            self.why = "it did the run's work before the run was resumed"
+
+    def sizes(self, group: ClientGroup) -> Indices:
+        return self._engine.sizes(group)
+
+    def train(self, model: GlobalModel, work: ClientsWork) -> Iterator[TrainedClients]:
+        taken_s, results = 0.0, self._engine.train(model, work)
+        while True:
+            began = time.perf_counter()
+            found = next(results, None)
+            taken_s += time.perf_counter() - began
+            if found is None:
+                break
+            yield found
+        if not self.why:
+            self._choose(taken_s, len(work))
+
+    def measure(self, model: GlobalModel, work: ClientsWork) -> list[ClientReport]:
+        return self._engine.measure(model, work)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _choose(self, taken_s: float, n_clients: int) -> None:
+        n_workers = len(devices_of("cpu", self._n_workers))
+        cost = f"{counted(n_clients, 'client')} trained for {taken_s:.2g} s"
+        if taken_s < _WORTH_WORKERS_S or min(n_workers, n_clients) < 2:
+            self.why = f"{cost}, which worker processes would not make much shorter"
+        else:
+            self.why = f"{cost}, and {counted(n_workers, 'worker')} can share that"
+            self._engine.close()
+            self._engine = named_clients_engine("processes", self._app, self._n_alive, self._n_workers)
+        log.info("engine %s: %s", self._engine.name, self.why)
 
 
 def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:

@@ -94,9 +94,8 @@ def chunks(steps: Indices, n_workers: int, rows_max: int) -> Iterator[Indices]:
 
 def part_of(work: CohortWork, positions: Indices) -> CohortWork:
     """The work of these clients, in this order, over the same samples."""
-    clients = work.clients[positions] if len(work.clients) else work.clients
     data, seeds, steps = work.data.part(positions), work.seeds[positions], work.steps[positions]
-    return replace(work, data=data, seeds=seeds, steps=steps, clients=clients)
+    return replace(work, data=data, seeds=seeds, steps=steps)
 
 
 def devices_of(device: str, n_workers: int | None) -> list[str]:

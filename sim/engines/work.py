@@ -28,7 +28,6 @@ class CohortWork:
     steps: Indices
     plan: TrainingPlan
     codec: CodecPlan = field(default_factory=CodecPlan)  # if it sends only part of a model, clients train within that
-    clients: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # numbers, if the engine needs them
 
     @property
     def terms(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 <folder>/rounds.jsonl             a line for each ended attempt
 <folder>/checkpoint.safetensors   the model, the residuals of error feedback, and where the run stands
 <folder>/before-end.safetensors   of a run that is over: its last checkpoint before that, from which more rounds go on
+<folder>/clients/                 what the clients of `[clients]` keep across rounds (engines/clients/states.py)
 ```
 
 The checkpoint says how many bytes of `rounds.jsonl` were written when it was made, and their SHA-256. Bytes beyond that
@@ -37,13 +38,14 @@ from umbel.aggregation.run.report_times import Observation
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
-from umbel.sim.engines.choose import AutoEngine
+from umbel.sim.engines.choose import AutoClients, AutoEngine
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.standing import FileDigest, Memory, ModelState, Standing
 
 ROWS_FILE, CHECKPOINT_FILE, BEFORE_END_FILE = "rounds.jsonl", "checkpoint.safetensors", "before-end.safetensors"
+CLIENTS_FOLDER = "clients"
 _VERSION = 4
 
 
@@ -237,6 +239,8 @@ class Kept:
         self.is_over = is_over
         engine = self.engine_of(federation), self.why_of(federation)
         write_checkpoint(self.folder, federation, rows, wall_s, engine, self.inputs)
+        if federation.world.clients is not None and not is_over:  # a run that is over may go on from before its end
+            federation.world.clients.states.oldest_start = federation.standing.model.version
         self.saved_at = time.perf_counter()
         self.saving_s = self.saved_at - now
 
@@ -248,13 +252,13 @@ class Kept:
 
     def engine_of(self, federation: Federation) -> str:
         """The name of the last engine that did the run's work; "auto" has none of its own before there is any."""
-        name = federation.world.engine.name
+        name = federation.world.worker.name
         return self.engine if name == "auto" and self.engine else name
 
     def why_of(self, federation: Federation) -> str:
         """Why "auto" chose that engine, as it was said first; empty if the file names one."""
-        engine = federation.world.engine
-        return self.engine_why or (engine.why if isinstance(engine, AutoEngine) else "")
+        engine = federation.world.worker
+        return self.engine_why or (engine.why if isinstance(engine, AutoEngine | AutoClients) else "")
 
 
 def _keep_before_end(folder: Path) -> None:

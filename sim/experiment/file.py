@@ -19,6 +19,9 @@ hidden = [64]
 
 [fleet]                        # sim/fleet/section.py; without it nobody is too slow, lost, or asked in excess
 
+# [clients]                    # sim/engines/clients/section.py; instead of [model]: real `Client` objects
+# app = "my_hospital:make_client"
+
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
 workers = 2                    # of the last three engines; default: one for each core, or for each GPU
@@ -65,12 +68,19 @@ from umbel.client.operator.run_files import run_file_hint
 from umbel.client.toml_file import findings, read_toml
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
+from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.engines.device import require_device_name
 from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
 EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
+NO_APP: Mapping[str, str] = {
+    "threads": 'clients draw from the process\'s generators, which threads would share; choose "processes"',
+    "batched": 'it cannot prove that stacked training treats a client\'s own code the same; choose "sequential" or '
+    '"processes"',
+    "ray": 'its workers make models, not clients; choose "processes"',
+}  # why an engine cannot run [clients]
 ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is free, and some rounds can never succeed
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 _NAME_BYTES_MAX = 200  # most file systems allow 255 bytes, and the seed takes some
@@ -103,12 +113,13 @@ class TrialSpec:
     point: Mapping[str, object]  # swept keys and their values; the label of settings that go together
     seed: int
     run: RunFile  # with this seed, and `ATTEMPTS_MAX` if it has no limit
-    data: DataSection
-    model: ModelSection
+    data: DataSection | None  # None: the clients bring their own
+    model: ModelSection | None  # None: the clients' own
     partition: PartitionSection | None
     fleet: FleetSection | None  # None: clients without devices, so `run` asks exactly the target
     engine: EngineSection
     measure: MeasureSection = field(default_factory=MeasureSection)
+    clients: ClientsSection | None = None
 
     @property
     def label(self) -> str:
@@ -233,27 +244,64 @@ class _Top:
 class _Worlds:
     """The sections that a run file does not have."""
 
-    data: DataSection
-    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection | None = None
+    model: ModelSection | None = None
     partition: PartitionSection | None = None
     fleet: FleetSection | None = None
     engine: EngineSection = field(default_factory=EngineSection)
     measure: MeasureSection = field(default_factory=MeasureSection)
+    clients: ClientsSection | None = None
 
     def __post_init__(self) -> None:
-        if self.data.is_synthetic and self.partition is not None:
+        if self.clients is not None:
+            self._require_simulated(self.clients)
+        if self.data is None:
+            self._require_own_data()
+        elif self.data.is_synthetic and self.partition is not None:
             raise ValueError(
                 "synthetic data are made for each client, so there is nothing to partition; leave [partition] out"
             )
-        if not self.data.is_synthetic and self.partition is None:
+        elif not self.data.is_synthetic and self.partition is None:
             raise ValueError(
                 "[partition] is missing: give a scheme and the number of clients that share the data, or scheme = "
                 '"natural"'
             )
 
+    def _require_own_data(self) -> None:
+        if self.clients is None:
+            raise ValueError("[data] is missing: name the data to simulate with, or [clients] that bring their own")
+        if self.clients.count is None:
+            raise ValueError(
+                "clients.count is missing: without [data] the clients bring their own, so say how many there are"
+            )
+        if self.partition is not None:
+            raise ValueError("[partition] deals out [data], which this file does not have; leave [partition] out")
+
+    def _require_simulated(self, clients: ClientsSection) -> None:
+        """Refuse what would have no effect beside clients that train themselves, with the reason."""
+        if self.data is not None and clients.count is not None:
+            raise ValueError("clients.count is only for clients that bring their own data; [partition] says how many")
+        if self.model is not None:
+            raise ValueError("the clients of [clients] bring their own model; leave [model] out")
+        if self.engine.name in NO_APP:
+            raise ValueError(f'the engine "{self.engine.name}" cannot run [clients]: {NO_APP[self.engine.name]}')
+        if self.engine.device != "cpu":
+            raise ValueError("the clients of [clients] choose their own device; leave engine.device out")
+        if self.measure.train_loss or self.measure.groups:
+            raise ValueError(
+                "[measure] train_loss and groups need a loss that the simulator knows, and the clients of [clients] "
+                "bring their own; leave the two out, and have `evaluate` return what you want to see"
+            )
+        malicious = None if self.fleet is None else self.fleet.malicious
+        if malicious is not None and malicious.share and "label-flip" in malicious.kinds:
+            raise ValueError(
+                'malicious devices of the kind "label-flip" need labels that the simulator can change, and the data of '
+                "[clients] are their own; choose other fleet.malicious.kinds"
+            )
+
 
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
@@ -277,7 +325,9 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         run = without_devices(run)
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    parts_of_world = (world.data, world.model, world.partition, world.fleet, world.engine, world.measure)
+    model = ModelSection() if world.model is None and world.clients is None else world.model
+    measured = world.engine, world.measure, world.clients
+    parts_of_world = (world.data, model, world.partition, world.fleet, *measured)
     return TrialSpec(point, seed, run, *parts_of_world)
 
 

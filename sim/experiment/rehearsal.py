@@ -9,19 +9,31 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.kinds import require_fitting
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.tensors import TensorRules
+from umbel.client.app import Client
+from umbel.client.errors import WorkRefused
 from umbel.client.training.probe import memory_free_bytes
+from umbel.client.training.shared_state import SharedState
 from umbel.sim.data.data_set import DataSet, SampleSet
 from umbel.sim.data.load import DataSection, load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
+from umbel.sim.engines.clients.alive import other_model
+from umbel.sim.engines.clients.app import ClientApp, measuring_client
+from umbel.sim.engines.clients.section import ClientsSection
+from umbel.sim.engines.clients.sequential import SequentialClients
+from umbel.sim.engines.clients.work import ClientGroup
 from umbel.sim.engines.device import found_device, n_cores
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.work import EngineError
@@ -29,8 +41,9 @@ from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, TrialSpec
 from umbel.sim.experiment.kinds import layout_of_run
-from umbel.sim.experiment.world import deal, recipe_of
+from umbel.sim.experiment.world import client_app, population_of, recipe_of
 from umbel.sim.federation.measures import require_measurable
+from umbel.sim.federation.own_clients import OwnClients
 from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
@@ -86,10 +99,15 @@ class _Checks:
         if trial.engine.name != "ray":  # which uses devices of other machines
             found_device(trial.engine.device)
         _require_cores(trial.engine)
-        population = self._population(trial.data, trial.partition, trial.seed)
+        self._fleet(trial.fleet, trial.seed)
+        population = None if trial.data is None else self._population(trial.data, trial.partition, trial.seed)
+        if trial.clients is not None:
+            return self._check_clients(trial, trial.clients, population)
+        assert trial.model is not None, "checked when the file was read"
+        assert trial.data is not None, "checked when the file was read"
+        assert population is not None, "there are data"
         loaded = self._loaded(trial.data, trial.seed)
         require_measurable(trial.measure, population, loaded if isinstance(loaded, DataSet) else None)
-        self._fleet(trial.fleet, trial.seed)
         layout = layout_of_run(trial.run, self._layout(trial.model, trial.data, trial.seed, trial.engine.name))
         require_possible(trial.run, layout, population)
         has_equal_sites = trial.partition is not None and trial.partition.scheme == "iid"
@@ -99,12 +117,32 @@ class _Checks:
         return load(data, self._data_folder, seed)
 
     def _dealt(self, data: DataSection, partition: PartitionSection | None, seed: int) -> Population:
-        loaded = self._loaded(data, seed)
-        if not isinstance(loaded, DataSet):
-            return loaded
-        assert partition is not None, "checked when the file was read"
-        population, _ = deal(loaded, partition, seed)
+        population, _ = population_of(self._loaded(data, seed), partition, seed)
         return population
+
+    def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> str:
+        """Make client 0 and the last one, and the client that measures models. Returns a warning, or nothing."""
+        app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
+        layouts = [self._layout_of(app, number, data, rules) for number in (0, app.n_clients - 1)]
+        if difference := layouts[0].difference(layouts[1]):
+            raise EngineError(other_model(app, app.n_clients - 1, difference))
+        if section.test is not None:
+            tester = measuring_client(section.test, None if data is None else data.test, trial.seed)
+            if difference := layouts[0].difference(_shared_layout(tester, section.test, rules)):
+                raise EngineError(
+                    f"the model of {section.test} is not the model of {section.app}: {difference}; give it the same "
+                    "tensors, because it measures that model"
+                )
+        clients = OwnClients(SequentialClients(app, 1), app.n_clients, data, np.arange(0))
+        require_possible(trial.run, layouts[0], clients, measure_themselves=True)
+        return careful_of_statistics(layouts[0], rules)
+
+    def _layout_of(self, app: ClientApp, number: int, data: Population | None, rules: TensorRules | None) -> Layout:
+        made = app.make(number, ClientGroup.dealt(np.array([number]), data).share(0))
+        _require_room(made.model)
+        if not any(one.requires_grad for one in made.model.parameters()):
+            raise EngineError(f"the model of client {number} has no parameter to train: give it one")
+        return _shared_layout(made, f"client {number} of {app.name}", rules)
 
     def _built(self, fleet: FleetSection | None, seed: int) -> None:
         devices_of(fleet, seed, self._folder, self._data_folder)
@@ -128,6 +166,16 @@ class _Checks:
         if engine == "threads":
             require_no_draws(made, shown)
         return Layout.of_state(made.state_dict())
+
+
+def _shared_layout(client: Client, name: str, rules: TensorRules | None) -> Layout:
+    """The layout of the tensors that the coordinator has. Raises `EngineError` for rules that do not fit the model."""
+    try:
+        layout = SharedState(client).under(rules).layout
+        require_fitting(rules, layout)
+    except (LayoutError, WorkRefused) as error:
+        raise EngineError(f"{name}: {error}") from error
+    return layout
 
 
 def _require_stackable(recipe: ModelRecipe, shown: SampleSet) -> None:

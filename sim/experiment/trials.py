@@ -10,8 +10,8 @@ from pathlib import Path
 
 from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.engines.choose import AutoEngine
-from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
+from umbel.sim.engines.choose import AutoClients, AutoEngine
+from umbel.sim.experiment.checkpoint import CLIENTS_FOLDER, keeping, read_checkpoint
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
@@ -36,8 +36,10 @@ def seldom_collected() -> Generator[None]:
         gc.unfreeze()
 
 
-def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
-    """As `group_scores`, of this model."""
+def scores_by_group(meter: Meter | None, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
+    """As `group_scores`, of this model; empty if the clients measure themselves."""
+    if meter is None:
+        return {}
     meter.load(model.layout.full_state(model.published))
     return group_scores(meter, data)
 
@@ -91,14 +93,16 @@ def run_trial(
             folder.mkdir(parents=True, exist_ok=True)
             inputs = digests_of(trial, world.data, base, data)
             resumed = read_checkpoint(folder, trial.run, world.model, inputs)
-        engine = world.world.engine
-        if resumed is not None and isinstance(engine, AutoEngine):
+        engine = world.world.worker
+        if resumed is not None and isinstance(engine, AutoEngine | AutoClients):
             engine.keep(resumed.engine)
         if resumed is None:
             federation, before_s = Federation(world.world, beginning(trial.run, world.model), world.model), 0.0
         else:
             federation = Federation(world.world, resumed.standing, resumed.model, resumed.memory)
             before_s = resumed.wall_s
+        if folder is not None and world.world.clients is not None:
+            world.world.clients.keep_states_in(folder / CLIENTS_FOLDER, federation.standing.model.version)
         with keeping(folder, inputs, resumed) as kept:
             with seldom_collected():
                 for row in _rows(federation, trial, world.data, began):
@@ -122,13 +126,13 @@ def run_trial(
             groups=scores_by_group(world.world.meter, federation.model, world.data),
         )
     finally:
-        world.world.engine.close()
+        world.world.close()
 
 
 def _rows(federation: Federation, trial: TrialSpec, data: DataSet | None, began: float) -> Iterator[Row]:
     last = began
     for attempt in federation.attempts():
-        scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
+        scores = federation.scores() if _is_scored(attempt, trial) else None
         measured = _measured(federation, attempt, trial, data, is_scored=scores is not None)
         now = time.perf_counter()
         yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.device_time, measured)
@@ -142,18 +146,13 @@ def _is_scored(attempt: SimulatedAttempt, trial: TrialSpec) -> bool:
     return record.round % trial.engine.score_every == 0 or attempt.standing.status.is_over
 
 
-def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, float]:
-    meter = federation.world.meter
-    meter.load(attempt.model.layout.full_state(attempt.model.published))
-    return meter.of(federation.world.population.test)
-
-
 def _measured(
     federation: Federation, attempt: SimulatedAttempt, trial: TrialSpec, data: DataSet | None, *, is_scored: bool
 ) -> Measured:
     """What `[measure]` asks of this attempt. With `is_scored`, the meter holds the attempt's model."""
     section, world = trial.measure, federation.world
-    of_this_model = of_model(section, world.meter, world.population, data) if is_scored else {}
+    meter = world.meter if is_scored else None
+    of_this_model = {} if meter is None else of_model(section, meter, world.population, data)
     clients = of_clients(section, attempt.record, attempt.works, attempt.updates)
     updates = of_updates(section, attempt.updates if attempt.record.committed else None)
     return Measured(**of_this_model, **updates, clients=clients)

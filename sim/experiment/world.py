@@ -14,18 +14,24 @@ from torch import Tensor, nn
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.seeds import derive_seed
+from umbel.client.training.shared_state import SharedState
 from umbel.sim.data.data_set import DataSet, Described, LearningTask
 from umbel.sim.data.load import load
 from umbel.sim.data.partition.partition import Partition
 from umbel.sim.data.partition.section import PartitionSection, features, split
 from umbel.sim.data.population import Population, ShardedPopulation
-from umbel.sim.engines.choose import named_engine
+from umbel.sim.data.sets.synthetic import SyntheticPopulation
+from umbel.sim.engines.choose import named_clients_engine, named_engine
+from umbel.sim.engines.clients.app import ClientApp, measuring_client
+from umbel.sim.engines.clients.section import ClientsSection
+from umbel.sim.engines.clients.work import ClientGroup
 from umbel.sim.engines.device import found_device
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.own_clients import OwnClients, drawn_to_test
 from umbel.sim.federation.standing import ModelState
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
@@ -49,15 +55,12 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
 
     Raises `ValueError`, `OSError` or `EngineError`, with a sentence that says what to do.
     """
+    if trial.clients is not None:
+        return _world_of_clients(trial, trial.clients, folder, data_folder)
+    assert trial.data is not None, "checked when the file was read"
+    assert trial.model is not None, "checked when the file was read"
     loaded = load(trial.data, data_folder, trial.seed)
-    data, partition = None, None
-    population: Population
-    if isinstance(loaded, DataSet):
-        data, section = loaded, trial.partition
-        assert section is not None, "checked when the file was read"
-        population, partition = deal(data, section, trial.seed)
-    else:
-        population = loaded
+    population, partition = population_of(loaded, trial.partition, trial.seed)
     recipe = recipe_of(trial.model, loaded, trial.seed)
     model = recipe.make()
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
@@ -66,9 +69,50 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)
+    data = loaded if isinstance(loaded, DataSet) else None
     state = model.state_dict()
     layout = layout_of_run(trial.run, Layout.of_state(state))
     return TrialWorld(world, ModelState.first(state, layout), data, partition)
+
+
+def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, data_folder: Path | None) -> TrialWorld:
+    """The world of real `Client` objects. Their first model is client 0's."""
+    loaded = None if trial.data is None else load(trial.data, data_folder, trial.seed)
+    data, partition = (None, None) if loaded is None else population_of(loaded, trial.partition, trial.seed)
+    app = client_app(section, data, trial.seed)
+    first = app.make_first(ClientGroup.dealt(np.arange(1), data).share(0))
+    shared = SharedState(first).under(trial.run.tensor_rules)
+    clients = OwnClients(
+        named_clients_engine(trial.engine.name, app, section.alive, trial.engine.workers),
+        app.n_clients,
+        data,
+        drawn_to_test(app.n_clients, section.test_clients, trial.seed),
+        None
+        if section.test is None
+        else measuring_client(section.test, None if data is None else data.test, trial.seed),
+    )
+    fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
+    world = World(clients, fleet, None, None, trial.engine.masks, trial.measure, clients)
+    described = loaded if isinstance(loaded, DataSet) else None
+    return TrialWorld(world, ModelState.first(shared.shared(), shared.layout), described, partition)
+
+
+def client_app(section: ClientsSection, data: Population | None, seed: int) -> ClientApp:
+    """The app of `[clients]`. `data`: what is dealt out. Raises `EngineError` for a function that is no make_client."""
+    count = section.count if data is None else data.n_clients
+    assert count is not None, "checked when the file was read"
+    return ClientApp.of(section.app, count, seed, section.arguments, has_data=data is not None)
+
+
+def population_of(
+    loaded: DataSet | SyntheticPopulation, section: PartitionSection | None, seed: int
+) -> tuple[Population, Partition | None]:
+    """The clients' data, and the partition if the data were partitioned. Raises `ValueError` if it is impossible."""
+    if not isinstance(loaded, DataSet):
+        population: Population = loaded  # pyright: ignore[reportAssignmentType]  # `test` is cached
+        return population, None
+    assert section is not None, "checked when the file was read"
+    return deal(loaded, section, seed)
 
 
 def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:
@@ -132,9 +176,9 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
 
     Of a user's module only its file counts, not its imports; of data, the values.
     """
-    fleet = trial.fleet or FleetSection()
+    fleet, model, clients = trial.fleet or FleetSection(), trial.model, trial.clients
     found = {f"the run ({trial.name})": _of_run(trial)}
-    if data is not None:
+    if data is not None and trial.data is not None:
         found[f"data ({trial.data.name})"] = _of_data(data)
     if fleet.recorded is not None:
         found[f"fleet.recorded ({fleet.recorded})"] = _of_file(folder / fleet.recorded)
@@ -142,8 +186,12 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
         found[f"fleet.presence.file ({fleet.presence.file})"] = _of_file(folder / fleet.presence.file)
     if fleet.network is not None and fleet.network.phones is not None and data_folder is not None:
         found[f"fleet.network.phones ({fleet.network.phones})"] = _of_file(data_folder / fleet.network.phones)
-    if ":" in trial.model.name and (file := _module_file(trial.model.name)) is not None:
-        found[f"model.name ({trial.model.name}, in {file.name})"] = _of_file(file)
+    named = {} if model is None else {"model.name": model.name}
+    if clients is not None:
+        named |= {"clients.app": clients.app, "clients.test": clients.test or ""}
+    for key, name in named.items():
+        if ":" in name and (file := _module_file(name)) is not None:
+            found[f"{key} ({name}, in {file.name})"] = _of_file(file)
     return found
 
 

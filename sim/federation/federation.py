@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
 from umbel.aggregation.plans.training import TrainingPlan
@@ -34,12 +35,15 @@ from umbel.aggregation.run.tuning import TuningFacts
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
+from umbel.client.rounds.work import NOTHING_HELD_OUT
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
+from umbel.sim.engines.clients.work import ClientReport, ClientsEngine, GlobalModel
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
+from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of, sent_part
 from umbel.sim.federation.window import (
@@ -67,10 +71,22 @@ class World:
 
     population: Population
     fleet: Devices
-    engine: Engine
-    meter: Meter
+    engine: Engine | None  # None: the clients train themselves (`clients`)
+    meter: Meter | None  # None: as above
     masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
     measure: MeasureSection = field(default_factory=MeasureSection)
+    clients: OwnClients | None = None  # real `Client` objects, which are then the population too
+
+    @property
+    def worker(self) -> Engine | ClientsEngine:
+        """What does the clients' work."""
+        found = self.engine if self.clients is None else self.clients.engine
+        assert found is not None, "a world has an engine or clients"
+        return found
+
+    def close(self) -> None:
+        """Release what does the clients' work."""
+        (self.worker if self.clients is None else self.clients).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,7 @@ class Federation:
         self.memory = Memory() if memory is None else memory
         self._trained = dict[ClientId, WorkDone]()  # in the attempt under way, as is the next
         self._updates: UpdateSums | None = None
-        require_possible(standing.file, model.layout, world.population)
+        require_possible(standing.file, model.layout, world.population, measure_themselves=world.clients is not None)
 
     def attempts(self) -> Iterator[SimulatedAttempt]:
         """Every attempt until the run is over. The run fails if a round cannot begin."""
@@ -151,20 +167,14 @@ class Federation:
 
     def _train(self, opened: Training) -> SimulatedAttempt:
         """A round of training, plain or secure, or a canary."""
-        plan, uplink = opened.plan, self._uplink(opened)
         self._trained = {}
-        self._updates = UpdateSums(self.model.layout.update.n_values) if self.world.measure.needs_updates else None
-        cohort, reports = self._cohort(opened, uplink.update_bytes)
-        declines = self._unreadable(cohort)
-        if isinstance(uplink, MaskedUplink):
-            window: Window | SecureWindow = SecureWindow(opened, cohort, uplink.composition)
-            declines |= without_enough_work(plan, cohort)
-        else:
-            window = Window(opened, cohort)
-        played, found = self._played(window, uplink, reports, declines), None
+        n_sent = self.model.layout.update.n_values
+        self._updates = UpdateSums(n_sent) if self.world.measure.needs_updates else None
+        played, uplink, works, declines = self._attempted(opened)
+        found = None
         if isinstance(played.ended, Closing):
             try:
-                found = uplink.result(played, played.ended, reports.works)
+                found = uplink.result(played, played.ended, works)
             except TotalsRefused as error:
                 played = played.spoiled(str(error))
         known = self._known(played, played.book(uplink.sizes, declines))
@@ -176,9 +186,89 @@ class Federation:
         made = self._next_model(played.ended, found)
         end = finished(self.standing, played.ended, made, known)
         uplink.keep()
+        if self.world.clients is not None:
+            self.world.clients.keep(played.ended.accepted, self.standing.model.version)
         self.memory.note(made.state)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         return self._end(end, made.state, mean_bytes, played.device_time)
+
+    def _attempted(self, opened: Training) -> tuple[Played, Uplink, Sequence[WorkDone], dict[ClientId, str]]:
+        """The attempt after its clients have trained, with their updates, their reports by rank, and who declined."""
+        uplink = self._uplink(opened)
+        cohort, reports = self._cohort(opened, uplink.update_bytes)
+        if self.world.clients is not None:
+            return self._attempted_by_clients(self.world.clients, opened, cohort)
+        window, declines = _window(opened, cohort, uplink), self._unreadable(cohort)
+        if opened.plan.secure is not None:
+            declines |= without_enough_work(opened.plan, cohort)
+        played = self._played(window, uplink, reports, declines)
+        return self._unmasked(played, window, uplink, declines), uplink, reports.works, declines
+
+    def _attempted_by_clients(
+        self, clients: OwnClients, opened: Training, cohort: Cohort
+    ) -> tuple[Played, Uplink, Sequence[WorkDone], dict[ClientId, str]]:
+        uplink = self._uplink(opened)
+        attempt = OwnAttempt(
+            clients,
+            self.world.fleet,
+            opened,
+            self._offer(opened.plan),
+            self.global_model,
+            cohort,
+            lambda: self._uplink(opened),
+            lambda cohort: _window(opened, cohort, uplink),
+            self._unreadable(cohort),
+        )
+        played = attempt.play()
+        declines = attempt.declines
+        for names, values, works, weights in attempt.updates(played) if self._updates is not None else ():
+            self._note(names, values, works, weights, attempt.uplink.refused)
+        return self._unmasked(played, attempt.window, attempt.uplink, declines), attempt.uplink, attempt.works, declines
+
+    @property
+    def global_model(self) -> GlobalModel:
+        """The newest model, as clients fetch it."""
+        return GlobalModel(self.model.layout, self.model.published)
+
+    def _offer(self, plan: RoundPlan) -> Assignment:
+        """What the assignments of this attempt have in common. Masked updates carry the whole change."""
+        file, codec = self.standing.file, CodecPlan() if plan.secure is not None else plan.codec
+        return Assignment(
+            id=assignment_id(plan.run, plan.number, plan.attempt, client_name(0), plan.task),
+            run=plan.run,
+            round=plan.number,
+            attempt=plan.attempt,
+            model=self.standing.model,
+            training=file.training_plan(plan.number),
+            codec=codec,
+            grid=plan.grid,
+            sample_count_max=plan.sample_count_max,
+            seed=plan.seed,
+            window_s=plan.window_s,
+            task=plan.task,
+            share=file.share_of(plan.task),
+            tensors=file.tensor_rules,
+        )
+
+    def scores(self) -> dict[str, float]:
+        """The metrics of the newest model: on the test set, or as the experiment's own clients measure them."""
+        if self.world.clients is not None:
+            return self.world.clients.scores(self.global_model, self._offer(self.standing.state.plan))
+        meter = self._meter()
+        meter.load(self.model.layout.full_state(self.model.published))
+        return meter.of(self.world.population.test)
+
+    def _meter(self) -> Meter:
+        assert self.world.meter is not None, "only clients of [clients] measure themselves"
+        return self.world.meter
+
+    def _unmasked(
+        self, played: Played, window: Window | SecureWindow, uplink: Uplink, declines: Mapping[ClientId, str]
+    ) -> Played:
+        """A secure attempt played with masks, if this world has them."""
+        if isinstance(window, SecureWindow) and isinstance(uplink, MaskedUplink) and self.world.masks:
+            return window.play(declines, uplink.made)
+        return played
 
     def _uplink(self, opened: Training) -> Uplink:
         plan, layout, ranks = opened.plan, self.model.layout, ranks_of(opened.cohort)
@@ -207,8 +297,6 @@ class Federation:
             if not uplink.refused.keys() - declines.keys():
                 break
             declines |= uplink.refused
-        if isinstance(window, SecureWindow) and isinstance(uplink, MaskedUplink) and self.world.masks:
-            return window.play(declines, uplink.made)
         return played
 
     def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
@@ -219,7 +307,8 @@ class Federation:
         sizes = self.world.population.sizes(numbers)
         steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
         fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes)
-        held = self.world.population.holdout_of(numbers) if training.evaluate else None
+        measures = training.evaluate and self.world.clients is None  # those measure by themselves
+        held = self.world.population.holdout_of(numbers) if measures else None
         reports = Reports.before(sizes, steps, fates, held)
         return Cohort(names, fates, reports.works), reports
 
@@ -235,7 +324,8 @@ class Federation:
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
-        work = CohortWork(data, seeds, steps, training, codec, numbers[who])
+        work = CohortWork(data, seeds, steps, training, codec)
+        assert world.engine is not None, "clients of [clients] train in `_attempted_by_clients`"
         for changes in world.engine.train(start, work):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]
@@ -279,13 +369,11 @@ class Federation:
         """An evaluation: clients that did not train measure the model."""
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        held = self.world.population.holdout_of(numbers)
-        assert held is not None, "checked when the federation was made"
-        steps = np.maximum(1, -(-held.sizes // _EVALUATION_BATCH))
+        found = self._measured(opened, numbers)
+        nothing = {name: one.refusal for name, one in zip(names, found, strict=True) if one.work is None}
+        works: list[Work] = [one.work or EvaluationDone(1, {}) for one in found]
+        steps = np.array([max(1, -(-one.sample_count // _EVALUATION_BATCH)) for one in works], dtype=np.int64)
         fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0)
-        nothing = {name: "this client has no held-out data" for name, n in zip(names, held.sizes, strict=True) if not n}
-        found = self._evaluations(held)
-        works: list[Work] = [EvaluationDone(1, {}) if one is None else one for one in found]
         played = Window(opened, Cohort(names, fates, works)).play(nothing)
         known = self._known(played, played.book(dict.fromkeys(names, 0), nothing))
         if isinstance(played.ended, Abandoned):
@@ -293,10 +381,19 @@ class Federation:
         end = finished(self.standing, played.ended, EvaluationClosed(), known)
         return self._end(end, device_time=played.device_time)
 
+    def _measured(self, opened: Training, numbers: Indices) -> list[ClientReport]:
+        """What each client says of the model."""
+        if self.world.clients is not None:
+            return self.world.clients.evaluations(self.global_model, self._offer(opened.plan), numbers)
+        held = self.world.population.holdout_of(numbers)
+        assert held is not None, "checked when the federation was made"
+        return [ClientReport(one, "" if one else NOTHING_HELD_OUT) for one in self._evaluations(held)]
+
     def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
         """Each client's metrics on its held-out data; None for a client without such data."""
-        self.world.meter.load(self.model.layout.full_state(self.model.published))
-        means = self.world.meter.of_each(held)
+        meter = self._meter()
+        meter.load(self.model.layout.full_state(self.model.published))
+        means = meter.of_each(held)
         return [
             EvaluationDone(n, {name: value for name, value in one.items() if math.isfinite(value)}) if n else None
             for n, one in zip(held.sizes.tolist(), means, strict=True)
@@ -360,3 +457,9 @@ class Federation:
         trained, self._trained = self._trained, {}
         updates, self._updates = None if self._updates is None else self._updates.figures(), None
         return SimulatedAttempt(end.record, self.standing, self.model, device_time or DeviceTime(), updates, trained)
+
+
+def _window(opened: Training, cohort: Cohort, uplink: Uplink) -> Window | SecureWindow:
+    if isinstance(uplink, MaskedUplink):
+        return SecureWindow(opened, cohort, uplink.composition)
+    return Window(opened, cohort)

@@ -57,6 +57,8 @@ class Row:
     update_spread: float | None = None
     update_cosine: float | None = None
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    test_metrics: dict[str, float] = field(default_factory=dict[str, float])  # of the model, `accuracy`, `loss` and all
+    train_metrics: dict[str, float] = field(default_factory=dict[str, float])  # means of what clients measured training
 
     @property
     def makes_model(self) -> bool:
@@ -112,6 +114,8 @@ class Row:
             passed_over=record.passed_over,
             samples_passed_over=record.samples_passed_over,
             **asdict(measured or Measured()),
+            test_metrics=dict(found),
+            train_metrics=dict(record.metrics),
         )
 
 

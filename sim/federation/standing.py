@@ -152,12 +152,17 @@ class SimulationError(Exception):
     """A simulation cannot continue: one sentence that says what to do."""
 
 
-def require_possible(file: RunFile, layout: Layout, population: Population) -> None:
-    """Raise `SimulationError`, or `ValueError` for a model that cannot be private."""
+def require_possible(
+    file: RunFile, layout: Layout, population: Population, *, measure_themselves: bool = False
+) -> None:
+    """Raise `SimulationError`, or `ValueError` for a model that cannot be private.
+
+    `measure_themselves`: whether clients evaluate with their own code, and so say themselves if they have no data.
+    """
     if file.privacy is not None:
         require_private_model(layout)
     measures = file.evaluation is not None or file.training.evaluate or any(one.evaluate for one in file.override)
-    if measures and population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
+    if measures and not measure_themselves and population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
         raise SimulationError(
             "this run asks clients to measure the model, but they have no held-out data: set holdout = 0.1 in "
             "[partition], or leave out [evaluation] and training.evaluate (the simulator scores the model on the "

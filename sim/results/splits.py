@@ -23,7 +23,7 @@ from umbel.sim.experiment.world import TrialWorld
 _PICTURES = ("split.png", "split-*.png")
 _TITLE_CHARACTERS = 105  # that fit above the picture
 
-_Dealt: TypeAlias = tuple[DataSection, PartitionSection | None]
+_Dealt: TypeAlias = tuple[DataSection | None, PartitionSection | None]
 
 
 class Splits:

@@ -28,22 +28,22 @@ from tests.federations.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.trust.members import members_bytes
-from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
+from umbel.client import Client, Evaluation, LocalPlan, Operator, SitePolicy, TrainResult, run_client
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
 from umbel.client.state.identity import make_own_key, own_keys
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
-from umbel.sim.engines.clients import ClientsEngine, stop_after
+from umbel.sim.engines.clients.trainer import stop_after
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
-from umbel.sim.engines.work import Engine
+from umbel.sim.experiment.file import experiment_of
+from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import ModelState, beginning
@@ -58,7 +58,7 @@ N_FEATURES, N_CLASSES = 6, 3
 DEADLINE_S = 120.0
 MINIMUM_WORK = 0.05  # of a client's steps: less than any straggler does
 _PAUSE_S = 0.02
-_MODULE = "tests.contracts.scripted_federation"
+_HERE = "tests.contracts.scripted_federation"
 
 # --- the script -------------------------------------------------------------------------------------------------------
 
@@ -114,6 +114,15 @@ class Made:
     cohort: tuple[str, ...]
     declined: tuple[str, ...]
     accepted: Mapping[str, tuple[int, int, int]]
+    metrics: Mapping[
+        str, float
+    ]  # what clients say of their training; in an abandoned attempt, simulated ones do not train
+    evaluation: Mapping[str, float]  # and of the model before it
+
+    @property
+    def without_metrics(self) -> "Made":
+        """The same without what only a client's own code measures."""
+        return replace(self, metrics={}, evaluation={})
 
     @staticmethod
     def of(record: RoundRecord) -> "Made":
@@ -125,6 +134,8 @@ class Made:
             tuple(one.client for one in clients),
             tuple(one.client for one in clients if one.fate is Fate.DECLINED),
             {one.client: (one.sample_count, one.steps_done, one.steps_planned) for one in counted},
+            record.metrics if record.committed else {},
+            record.evaluation if record.committed else {},
         )
 
 
@@ -138,7 +149,7 @@ def model() -> nn.Module:
     )
 
 
-RECIPE = ModelRecipe(f"{_MODULE}:model", seed=3)
+MODEL = ModelRecipe(f"{_HERE}:model", seed=3)
 
 
 def samples() -> SampleSet:
@@ -159,26 +170,13 @@ def own_data(number: int) -> TensorDataset:
     return TensorDataset(own.inputs, own.targets)
 
 
-def torch_client(number: int) -> TorchClient:
-    """As a site would write it."""
-    return TorchClient(RECIPE.make(), nn.CrossEntropyLoss(), own_data(number), device="cpu")
-
-
 # --- the simulator ----------------------------------------------------------------------------------------------------
-
-
-def of_real_clients(rules: TensorRules | None = None) -> Engine:
-    return ClientsEngine([torch_client(number) for number in range(len(SIZES))], rules)
 
 
 def first_layout(file: RunFile) -> Layout:
     """The layout of the model in the run of this file."""
-    layout, rules = Layout.of_state(RECIPE.make().state_dict()), file.tensor_rules
+    layout, rules = Layout.of_state(MODEL.make().state_dict()), file.tensor_rules
     return layout if rules is None else layout.with_kinds(lambda name: rules.kind_of(name) or "mean")
-
-
-def of_the_simulator() -> Engine:
-    return SequentialEngine(RECIPE)
 
 
 class ScriptedDevices:
@@ -240,16 +238,33 @@ class Simulated:
     roles: Mapping[Attempt, Mapping[str, Role]]
 
 
-def simulated(run_file: str, script: Script, engine: Engine) -> Simulated:
-    """The federation in the simulator; under masks, with masks."""
+def simulated_by_engine(run_file: str, script: Script) -> Simulated:
+    """The federation with the simulator's own training; under masks, with masks."""
     file = TypeAdapter(RunFile).validate_python(tomllib.loads(run_file))
     everyone, all_samples = ScriptedDevices(script), samples()
     population = ShardedPopulation(all_samples, shards(), all_samples.take(np.arange(0)))
-    meter = Meter(RECIPE.make(), LOSSES["cross-entropy"], accuracy=True)
-    first = ModelState.first(RECIPE.make().state_dict(), first_layout(file))
-    world = World(population, everyone, engine, meter, masks=True)
-    records = [one.record for one in Federation(world, beginning(file, first), first).attempts()]
-    return Simulated([Made.of(record) for record in records], everyone.roles)
+    meter = Meter(MODEL.make(), LOSSES["cross-entropy"], accuracy=True)
+    first = ModelState.first(MODEL.make().state_dict(), first_layout(file))
+    world = World(population, everyone, SequentialEngine(MODEL), meter, masks=True)
+    return _played(Federation(world, beginning(file, first), first), everyone)
+
+
+def simulated_by_clients(run_file: str, script: Script, app: str, engine: str) -> Simulated:
+    """The federation of an experiment's file that names the app; under masks, with masks."""
+    table = tomllib.loads(run_file)
+    seed = table.pop("seed")
+    world = {"clients": {"app": app, "count": len(SIZES)}, "engine": {"name": engine, "workers": 2, "masks": True}}
+    (trial,) = experiment_of({**table, "seeds": [seed], "fleet": {}, **world}).trials
+    everyone, made = ScriptedDevices(script), make_world(trial, Path(), None)
+    try:
+        run = Federation(replace(made.world, fleet=everyone), beginning(trial.run, made.model), made.model)
+        return _played(run, everyone)
+    finally:
+        made.world.close()
+
+
+def _played(run: Federation, everyone: ScriptedDevices) -> Simulated:
+    return Simulated([Made.of(one.record) for one in run.attempts()], everyone.roles)
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -312,20 +327,28 @@ class Director:
         return WHOLE if name in self._dead else self.roles[name]
 
 
-class ScriptedSite(TorchClient):
+MakeClient: TypeAlias = Callable[[int, int], Client]
+
+
+class ScriptedSite(Client):
     """The site's own client, with what may happen to it."""
 
-    def __init__(self, number: int, director: Director) -> None:
+    def __init__(self, number: int, director: Director, make: MakeClient) -> None:
         with _generators:
-            super().__init__(RECIPE.make(), nn.CrossEntropyLoss(), own_data(number), device="cpu")
+            self._own = make(number, len(SIZES))
+        self.model, self.sample_count = self._own.model, self._own.sample_count
         self._name, self._director = client_name(number), director
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        with _generators, one_thread():
+            return self._own.evaluate(model)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         role = self._director.role_of(self._name)
         if role.is_unneeded:
             until(lambda: plan.told_to_stop() is not None, "the round goes on without this client")
         with _generators, one_thread():
-            done = super().train(model, replace(plan, told_to_stop=self._stops(role, plan.told_to_stop)))
+            done = self._own.train(model, replace(plan, told_to_stop=self._stops(role, plan.told_to_stop)))
         if role.has_nan:
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] = torch.nan
@@ -379,6 +402,7 @@ class Sites:
     run: str
     folder: Path
     tokens: Sequence[str]
+    make: MakeClient
     policy: SitePolicy | None = None
     director: Director = field(default_factory=Director)
     ends: dict[str, RunEnd] = field(default_factory=dict[str, RunEnd])
@@ -394,7 +418,7 @@ class Sites:
         while goes_on:
             try:
                 self.ends[name] = run_client(
-                    ScriptedSite(number, self.director),
+                    ScriptedSite(number, self.director, self.make),
                     self.url,
                     self.folder / name,
                     self.run,
@@ -428,6 +452,7 @@ def over_http(
     run_file: str,
     folder: Path,
     roles: Mapping[Attempt, Mapping[str, Role]],
+    make: MakeClient,
     policy: SitePolicy | None = None,
 ) -> list[Made]:
     """The federation for real. Between attempts the run is paused until all that live wait for work, so that the cohort
@@ -435,9 +460,9 @@ def over_http(
     """
     name = str(tomllib.loads(run_file)["name"])
     layout = first_layout(TypeAdapter(RunFile).validate_python(tomllib.loads(run_file)))
-    operator.create_run(name, run_file, operator.upload_model(encode_model(RECIPE.make().state_dict(), layout)))
+    operator.create_run(name, run_file, operator.upload_model(encode_model(MODEL.make().state_dict(), layout)))
     operator.pause_run(name, "until all are there")
-    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), policy)
+    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), make, policy)
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))
     for n_ended, (attempt, of_attempt) in enumerate(roles.items(), 1):
         sites.director.begin(of_attempt)

@@ -1,30 +1,30 @@
 """The same run file with the same clients makes the same models over HTTP and in the simulator, bit for bit.
 
-A coordinator process and eight clients with the loop of the SDK; then the simulator, with the same clients, and with an
-engine of its own. The same cohorts are drawn, the same reports count, and every version has the same SHA-256.
+A coordinator process and eight clients with the loop of the SDK; the simulator with the same clients, named in an
+experiment's file; and the simulator with training of its own. The same cohorts are drawn, the same reports count, and
+every version has the same SHA-256.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tomllib import loads
 
 import pytest
-from pydantic import TypeAdapter
 
+from tests.contracts.own_clients import HERE, make_measuring_client, make_own_loop, make_torch_client
 from tests.contracts.scripted_federation import (
     MINIMUM_WORK,
     Death,
+    Made,
+    MakeClient,
     Return,
     Role,
     Script,
     listed,
-    of_real_clients,
-    of_the_simulator,
     over_http,
-    simulated,
+    simulated_by_clients,
+    simulated_by_engine,
 )
 from tests.contracts.test_life_of_a_run import House
-from umbel.aggregation.run.file import RunFile
 
 pytestmark = pytest.mark.slow
 RUN = """
@@ -73,6 +73,10 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.kill()
 
 
+def without_metrics(made: Sequence[Made]) -> list[Made]:
+    return [one.without_metrics for one in made]
+
+
 @pytest.mark.parametrize(
     "codec", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in CODECS]
 )
@@ -80,10 +84,27 @@ def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
     codec: str, house: House, tmp_path: Path
 ) -> None:
     run_file = RUN.format(name=f"plain-{codec}", target=4, over_selection=1.5) + CODECS[codec]
-    found = simulated(run_file, PLAIN, of_real_clients())
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
     with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
-    assert simulated(run_file, PLAIN, of_the_simulator()).made == found.made
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
+    by_engine = simulated_by_engine(run_file, PLAIN)
+    assert without_metrics(by_engine.made) == without_metrics(found.made)
+
+
+@pytest.mark.parametrize("make", [make_own_loop, make_measuring_client])
+def test_clients_with_code_of_their_own_make_the_same_models_over_http_and_in_an_experiment(
+    make: MakeClient, house: House, tmp_path: Path
+) -> None:
+    """Their metrics and their evaluations before the training are the same too, and so are both engines."""
+    name = make.__name__.removeprefix("make_").replace("_", "-")
+    run_file = RUN.format(name=name, target=4, over_selection=1.5) + CODECS["integer"]
+    run_file = run_file.replace("proximal_mu = 0.05", "proximal_mu = 0.05, evaluate = true")
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:{make.__name__}", "sequential")
+    assert found.made[-1].metrics.keys() == {"loss", "last"}
+    assert bool(found.made[-1].evaluation) == (make is make_measuring_client)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make) == found.made
+    assert simulated_by_clients(run_file, PLAIN, f"{HERE}:{make.__name__}", "processes").made == found.made
 
 
 @pytest.mark.parametrize(
@@ -93,13 +114,11 @@ def test_a_run_of_which_a_part_travels_makes_the_same_models_over_http_and_in_th
     kinds: str, more: str, house: House, tmp_path: Path
 ) -> None:
     run_file = RUN.format(name="part", target=6, over_selection=1.0) + more + kinds
-    found = simulated(
-        run_file, PART, of_real_clients(TypeAdapter(RunFile).validate_python(loads(run_file)).tensor_rules)
-    )
+    found = simulated_by_clients(run_file, PART, f"{HERE}:make_torch_client", "sequential")
     with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
     if kinds == FROZEN:
-        assert simulated(run_file, PART, of_the_simulator()).made == found.made
+        assert without_metrics(simulated_by_engine(run_file, PART).made) == without_metrics(found.made)
 
 
 def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
@@ -107,7 +126,8 @@ def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     policy = listed(house.url, tmp_path)
     masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
     run_file = RUN.format(name="masked", target=5, over_selection=1.2) + masked
-    found = simulated(run_file, MASKED, of_real_clients())
+    found = simulated_by_clients(run_file, MASKED, f"{HERE}:make_torch_client", "sequential")
     with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles, policy) == found.made
-    assert simulated(run_file, MASKED, of_the_simulator()).made == found.made
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policy) == found.made
+    by_engine = simulated_by_engine(run_file, MASKED)
+    assert without_metrics(by_engine.made) == without_metrics(found.made)

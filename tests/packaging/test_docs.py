@@ -47,6 +47,7 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
+from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.experiment.file import EngineSection, experiment_of
 from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.fleet.section import FleetSection
@@ -74,6 +75,7 @@ _WORLD: dict[str, type[Any]] = {
     "data": DataSection,
     "partition": PartitionSection,
     "model": ModelSection,
+    "clients": ClientsSection,
     "fleet": FleetSection,
     "engine": EngineSection,
     "measure": MeasureSection,
@@ -251,7 +253,7 @@ def test_the_experiments_of_the_documentation_are_accepted() -> None:
     pages = ("simulate-your-own-data-and-model.md", "tune-a-window-from-a-trace.md")
     text = "".join((ROOT / "docs" / "how-to" / page).read_text() for page in pages)
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert [len(experiment_of(tomllib.loads(example)).trials) for example in examples] == [1, 12]
+    assert [len(experiment_of(tomllib.loads(example)).trials) for example in examples] == [1, 1, 12]
 
 
 def _bounds() -> Iterator[tuple[str, str, str]]:

@@ -70,7 +70,7 @@ def models_of(changes: dict[str, Any]) -> list[str]:
     """The hash of each version that the run makes."""
     trial = experiment_of({**RUN, **changes}).trials[0]
     made = make_world(trial, Path(), None)
-    made.world.engine.close()
+    made.world.close()
     federation = Federation(replace(made.world, engine=Exact()), beginning(trial.run, made.model), made.model)
     return [one.model.file.sha256 for one in federation.attempts() if one.record.committed]
 

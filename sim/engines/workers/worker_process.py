@@ -1,8 +1,9 @@
 """`python -m umbel.sim.engines.workers.worker_process FD`: a worker of the engine "processes", over that socket.
 
-It receives, in this order, the *model* to make, the *samples* of all clients, its *block* for changes and the *start*
-of the cohorts, the last three as shared memory. Then it receives *chunk* after chunk of clients, and answers each with
-*done* and the losses, or *failed* and the reason. It ends when its starter ends, even in the middle of a step.
+For an app of the user's own clients see `client_worker.py`. Else it receives, in this order, the *model* to make, the
+*samples* of all clients, its *block* for changes and the *start* of the cohorts, the last three as shared memory.
+Then it receives *chunk* after chunk of clients, and answers each with *done* and the losses, or *failed* and the
+reason. It ends when its starter ends, even in the middle of a step.
 
 A message is a table of JSON, arrays, and file descriptors:
 
@@ -39,6 +40,7 @@ from umbel.sim.data.population import CohortData
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
+from umbel.sim.engines.workers.client_worker import ClientWorker
 from umbel.sim.processes import when_the_starter_is_gone
 
 _FDS_MAX = 8
@@ -148,7 +150,7 @@ def send_model(channel: Channel, recipe: ModelRecipe, device: str, arithmetic: s
 
 
 def send_shared(channel: Channel, kind: str, *shared: SharedTensor) -> None:
-    """`kind`: "samples" (inputs and targets), "block" or "start"."""
+    """`kind`: "samples" (inputs and targets), "block", "start", or "model of clients"."""
     described = [[str(one.tensor.dtype).removeprefix("torch."), list(one.tensor.shape)] for one in shared]
     channel.send(kind, {"tensors": described}, fds=[one.fd for one in shared])
 
@@ -168,6 +170,7 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._trainer: LocalTrainer | None = None
+        self._clients: ClientWorker | None = None
         self._shared = dict[str, list[Tensor]]()
         self._cohort: int | None = None
 
@@ -189,6 +192,14 @@ class Worker:
             case "chunk":
                 losses = self._train(message.fields, message.arrays)
                 self._channel.send("done", {}, [losses])
+            case "app":
+                self._clients = ClientWorker(message.fields)
+                self._channel.send("ready", {})
+            case "clients":
+                assert self._clients is not None, "the app is sent first"
+                self._channel.send(*self._clients.answer(message.fields, message.arrays))
+            case kind if self._clients is not None:
+                self._clients.take(kind, _mapped(message))
             case kind:
                 self._shared[kind] = _mapped(message)
                 self._cohort = None

@@ -19,6 +19,7 @@ EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
 def data_for(experiment: Experiment) -> Path | None:
     """The folder of its data sets, if it has any that are read from files; the test is skipped where they are not."""
     trial = experiment.trials[0]
+    assert trial.data is not None
     folder = real_files(SOURCES[trial.data.name]) if trial.data.name in SOURCES else None
     phones = trial.fleet and trial.fleet.network and trial.fleet.network.phones
     if phones and not (Path(os.environ.get("UMBEL_DATA", "")) / phones).exists():

@@ -101,6 +101,7 @@ def test_what_json_carries_reaches_the_section(arguments: dict[str, Any]) -> Non
     except ValueError:
         return
     (trial,) = experiment_of(described(model={"name": f"{HERE}:net", "arguments": arguments})).trials
+    assert trial.model is not None
     assert trial.model.arguments == arguments
     assert hash(trial.model) == hash(trial.model)
 

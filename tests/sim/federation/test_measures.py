@@ -92,15 +92,17 @@ def test_training_loss_and_groups_are_those_of_all_clients_one_by_one() -> None:
     results = simulate(MEASURED, None)
     trial = experiment_of(MEASURED).trials[0]
     made = make_world(trial, Path(), None)
+    meter = made.world.meter
+    assert meter is not None
     for attempt, row in zip(attempts_of(MEASURED), results.trials[0].rows, strict=True):
-        made.world.meter.load(attempt.model.layout.full_state(attempt.model.published))
+        meter.load(attempt.model.layout.full_state(attempt.model.published))
         everyone = np.arange(30)
         data, held = made.world.population.data_of(everyone), made.world.population.holdout_of(everyone)
         assert held is not None
-        scores = [made.world.meter.of(data.of(i)) for i in range(30)]
+        scores = [meter.of(data.of(i)) for i in range(30)]
         mean = np.average([one["loss"] for one in scores], weights=data.sizes)
         assert row.train_loss_all == pytest.approx(float(mean))
-        found = [made.world.meter.of(held.of(i)) for i in range(30) if held.sizes[i]]
+        found = [meter.of(held.of(i)) for i in range(30) if held.sizes[i]]
         assert row.groups_accuracy == pytest.approx(float(np.mean([one["accuracy"] for one in found])))
         assert row.groups_loss == pytest.approx(float(np.mean([one["loss"] for one in found])))
         assert row.groups_accuracy_least == min(one["accuracy"] for one in found)

@@ -24,6 +24,7 @@ def fed_avg(plan: RoundPlan, start: dict[str, torch.Tensor], names: list[Any]) -
     """One round of algorithm 1, written out: two epochs of SGD at each client, then the mean weighted by samples."""
     trial = experiment_of(PLAIN).trials[0]
     made = make_world(trial, Path(), None)
+    assert made.world.meter is not None
     model, sums, n_all = made.world.meter.model, {name: torch.zeros_like(v) for name, v in start.items()}, 0
     for name in names:
         data = made.world.population.data_of(torch.tensor([client_number(name)]).numpy()).of(0)

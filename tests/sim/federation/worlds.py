@@ -37,7 +37,7 @@ def attempts_of(described: dict[str, Any]) -> list[SimulatedAttempt]:
     try:
         return list(Federation(made.world, beginning(trial.run, made.model), made.model).attempts())
     finally:
-        made.world.engine.close()
+        made.world.close()
 
 
 def hashes(described: dict[str, Any]) -> list[str]:

@@ -76,7 +76,7 @@ def test_each_split_of_a_sweep_has_its_picture_and_its_numbers(tmp_path: Path, t
 def test_the_numbers_are_of_the_first_seeds_split() -> None:
     described = table(rounds=SHORT, seeds=[3, 4])
     made = make_world(experiment_of(described).trials[0], Path(), None)
-    made.world.engine.close()
+    made.world.close()
     assert made.partition is not None
     assert made.data is not None
     expected = heterogeneity(made.partition, made.data.samples.targets.numpy())

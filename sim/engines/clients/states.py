@@ -1,0 +1,80 @@
+"""What simulated clients keep from one round to the next, on disk: their `plan.state` and their private tensors.
+
+The files are those of a site (`client/state/site_state.py`), and so is the rule: a state is written after the training
+from a model version, it is kept if the report was accepted and the round has made a model, and a training begins with
+the newest state of an older version. So an attempt that is repeated begins as the abandoned one did. More than two
+versions stay where a run may be resumed from an older checkpoint.
+"""
+
+import shutil
+import weakref
+from pathlib import Path
+from tempfile import mkdtemp
+
+from umbel.aggregation.types import RunId
+from umbel.client.state.site_state import SiteState, read_state, write_state
+
+_CLIENTS_IN_FOLDER = 1000
+_WAITING = "waiting.safetensors"
+
+
+class ClientStates:
+    """The states of all clients of one run. `folder`: for them; None: a temporary one.
+
+    `oldest_start`: the oldest version from which a training may still begin, which is that of the last checkpoint.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.is_temporary = folder is None  # then no run can be resumed with these states
+        self.folder = Path(mkdtemp(prefix="umbel-states-")) if folder is None else folder
+        self.oldest_start = 0
+        if self.is_temporary:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def before(self, number: int, version: int) -> SiteState:
+        """The state with which this client trains from this model version."""
+        for found in reversed(self._versions(number)):
+            if found < version and (state := read_state(self._path(number, found))) is not None:
+                return state
+        return SiteState()
+
+    def wait(self, number: int, run: RunId, version: int, left: SiteState) -> None:
+        """Write the state after the training from this version. Raises `StateTooLarge` or `TypeError` for what cannot
+        be kept.
+        """
+        waiting = self._of(number) / _WAITING
+        if left or self._versions(number):
+            waiting.parent.mkdir(parents=True, exist_ok=True)
+            write_state(waiting, left, run, version)
+        else:
+            waiting.unlink(missing_ok=True)  # of an abandoned attempt
+
+    def keep(self, number: int, version: int) -> None:
+        """Keep the waiting state of the training from this version, because its round has made a model."""
+        waiting = self._of(number) / _WAITING
+        if not waiting.exists():
+            return
+        waiting.replace(self._path(number, version))
+        useful = [one for one in self._versions(number) if one < max(self.oldest_start, 1)]
+        for older in useful[:-1]:
+            self._path(number, older).unlink()
+
+    def forget_from(self, version: int) -> None:
+        """Remove the states of trainings from this version and later ones, which will be done again."""
+        for path in self.folder.glob("*/*/*.safetensors"):
+            if path.name == _WAITING or int(path.stem) >= version:
+                path.unlink()
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        if self.is_temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _of(self, number: int) -> Path:
+        return self.folder / f"{number // _CLIENTS_IN_FOLDER:05}" / f"{number:07}"
+
+    def _path(self, number: int, version: int) -> Path:
+        return self._of(number) / f"{version}.safetensors"
+
+    def _versions(self, number: int) -> list[int]:
+        return sorted(int(path.stem) for path in self._of(number).glob("*.safetensors") if path.stem.isdigit())

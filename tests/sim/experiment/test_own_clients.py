@@ -1,0 +1,173 @@
+"""Experiments whose clients are real `Client` objects: `[clients]` of the file, from the rehearsal to the results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.engines.clients.sites import HERE
+from tests.sim.experiment.test_rehearsal import refused
+from umbel.aggregation.messages import RunStatus
+from umbel.sim import simulate
+from umbel.sim.engines.work import EngineError
+from umbel.sim.experiment.file import TrialSpec, experiment_of
+from umbel.sim.experiment.trials import Watcher
+from umbel.sim.federation.rows import Row
+
+
+def table(app: str = "make_client", section: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """An experiment of six clients that bring their own data, with other sections; None takes one out."""
+    made: dict[str, Any] = {
+        "name": "own",
+        "clients": {"app": f"{HERE}:{app}", "count": 6, **(section or {})},
+        "engine": {"name": "sequential"},
+        "rounds": {"count": 3, "target": 4, "minimum": 2, "window_s": 600.0},
+        "training": {"local_epochs": 2, "batch_size": 3, "learning_rate": 0.1},
+    }
+    return {key: value for key, value in {**made, **changes}.items() if value is not None}
+
+
+DEALT: dict[str, Any] = {
+    "clients": {"app": f"{HERE}:make_client_of_share"},
+    "data": {"name": "digits", "train_limit": 200, "test_limit": 50},
+    "partition": {"scheme": "iid", "clients": 8, "holdout": 0.2},
+}
+
+
+class _StopsAfter(Watcher):
+    def __init__(self, n_rows: int) -> None:
+        self._n_left = n_rows
+
+    def row(self, trial: TrialSpec, row: Row) -> None:
+        self._n_left -= 1
+        if not self._n_left:
+            raise KeyboardInterrupt
+
+
+def rows_of(described: dict[str, Any], out: Path | None = None) -> tuple[Row, ...]:
+    (trial,) = simulate(described, out).trials
+    assert trial.status is RunStatus.FINISHED, trial.reason
+    return trial.rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"name": "mlp"}}, "bring their own model; leave .model. out"),
+        ({"engine": {"name": "threads"}}, 'the engine "threads" cannot run .clients.: clients draw from the process'),
+        ({"engine": {"name": "batched"}}, 'the engine "batched" cannot run .clients.: it cannot prove'),
+        ({"engine": {"device": "cuda"}}, "choose their own device"),
+        ({"partition": {"scheme": "iid", "clients": 3}}, "which this file does not have"),
+        (
+            {**DEALT, "clients": {"app": f"{HERE}:make_client_of_share", "count": 8}},
+            "clients.count is only for clients",
+        ),
+        ({"clients": {"app": f"{HERE}:make_client"}}, "clients.count is missing"),
+        ({"clients": {"app": "make_client", "count": 3}}, "app must look like module:function"),
+        ({"clients": None}, "data. is missing: name the data to simulate with, or .clients. that bring"),
+        (
+            {"fleet": {"malicious": {"share": 0.1, "kinds": ["label-flip"]}}},
+            "need labels that the simulator can change",
+        ),
+        (
+            {"clients": {"app": "a:b", "count": 3, "test": "a:c", "test_clients": 2}},
+            "test measures new models, so test_clients has no effect",
+        ),
+        ({"clients": {"app": "a:b", "count": 3, "arguments": {"of": 2}}}, "arguments cannot have 'of'"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        experiment_of(table(**changes))
+
+
+@pytest.mark.parametrize(
+    ("app", "clients", "words"),
+    [
+        ("make_unequal", {}, "the model of client 5 is not the model of client 0: tensor '1.bias'"),
+        ("make_without_arguments", {}, "write it as `def make_client"),
+        ("make_broken", {}, "could not make client 0: KeyError"),
+        ("make_client", {"test": f"{HERE}:A_NUMBER"}, "is a int; name a Client"),
+        ("make_client", {"arguments": {"depth": 3}}, "unexpected keyword argument 'depth'"),
+    ],
+)
+def test_errors_of_an_app_are_found_before_the_first_round(app: str, clients: dict[str, Any], words: str) -> None:
+    refused(table(app, clients), EngineError, words)
+
+
+def test_an_error_of_an_app_names_its_point_of_the_sweep() -> None:
+    sweep = {"clients.app": [f"{HERE}:make_client", f"{HERE}:make_broken"]}
+    refused(table(sweep=sweep), ValueError, r"KeyError: 'ward 7'.*\(with app=.*make_broken\)")
+
+
+def test_the_clients_measure_and_their_metrics_are_in_the_rows() -> None:
+    rows = rows_of(table(training={"local_epochs": 2, "batch_size": 3, "learning_rate": 0.1, "evaluate": True}))
+    assert [row.round for row in rows] == [1, 2, 3]
+    for before, row in zip((None, *rows), rows, strict=False):
+        assert row.accuracy == row.test_metrics["accuracy"]
+        assert row.loss == row.test_metrics["loss"]
+        assert row.train_metrics.keys() == {"accuracy", "loss"}
+        assert row.evaluation.keys() == {"accuracy", "loss"}
+        assert before is None or before.test_metrics != row.test_metrics
+
+
+def test_all_clients_measure_or_some_that_the_seed_draws() -> None:
+    """With every client in the cohort, the evaluation before the next training is that of all clients."""
+    everyone = {"count": 3, "target": 6, "over_selection": 1.0, "window_s": 600.0}
+    asked = {"local_epochs": 1, "batch_size": 3, "learning_rate": 0.1, "evaluate": True}
+    rows = rows_of(table(rounds=everyone, training=asked))
+    assert rows[0].test_metrics == pytest.approx(rows[1].evaluation)
+    some = rows_of(table(section={"test_clients": 2}, rounds=everyone, training=asked))
+    assert some[0].model_sha256 == rows[0].model_sha256
+    assert some[0].test_metrics != rows[0].test_metrics
+
+
+def test_a_tester_measures_instead_and_its_metrics_are_in_the_rows() -> None:
+    rows = rows_of(table(section={"test": f"{HERE}:make_tester"}))
+    assert [row.test_metrics for row in rows] == [{"accuracy": 0.25, "auc": 0.5}] * 3
+    assert {row.loss for row in rows} == {None}
+
+
+def test_a_tester_that_measures_nothing_is_named() -> None:
+    with pytest.raises(EngineError, match=r"evaluate of the client of .* returned None"):
+        simulate(table(section={"test": f"{HERE}:make_mute_tester"}))
+
+
+def test_rounds_of_evaluation_ask_the_clients() -> None:
+    rows = rows_of(table(evaluation={"every": 1, "clients": 2}))
+    assert {row.task for row in rows} == {"training", "evaluation"}
+    assert all(row.evaluation.keys() == {"accuracy", "loss"} for row in rows if row.task == "evaluation")
+
+
+def test_clients_get_the_share_that_the_partition_deals_on_both_engines() -> None:
+    alone = rows_of(table(section=None, **DEALT))
+    workers = rows_of(table(section=None, **DEALT, engine={"name": "processes", "workers": 2}))
+    assert [row.model_sha256 for row in alone] == [row.model_sha256 for row in workers]
+    assert [row.test_metrics for row in alone] == [row.test_metrics for row in workers]
+
+
+def test_auto_says_which_engine_it_took() -> None:
+    (trial,) = simulate(table(engine={"name": "auto"})).trials
+    assert trial.engine == "sequential"
+    assert trial.model_sha256 == simulate(table()).trials[0].model_sha256
+
+
+def test_a_resumed_experiment_ends_in_the_same_model(tmp_path: Path) -> None:
+    whole = rows_of(table(), tmp_path / "whole")
+    out = tmp_path / "cut"
+    stopped = _StopsAfter(2)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(table(), out, watcher=stopped)
+    assert [row.model_sha256 for row in rows_of(table(), out)] == [row.model_sha256 for row in whole]
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["test_metrics"] for line in lines] == [row.test_metrics for row in whole]
+
+
+def test_a_client_with_less_time_than_its_own_steps_need_sends_partial_work() -> None:
+    """It does eight steps an epoch, whatever the plan's batch size: the window is played again with that number."""
+    slow = {"speed": {"step_s": 1.0, "spread": 0.0, "jitter": 0.0}}
+    few = {"count": 1, "target": 4, "window_s": 30.0, "minimum": 2}
+    (row,) = rows_of(table("make_careless", fleet=slow, rounds=few, training={"local_epochs": 20, "batch_size": 32}))
+    assert row.partial == row.reported
+    assert row.steps_asked == 80  # as many as the clients plan, not the 20 of their 9 samples in batches of 32
