@@ -1,16 +1,12 @@
 """Training on a resident model gives what the SDK's trainer gives, to the bit."""
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from tests.federations.whole_states import state_change
@@ -19,8 +15,7 @@ from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.aggregation.plans.training import TrainingPlan
-from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.work import asked_of_site
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import ModelRecipe, start_vector
@@ -33,17 +28,7 @@ PAIRS = [2 * size for size in SIZES]  # for batch normalization, which cannot tr
 ALL = {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.3}
 
 
-class Clipped(SGD):
-    """Clips as the plan says."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], rate: float, wanted: TrainingPlan) -> None:
-        super().__init__(parameters, lr=rate, momentum=wanted.momentum, weight_decay=wanted.weight_decay)
-        self._clip_norm = wanted.clip_norm
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nobody passes a closure here
-        if self._clip_norm is not None:
-            clip_grad_norm_(self.param_groups[0]["params"], self._clip_norm)
-        super().step(closure)
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.3}
 
 
 def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[list[float]]]:
@@ -53,21 +38,9 @@ def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[lis
         own, model = work.data.of(i), made_by.make()
         layout = Layout.of_state(model.state_dict())
         start = {name: value.clone() for name, value in model.state_dict().items()}
-        client = TorchClient(
-            model,
-            made_by.mean_loss(),
-            TensorDataset(own.inputs, own.targets),
-            optimizer=lambda parameters, rate: Clipped(parameters, rate, work.plan),
-            device="cpu",
-        )
-        plan = LocalPlan(
-            steps=int(work.steps[i]),
-            batch_size=work.plan.batch_size,
-            learning_rate=work.plan.learning_rate,
-            proximal_mu=work.plan.proximal_mu,
-            seed=int(work.seeds[i]),
-            within=projections(work.codec, layout),
-        )
+        client = TorchClient(model, made_by.mean_loss(), TensorDataset(own.inputs, own.targets), device="cpu")
+        plan = asked_of_site(replace(work.plan, local_steps=int(work.steps[i]), local_epochs=None), int(work.seeds[i]))
+        plan = replace(plan, within=projections(work.codec, layout))
         with one_thread():  # sums over many threads come in another order
             done = client.train(model, plan)
         changes.append(state_change(layout, model.state_dict(), start))
@@ -81,7 +54,9 @@ def trained(made_by: ModelRecipe, work: CohortWork, arithmetic: Arithmetic = "sd
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "with_dropout", "tied", "replacing", "shaken"])
-@pytest.mark.parametrize(("proximal_mu", "optimizer"), [(0.0, {}), (0.5, {}), (0.1, ALL)])
+@pytest.mark.parametrize(
+    ("proximal_mu", "optimizer"), [(0.0, {}), (0.5, {}), (0.1, ALL), (0.1, ADAMW), (0.0, {"optimizer": "adam"})]
+)
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_a_client_trains_as_on_its_device_to_the_bit(
     name: str, proximal_mu: float, optimizer: Optimizing, batch_size: int

@@ -15,6 +15,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.local.batches import split_sizes
+from umbel.client.local.optimizers import optimizer_of
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.model import start_vector
@@ -62,6 +63,8 @@ OPTIMIZERS: dict[str, tuple[float, dict[str, Any]]] = {
     "plain": (0.0, {}),
     "proximal": (0.5, {}),
     "all": (0.1, {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.3}),
+    "adam": (0.0, {"optimizer": "adam", "weight_decay": 0.01}),
+    "adamw": (0.1, {"optimizer": "adamw", "weight_decay": 0.01, "clip_norm": 0.3}),
 }
 
 
@@ -110,14 +113,13 @@ def trained(engine: StackedEngine, start: Tensor, work: CohortWork) -> tuple[Ten
 
 
 def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
-    """One client after another: autograd, `torch.optim.SGD`, the mean loss of each batch."""
+    """One client after another: autograd, torch's own optimizers, the mean loss of each batch."""
     start, values, told = flat(model), list[Tensor](), list[Tensor]()
     first = {name: value.clone() for name, value in model.state_dict().items()}
     for client in range(len(work.seeds)):
         model.load_state_dict(first)
         own, losses = work.data.of(client), list[tuple[float, int]]()
-        momentum, decay = work.plan.momentum, work.plan.weight_decay
-        optimizer = torch.optim.SGD(model.parameters(), work.plan.learning_rate, momentum, weight_decay=decay)
+        optimizer = optimizer_of(work.plan, model.parameters())
         epoch = 0
         while len(losses) < work.steps[client]:
             order = torch.from_numpy(sample_order(int(work.seeds[client]), epoch, len(own)))
@@ -144,12 +146,13 @@ def test_it_is_what_autograd_and_sgd_give_one_client_after_another(name: str, ho
     (model, engine), work = stacked(name), work_of([1, 3, 5, 8, 9, 17], how=how)
     values, losses = trained(engine, flat(model), work)
     wanted, wanted_losses = textbook(model, work)
-    torch.testing.assert_close(values, wanted, rtol=0, atol=2e-6)
+    # Adam divides a gradient by its size, so a rounding error of a gradient near zero is a thousandth of a step.
+    torch.testing.assert_close(values, wanted, rtol=0, atol=2e-6 if "adam" not in how else 1e-3)
     torch.testing.assert_close(losses, wanted_losses, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 4])
-@pytest.mark.parametrize("how", ["plain", "all"])
+@pytest.mark.parametrize("how", ["plain", "all", "adamw"])
 @pytest.mark.parametrize("name", MODELS)
 def test_each_client_gives_the_same_bits_whoever_is_stacked_with_it(name: str, how: str, group_size: int) -> None:
     (model, engine), work = stacked(name), work_of([1, 3, 5, 8, 9, 17], how=how)
