@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from umbel.client.app import Client
     from umbel.client.errors import ClientError, CoordinatorRefused
+    from umbel.client.local.arrays import ArrayData, ArrayModel
     from umbel.client.local.checkpoint import Checkpoint
     from umbel.client.local.plan import LocalPlan
     from umbel.client.local.results import Evaluation, TrainResult
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.operator.operator import Operator
     from umbel.client.policy.policy import SitePolicy, read_policy
+    from umbel.client.training.array_client import ArrayClient
     from umbel.client.training.trainer import TorchClient
 
 __all__ = [
+    "ArrayClient",
+    "ArrayData",
+    "ArrayModel",
     "Checkpoint",
     "Client",
     "ClientError",
@@ -39,9 +44,11 @@ _MODULES = {
     "loop": ("RunEnd", "run_client"),
     "operator.operator": ("Operator",),
     "policy.policy": ("SitePolicy", "read_policy"),
+    "local.arrays": ("ArrayData", "ArrayModel"),
     "local.checkpoint": ("Checkpoint",),
     "local.plan": ("LocalPlan",),
     "local.results": ("Evaluation", "TrainResult"),
+    "training.array_client": ("ArrayClient",),
     "training.trainer": ("TorchClient",),
 }
 

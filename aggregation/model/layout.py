@@ -30,6 +30,7 @@ _ITEM_BYTES: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "bfloat16": 2, "float16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
+DTYPES = frozenset(_ITEM_BYTES)  # that a tensor of a model may have
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 PIECE_VALUES = 1 << 17  # a model is read in pieces: 1 MiB of float64 scratch stays in the second-level cache
 _DIMENSIONS_MAX = 64

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.seeds import derive_seed
+from umbel.client.local.arrays import Array, ArrayData
 from umbel.client.local.devices import generators, set_generators
 
 Data: TypeAlias = Dataset[Any] | DataLoader[Any] | Iterable[Any]
@@ -125,9 +127,9 @@ def ordered_batches(data: Data, batch_size: int, collate: Collate | None = None)
 
 
 def samples_in(batch: Batch) -> int:
-    """The samples in a batch: the length of the first tensor that is found in it; 1 without one."""
+    """The samples in a batch: the length of the first tensor or array that is found in it; 1 without one."""
     found = _first_tensor(batch)
-    return 1 if found is None or not found.dim() else int(found.shape[0])
+    return 1 if found is None or not found.ndim else int(found.shape[0])
 
 
 def to_device(part: Any, device: torch.device) -> Any:
@@ -143,9 +145,9 @@ def to_device(part: Any, device: torch.device) -> Any:
             return part
 
 
-def _first_tensor(part: Any) -> Tensor | None:
+def _first_tensor(part: Any) -> Tensor | Array | None:
     match part:
-        case Tensor():
+        case Tensor() | np.ndarray():
             return part
         case Mapping():
             return next((found for one in part.values() if (found := _first_tensor(one)) is not None), None)
@@ -201,6 +203,8 @@ def _grouped(batches: Iterator[Batch], n: int) -> Iterator[list[Batch]]:
 def _take(data: Dataset[Any], chosen: Tensor, collate: Collate | None) -> Batch:
     if collate is None and isinstance(data, TensorDataset):  # one gather instead of a Python loop over samples
         return tuple(tensor[chosen] for tensor in data.tensors)
+    if collate is None and isinstance(data, ArrayData):
+        return data[chosen.numpy()]
     return (collate or default_collate)([data[int(i)] for i in chosen])
 
 

@@ -80,6 +80,20 @@ class GradientRules:
         if self._clip_norm is not None:
             clip_grad_norm_(parameters, self._clip_norm)
 
+    @torch.no_grad()
+    def applied_to(self, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `apply` makes of these gradients at these weights, both by name: new tensors of the weights' dtypes."""
+        self.is_applied = True
+        found = {name: weights[name].detach() for name in gradients}  # other tensors over the same values
+        for name, weight in found.items():
+            weight.grad = gradients[name].to(weight.dtype, copy=True)
+            if (rule := self._by_name.get(name)) is not None:
+                _change(weight, rule, self._mu)
+        if self._clip_norm is not None:
+            ordered = {name: found[name] for name in self._by_name if name in found} | found  # for the bits of the norm
+            clip_grad_norm_(ordered.values(), self._clip_norm)
+        return {name: cast(Tensor, weight.grad) for name, weight in found.items()}
+
     def _rules_of(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _Rule]]:
         found = [(p, rule) for p in parameters if (rule := self._by_parameter.get(id(p))) is not None]
         if not found:  # a copy or a wrapper of the model
@@ -93,7 +107,7 @@ class GradientRules:
         return found
 
 
-def _change(parameter: nn.Parameter, rule: _Rule, mu: float) -> None:
+def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:
     if rule.anchor is not None:
         if rule.anchor.device != parameter.device:  # the model has moved since
             rule.anchor = rule.anchor.to(parameter.device)

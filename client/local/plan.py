@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from umbel.aggregation.plans.training import OptimizerName, Option
+from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of, require_gradient, tensor_of
 from umbel.client.local.batches import Collate, Data
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.gradients import GradientRules, Projection
 from umbel.client.local.optimizers import optimizer_of
-from umbel.client.local.progress import Kept
+from umbel.client.local.progress import Keepable
 from umbel.client.local.steps import LocalSteps
 
 SHARE_STEPS_MIN = 3  # the first step also loads libraries and data, so it says little about the others
@@ -110,9 +112,52 @@ class LocalPlan:
             self._bind(model)
         self.rules.apply(model)
 
+    def adjust_arrays(self, gradients: NamedArrays, weights: NamedArrays) -> dict[str, Array]:
+        """The gradients after what `adjust_gradients` does to a model's: by name, as new numpy arrays.
+
+        Args:
+            gradients: of the mean loss over a batch, as numpy, JAX or TensorFlow compute them. They get the dtypes of
+                their weights. A frozen array needs none.
+            weights: the arrays at which these are the gradients.
+
+        Raises `ValueError` for a gradient of an array that is not among the weights, or of another shape than its
+        weight, or of integers.
+        """
+        if not self.rules.is_bound:
+            self._bind(ArrayModel(weights))
+        values = {name: tensor_of(weights[name], name) for name in gradients if name in weights}
+        found = {name: tensor_of(gradient, name) for name, gradient in gradients.items()}
+        for name, gradient in found.items():
+            require_gradient(name, gradient, values.get(name))
+        adjusted = self.rules.applied_to(found, values)
+        return {name: array_of(one, np.asarray(weights[name]).dtype) for name, one in adjusted.items()}
+
+    def adjust_step(self, before: NamedArrays, after: NamedArrays) -> dict[str, Array]:
+        """The arrays after a step whose gradients the site cannot reach, as those of scikit-learn: as if
+        `adjust_arrays` had changed the gradients.
+
+        That is exact where the step was plain gradient descent with the rate `learning_rate`: then the change is the
+        gradient times this rate. Use `applied_by_site` for another optimizer, if it does what the run asks by itself.
+
+        Args:
+            before: the arrays before the step.
+            after: the arrays after it. Those that are no floating point are returned as they are.
+
+        Raises `ValueError` as `adjust_arrays` does.
+        """
+        moved, old = _as_numpy(after), _as_numpy(before)
+        rate = self.learning_rate
+        if not (self._asked and rate):
+            self.rules.is_applied = True
+            return moved
+        changed = [name for name, one in moved.items() if name in old and one.dtype.kind not in "iub"]
+        gradients = {name: (old[name] - moved[name]) / rate for name in changed}
+        adjusted = self.adjust_arrays(gradients, old)
+        return moved | {name: old[name] - rate * gradient for name, gradient in adjusted.items()}
+
     def applied_by_site(self, *keys: str) -> None:
         """State that the site's own code applies these keys by itself: "proximal_mu", "codec" or "clip_norm". Without
-        this or `adjust_gradients`, the work of a round that asks for them is declined.
+        this or an `adjust_...`, the work of a round that asks for them is declined.
 
         Raises `ValueError` for another key.
         """
@@ -125,13 +170,18 @@ class LocalPlan:
         """The keys that the run asks for, and that nobody has applied."""
         if self.rules.is_applied:
             return ()
+        return tuple(key for key in self._asked if key not in self.site_applies)
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """What the run asks of gradients."""
         asked = {"proximal_mu": self.proximal_mu, "codec": self.within, "clip_norm": self.clip_norm is not None}
-        return tuple(key for key, is_asked in asked.items() if is_asked and key not in self.site_applies)
+        return tuple(key for key, is_asked in asked.items() if is_asked)
 
     def drive(
         self,
         data: Data,
-        keep: Mapping[str, Kept] | None = None,
+        keep: Mapping[str, Keepable] | None = None,
         *,
         collate: Collate | None = None,
         accumulate: int = 1,
@@ -149,7 +199,8 @@ class LocalPlan:
                 which keeps its own batch size; or anything that can be iterated again and gives batches. Data without a
                 length need a plan with steps.
             keep: what a step changes, by name, such as model and optimizer: anything with `state_dict` and
-                `load_state_dict`. It is saved and restored. A training without it begins anew after a kill.
+                `load_state_dict`, or a dict of numpy arrays, whose entries are replaced. It is saved and restored. A
+                training without it begins anew after a kill.
             collate: makes a batch of a list of samples; by default as torch does.
             accumulate: the batches in one step. Each item is then a list of them: parts of the plan's batch for a data
                 set, and consecutive batches otherwise.
@@ -191,3 +242,7 @@ class LocalPlan:
 
     def _bind(self, model: nn.Module) -> None:
         self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm)
+
+
+def _as_numpy(arrays: NamedArrays) -> dict[str, Array]:
+    return {name: np.asarray(one) for name, one in arrays.items()}

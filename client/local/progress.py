@@ -8,11 +8,13 @@ as a schedule in a data set, is not saved.
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.client.local.arrays import array_of, tensor_of
 from umbel.client.local.batches import EndlessBatches
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import generators, set_generators
@@ -26,6 +28,10 @@ class Kept(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+Keepable: TypeAlias = Kept | dict[str, Any]
+"""What `plan.drive` keeps: such an object, or numpy arrays by name in a dict, which is changed in place."""
 
 
 class Means:
@@ -111,7 +117,7 @@ class TrainingProgress:
     resumed. `site_state`: what the client keeps across rounds; it is changed in place.
     """
 
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, Keepable]
     means: Means
     counts: CountSums
     batches: EndlessBatches
@@ -123,9 +129,10 @@ class TrainingProgress:
         if taken := sorted(_OWN & self.kept.keys()):
             raise ValueError(f"what is kept cannot have the name {taken[0]!r}, which the checkpoint uses itself")
         for name, one in self.kept.items():
-            if not isinstance(cast(object, one), Kept):
+            if not isinstance(cast(object, one), Kept | dict):
                 raise TypeError(
-                    f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict"
+                    f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict; only "
+                    "a dict of arrays needs neither"
                 )
 
     def keep(self, checkpoint: Checkpoint, steps_done: int) -> None:
@@ -171,7 +178,7 @@ class TrainingProgress:
         if set(found) - _OWN != set(self.kept):
             return "it keeps other things"
         for name, one in self.kept.items():
-            if isinstance(one, nn.Module) and _shapes(found[name]) != _shapes(dict(_values_of(one))):
+            if isinstance(one, nn.Module | dict) and _shapes(found[name]) != _shapes(_state_of(one)):
                 return "it is of another model"
             if isinstance(one, torch.optim.Optimizer) and _groups(found[name]) != _groups(one.state_dict()):
                 return "it is of another optimizer"
@@ -181,17 +188,21 @@ class TrainingProgress:
 _OWN = {"terms", "steps_done", "means", "counts", "state", "place", "generators"}
 
 
-def _state_of(one: Kept) -> Any:
+def _state_of(one: Keepable) -> Any:
+    if isinstance(one, dict):
+        return {name: tensor_of(array, name) for name, array in one.items()}
     return dict(_values_of(one)) if isinstance(one, nn.Module) else one.state_dict()
 
 
 @torch.no_grad()
-def _restore(one: Kept, state: Any) -> None:
-    if not isinstance(one, nn.Module):
+def _restore(one: Keepable, state: Any) -> None:
+    if isinstance(one, dict):
+        one.update({name: array_of(state[name], np.asarray(array).dtype) for name, array in one.items()})
+    elif isinstance(one, nn.Module):
+        for name, value in _values_of(one):
+            value.copy_(state[name])
+    else:
         one.load_state_dict(state)
-        return
-    for name, value in _values_of(one):
-        value.copy_(state[name])
 
 
 def _values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from umbel.client.local.batches import Collate, Data, EndlessBatches, is_map_style, n_batches, samples_in
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import Pace, seeded
-from umbel.client.local.progress import CountSums, Kept, Means, TrainingProgress, note_measured
+from umbel.client.local.progress import CountSums, Keepable, Means, TrainingProgress, note_measured
 from umbel.client.local.results import TrainResult
 
 _TELL_S = 30.0  # between two log lines about the progress
@@ -50,7 +50,7 @@ class LocalSteps:
         self,
         plan: StepPlan,
         data: Data,
-        keep: Mapping[str, Kept],
+        keep: Mapping[str, Keepable],
         collate: Collate | None,
         accumulate: int,
         device: torch.device,

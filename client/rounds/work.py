@@ -141,7 +141,8 @@ def require_applied(plan: LocalPlan) -> None:
     asked = " and ".join({"codec": "a structured codec"}.get(key, key) for key in plan.ignored)
     raise TrainingFailed(
         f"the run asks for {asked}, and train did not apply it: call plan.adjust_gradients(model) after backward and "
-        f"before each step of the optimizer, or plan.applied_by_site({', '.join(map(repr, plan.ignored))}) if train "
+        "before each step of the optimizer (an ArrayClient: plan.adjust_arrays or plan.adjust_step in each step), or "
+        f"plan.applied_by_site({', '.join(map(repr, plan.ignored))}) if train "
         "does the same by itself"
     )
 
