@@ -132,7 +132,10 @@ def checked_client(made: object, spec: str, wanted: str = "an umbel.client.Clien
     if not isinstance(made, Client):
         raise AppError(f"{spec} returned a {type(made).__name__}; it must return {wanted}")
     if not isinstance(getattr(made, "model", None), nn.Module):
-        raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module that it trains")
+        raise AppError(
+            f"the client of {spec} has no `model`; set it to the torch.nn.Module that it trains, or, in an "
+            "ArrayClient, call super().__init__(arrays, sample_count)"
+        )
     sample_count = getattr(made, "sample_count", None)
     if not isinstance(sample_count, int) or sample_count < 1:
         raise AppError(

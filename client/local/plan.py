@@ -153,7 +153,8 @@ class LocalPlan:
         changed = [name for name, one in moved.items() if name in old and one.dtype.kind not in "iub"]
         gradients = {name: (old[name] - moved[name]) / rate for name in changed}
         adjusted = self.adjust_arrays(gradients, old)
-        return moved | {name: old[name] - rate * gradient for name, gradient in adjusted.items()}
+        found = {name: old[name] - rate * gradient for name, gradient in adjusted.items()}
+        return moved | {name: one.astype(moved[name].dtype, copy=False) for name, one in found.items()}
 
     def applied_by_site(self, *keys: str) -> None:
         """State that the site's own code applies these keys by itself: "proximal_mu", "codec" or "clip_norm". Without

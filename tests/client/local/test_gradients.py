@@ -80,6 +80,13 @@ def test_frozen_arrays_need_no_gradient_and_integers_pass_through_a_step() -> No
     assert (sorted(after), after["n"].tolist()) == (["n", "w"], [3, 4])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_step_keeps_the_dtypes_of_the_arrays_after_it_also_if_those_before_were_wider(dtype: str) -> None:
+    plan = asks(0.5, 1.0, False).bound_to(ArrayModel(drawn(1)))
+    found = plan.adjust_step(drawn(2), drawn(3, dtype))
+    assert {one.dtype.name for one in found.values()} == {dtype}
+
+
 def test_a_step_of_a_plan_that_asks_nothing_is_taken_to_the_bit_and_a_rate_of_zero_moves_nothing() -> None:
     before, after = drawn(1), drawn(2)
     assert all((one == after[name]).all() for name, one in LocalPlan().adjust_step(before, after).items())
