@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.client.test_secure_rounds import SAMPLES, Ward, take_part
 from tests.suite.stand_in_gpu import GPU, StandInGpu
 from umbel.aggregation.kernels import kernels
 from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.secagg.masked_input import lane_dtype
 from umbel.client import Client, LocalPlan, TrainResult, run_client
 from umbel.client.training.encoding_device import CPU, encoding_device, where_memory_suffices
@@ -30,12 +32,20 @@ def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Holder(Client):
-    """A client whose model has just these tensors. Each round adds `steps` to them."""
+    """A client whose model has just these tensors. Each round adds `steps` to them. `kinds`: that it declares."""
 
-    def __init__(self, tensors: dict[str, Tensor], steps: dict[str, Tensor] | None = None) -> None:
-        self.model, self.sample_count, self._steps = nn.Module(), 1, steps or {}
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        steps: dict[str, Tensor] | None = None,
+        kinds: dict[str, TensorKind] | None = None,
+    ) -> None:
+        self.model, self.sample_count, self._steps, self._kinds = nn.Module(), 1, steps or {}, kinds or {}
         for name, tensor in tensors.items():
             self.model.register_buffer(name, tensor)
+
+    def shares(self, name: str) -> TensorKind | None:
+        return self._kinds.get(name)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         for name, step in self._steps.items():
@@ -126,16 +136,24 @@ def update_of(name: str, start: dict[str, Tensor], app: Client, device: torch.de
     return encoded(plan, shared.layout, shared.changes(shared.layout.full_state(start), device))
 
 
-@given(models(), st.sampled_from(sorted(PLANS)), st.sampled_from([None, 2.0]))
+KINDS = st.dictionaries(st.sampled_from(["bias", "scale"]), st.sampled_from(get_args(TensorKind)), max_size=2)
+
+
+@given(models(), KINDS, st.sampled_from(sorted(PLANS)), st.sampled_from([None, 2.0]))
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_an_update_of_any_model_has_the_same_bytes(
-    model: tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]], name: str, clip: float | None
+    model: tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]],
+    kinds: dict[str, TensorKind],
+    name: str,
+    clip: float | None,
 ) -> None:
     start, local, ties = model
-    expected = update_of(name, start, Holder(local | {new: local[old] for new, old in ties}), CPU, clip)
+    kinds |= {new: kinds[old] for new, old in ties if old in kinds}
+    app = Holder(local | {new: local[old] for new, old in ties}, kinds=kinds)
+    expected = update_of(name, start, app, CPU, clip)
     with StandInGpu():
         there = {one: tensor.to(GPU) for one, tensor in local.items()}
-        app = Holder(there | {new: there[old] for new, old in ties})
+        app = Holder(there | {new: there[old] for new, old in ties}, kinds=kinds)
         assert encoding_device(app.model) == (GPU if local else CPU)
         assert update_of(name, start, app, encoding_device(app.model), clip) == expected
 
@@ -154,7 +172,8 @@ def sent_by(folder: Path, plan: CodecPlan, device: torch.device) -> list[bytes]:
     """The updates of two rounds of a client whose model is on this device."""
     double = Double(Holder(weights(0)).model, rounds=2)
     double.codec = plan
-    app = Holder(*({name: one.to(device) for name, one in weights(seed).items()} for seed in (5, 9)))
+    start, steps = ({name: one.to(device) for name, one in weights(seed).items()} for seed in (5, 9))
+    app = Holder(start, steps)
     end = run_client(app, URL, folder, "demo", TOKEN, transport=double.transport())
     assert end.accepted == 2
     return [bytes(one.data) for one in double.uploads.values()]
