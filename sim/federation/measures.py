@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.types import ClientId, require_within
 from umbel.sim.data.data_set import DataSet
@@ -171,7 +172,8 @@ def of_clients(
 ) -> list[Mapping[str, Any]]:
     """What became of each client, as JSON: its fate, samples and steps; and if it trained, its metrics and its norm.
 
-    `metrics`: means over its training; `evaluation`: of the model before, on its held-out data.
+    `metrics`: means over its training, and figures that follow from its counts; `evaluation`: likewise of the model
+    before, on its held-out data.
     """
     if not section.clients:
         return []
@@ -186,8 +188,8 @@ def of_clients(
                 "sample_count": one.sample_count,
                 "steps_done": one.steps_done,
                 "steps_planned": one.steps_planned,
-                "metrics": dict(work.metrics) if work is not None else {},
-                "evaluation": dict(work.evaluation) if work is not None else {},
+                "metrics": with_derived(work.metrics, work.counts) if work is not None else {},
+                "evaluation": with_derived(work.evaluation, work.evaluation_counts) if work is not None else {},
                 "update_norm": norms.get(ClientId(one.client)),
             }
         )

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from umbel.aggregation.counts import sum_of_counts
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.states import Abandoned, Training
+from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
 from umbel.client.app import Client
@@ -118,11 +120,15 @@ class OwnClients:
         self.states.close()
 
     def scores(self, model: GlobalModel, offer: Assignment) -> dict[str, float]:
-        """The metrics of a new model: by the tester, or else the means over clients, weighted by held-out samples."""
+        """The metrics of a new model, and figures that follow from counts: by the tester, or else over clients.
+
+        Over clients they are means weighted by held-out samples, and figures of all counts together.
+        """
         if self._tester is not None:
             return _tested(self._tester, model, offer.tensors, offer.seed)
         reports = self.evaluations(model, offer, self._test_numbers)
-        return weighted_means([one.work for one in reports if isinstance(one.work, EvaluationDone)])
+        works = [one.work for one in reports if isinstance(one.work, EvaluationDone)]
+        return with_derived(weighted_means(works), sum_of_counts(one.evaluation_counts for one in works))
 
 
 def weighted_means(evaluations: Sequence[EvaluationDone]) -> dict[str, float]:
@@ -147,7 +153,7 @@ def _tested(tester: Client, model: GlobalModel, rules: TensorRules | None, seed:
         raise EngineError(
             "evaluate of the client of clients.test returned None; it must return the Evaluation of the new model"
         )
-    return finite(found.metrics)
+    return with_derived(finite(found.metrics), found.counts)
 
 
 @dataclass(slots=True)

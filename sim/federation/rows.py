@@ -59,6 +59,8 @@ class Row:
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     test_metrics: dict[str, float] = field(default_factory=dict[str, float])  # of the model, `accuracy`, `loss` and all
     train_metrics: dict[str, float] = field(default_factory=dict[str, float])  # means of what clients measured training
+    counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # exact sums, of training
+    evaluation_counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # of held-out data
 
     @property
     def makes_model(self) -> bool:
@@ -113,6 +115,8 @@ class Row:
             samples_left_out=record.samples_left_out,
             passed_over=record.passed_over,
             samples_passed_over=record.samples_passed_over,
+            counts=dict(record.counts),
+            evaluation_counts=dict(record.evaluation_counts),
             **asdict(measured or Measured()),
             test_metrics=dict(found),
             train_metrics=dict(record.metrics),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.engines.clients.sites import HERE
+from tests.sim.engines.clients.sites import HERE, N_CLASSES, samples_of
 from tests.sim.experiment.test_rehearsal import refused
 from umbel.aggregation.messages import RunStatus
 from umbel.sim import simulate
@@ -171,3 +171,21 @@ def test_a_client_with_less_time_than_its_own_steps_need_sends_partial_work() ->
     (row,) = rows_of(table("make_careless", fleet=slow, rounds=few, training={"local_epochs": 20, "batch_size": 32}))
     assert row.partial == row.reported
     assert row.steps_asked == 80  # as many as the clients plan, not the 20 of their 9 samples in batches of 32
+
+
+def test_counts_of_clients_are_added_up_in_the_rows_under_masks_as_without() -> None:
+    """Every client is in every round, so that both kinds of rounds count the same clients."""
+    rounds = {"count": 1, "target": 6, "minimum": 6, "over_selection": 1.0, "window_s": 600.0}
+    described = table("make_counting", rounds=rounds, training={"local_epochs": 1, "evaluate": True})
+    lengths = {"confusion": N_CLASSES**2}
+    section = {"counts": lengths, "evaluation_counts": lengths}
+    (plain,) = rows_of(described)
+    (masked,) = rows_of({**described, "secure_aggregation": section, "codec": {"name": "integer"}})
+    assert sum(plain.counts["confusion"]) == sum(len(samples_of(number)) for number in range(6))
+    assert sum(plain.evaluation_counts["confusion"]) == sum(len(samples_of(number + 6)) for number in range(6))
+    assert plain.evaluation["confusion.accuracy"] == pytest.approx(plain.evaluation["accuracy"])
+    assert plain.train_metrics["confusion.sensitivity"] > 0
+    assert "confusion.accuracy" in plain.test_metrics
+    assert (masked.counts, masked.evaluation_counts) == (plain.counts, plain.evaluation_counts)
+    figures = {name for name in plain.evaluation if name.startswith("confusion.")}
+    assert {name: masked.evaluation[name] for name in figures} == {name: plain.evaluation[name] for name in figures}

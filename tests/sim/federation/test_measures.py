@@ -1,8 +1,9 @@
 """What [measure] asks for is in every row, and is what slow and obvious arithmetic gives."""
 
 import itertools
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.federation.worlds import attempts_of, table
+from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.run.derived_metrics import derived_metrics
+from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.types import ClientId
 from umbel.sim import simulate
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
-from umbel.sim.federation.measures import CannotMeasure, UpdateSums
+from umbel.sim.federation.measures import CannotMeasure, MeasureSection, UpdateSums, of_clients
+from umbel.sim.federation.rows import Row, row_of
+from umbel.sim.federation.window import DeviceTime
 from umbel.sim.results.findings import Best
 
 HERE = __name__
@@ -175,3 +181,32 @@ def test_a_smoothed_target_is_reached_when_the_mean_of_the_last_models_reaches_i
     assert point.rounds_to_target is not None
     assert point.smoothed_rounds_to_target.mean == reached[0] >= point.rounds_to_target.mean
     assert "to 30%, smoothed" in repr(results)
+
+
+def test_a_row_has_the_sums_of_counts_and_their_figures_and_clients_have_their_own() -> None:
+    work = WorkDone(
+        10,
+        1,
+        1,
+        "0" * 64,
+        metrics={"loss": 0.5},
+        counts={"n": (3,)},
+        evaluation_counts={"confusion": (3, 0, 1, 4)},
+        evaluation_sample_count=8,
+    )
+    record = RoundRecord(
+        *("demo", 1, 1, True, "why", 1, "a" * 64, 0.0, 62.0, 3, 1, 0, 2, 10, 0, 0),
+        metrics={"loss": 0.5},
+        evaluation=derived_metrics(work.evaluation_counts),
+        clients=(ClientRecord("a", Fate.ACCEPTED, "", 10), ClientRecord("b", Fate.LOST, "", 10)),
+        counts=work.counts,
+        evaluation_counts=work.evaluation_counts,
+    )
+    row = Row.of(record, None, 1.0, 2.0, DeviceTime())
+    assert (row.train_metrics, row.counts) == ({"loss": 0.5}, {"n": (3,)})
+    assert (row.evaluation["confusion.sensitivity"], row.evaluation_counts) == (0.75, {"confusion": (3, 0, 1, 4)})
+    line = json.loads(json.dumps(asdict(row)))
+    assert json.loads(json.dumps(asdict(row_of(line)))) == line
+    trained, lost = of_clients(MeasureSection(clients=True), record, {ClientId("a"): work}, None)
+    assert trained["evaluation"]["confusion.specificity"] == 1.0
+    assert (lost["metrics"], lost["evaluation"]) == ({}, {})

@@ -279,6 +279,20 @@ def test_the_model_is_that_of_the_sum_of_the_integers() -> None:
     torch.testing.assert_close(found.mean.mean_slice(0, 350), exact, rtol=0, atol=0.05)
 
 
+def test_counts_of_simulated_clients_are_added_up_as_words() -> None:
+    plan, model = a_round(w=torch.zeros(50, 7))
+    assert plan.secure is not None
+    plan = replace(plan, secure=replace(plan.secure, counts={"n": 1}, evaluation_counts={"confusion": 4}))
+    works = [
+        replace(work, counts={"n": (i,)}, evaluation_counts={"confusion": (i, 1, 2, 3)}, evaluation_sample_count=9)
+        for i, work in enumerate(WORKS)
+    ]
+    uplink = MaskedUplink(plan, model.layout, RANKS, keeps=False)
+    uplink.add(CLIENTS, torch.zeros(3, 350), works, WEIGHTS)
+    found = uplink.totals(CLIENTS, None)
+    assert (found.counts, found.evaluation_counts) == ({"n": (3,)}, {"confusion": (3, 3, 6, 9)})
+
+
 def test_where_the_integers_are_the_same_the_model_is_that_of_a_plain_round() -> None:
     """Tensors that no codec rounds travel as the grid's integers in both kinds of rounds."""
     plan, model = a_round(running_mean=torch.zeros(40), counter=torch.tensor([3, 5], dtype=torch.int64))

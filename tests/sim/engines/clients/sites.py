@@ -13,6 +13,7 @@ from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
+from umbel.client.training.counts import class_confusion_counts
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientsWork, GlobalModel
@@ -39,6 +40,22 @@ def samples_of(number: int) -> torch.utils.data.TensorDataset:
 def make_client(number: int, of: int) -> TorchClient:
     """Brings its own data."""
     return TorchClient(net(), nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
+
+
+def make_counting(number: int, of: int) -> TorchClient:
+    """Counts what it trained on and what it holds out, beside the means."""
+
+    def confusion(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return class_confusion_counts(logits, target, N_CLASSES)
+
+    return TorchClient(
+        net(),
+        nn.CrossEntropyLoss(),
+        samples_of(number),
+        samples_of(number + of),
+        device="cpu",
+        counts={"confusion": confusion},
+    )
 
 
 def make_client_of_share(number: int, of: int, data: ClientShare) -> TorchClient:
