@@ -2,18 +2,22 @@
 
 - `make_torch_client`: the ready trainer.
 - `make_own_loop`: a loop of its own, with FedProx's term.
+- `make_array_client`: named numpy arrays, whose gradients another library computes.
 - `make_measuring_client`: batches of five, whatever the plan asks for; trains on a part of its samples, and measures
   the model on the others.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from tests.contracts.scripted_federation import MODEL, own_data
-from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
+from umbel.client import ArrayClient, ArrayData, Client, Evaluation, LocalPlan, TorchClient, TrainResult
 
 HERE = "tests.contracts.own_clients"
 _OWN_BATCH, _HELD_BACK = 5, 2
@@ -25,6 +29,10 @@ def make_torch_client(number: int, of: int) -> TorchClient:
 
 def make_own_loop(number: int, of: int) -> Client:
     return _OwnLoop(number)
+
+
+def make_array_client(number: int, of: int) -> Client:
+    return _ArrayLoop(number)
 
 
 def make_measuring_client(number: int, of: int) -> Client:
@@ -68,6 +76,35 @@ class _OwnLoop(Client):
                 done += 1
                 if done == planned or plan.should_stop():
                     return TrainResult(n, done, planned, {"loss": sum(losses) / done, "last": losses[-1]})
+
+
+class _ArrayLoop(ArrayClient):
+    """The network of the others as arrays. torch's functional calls stand for the other library."""
+
+    def __init__(self, number: int) -> None:
+        self._network = MODEL.make()
+        data = own_data(number)
+        super().__init__({name: one.numpy() for name, one in self._network.state_dict().items()}, len(data))
+        self.data = ArrayData(*(tensor.numpy() for tensor in data.tensors))
+
+    def train_arrays(self, arrays: dict[str, Any], plan: LocalPlan) -> tuple[Any, TrainResult]:
+        steps = plan.drive(self.data, keep={"arrays": arrays})
+        for batch in steps:
+            loss, gradients = self._loss_and_gradients(arrays, *map(torch.from_numpy, batch))
+            for name, gradient in plan.adjust_arrays(gradients, arrays).items():
+                arrays[name] -= np.float32(plan.learning_rate) * gradient
+            steps.note(loss=loss, last=loss)
+        return arrays, steps.result(self.sample_count)
+
+    def _loss_and_gradients(
+        self, arrays: dict[str, Any], inputs: Tensor, targets: Tensor
+    ) -> tuple[float, dict[str, Any]]:
+        """Running statistics move in `arrays` themselves."""
+        values = {name: torch.from_numpy(one) for name, one in arrays.items()}
+        trained = {name: values[name].requires_grad_() for name, _ in self._network.named_parameters()}
+        loss = functional.cross_entropy(functional_call(self._network, values, (inputs,)), targets)
+        gradients = torch.autograd.grad(loss, list(trained.values()))
+        return loss.item(), {name: one.numpy() for name, one in zip(trained, gradients, strict=True)}
 
 
 class _MeasuringClient(_OwnLoop):

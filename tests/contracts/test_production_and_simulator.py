@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.own_clients import HERE, make_measuring_client, make_own_loop, make_torch_client
+from tests.contracts.own_clients import HERE, make_array_client, make_measuring_client, make_own_loop, make_torch_client
 from tests.contracts.scripted_federation import (
     MINIMUM_WORK,
     Death,
@@ -91,7 +91,7 @@ def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
     assert without_metrics(by_engine.made) == without_metrics(found.made)
 
 
-@pytest.mark.parametrize("make", [make_own_loop, make_measuring_client])
+@pytest.mark.parametrize("make", [make_own_loop, make_array_client, make_measuring_client])
 def test_clients_with_code_of_their_own_make_the_same_models_over_http_and_in_an_experiment(
     make: MakeClient, house: House, tmp_path: Path
 ) -> None:
