@@ -90,7 +90,9 @@ def mount() -> None:
         "audit, verify, replay."
     )
     app.add_typer(lazy_group("runs", "run_app", runs), name="run")
-    app.add_typer(lazy_group("clients", "client_app", "Enrolled clients: list, remove."), name="client")
+    app.add_typer(
+        lazy_group("clients", "client_app", "Your own client: check. Enrolled clients: list, remove."), name="client"
+    )
     app.add_typer(lazy_group("clients", "token_app", "One-time enrolment tokens."), name="token")
     app.add_typer(lazy_group("models", "model_app", "Model files."), name="model")
     members = "The member list of a consortium: the keys that a site trusts. Made, signed and checked offline."

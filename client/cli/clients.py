@@ -1,4 +1,4 @@
-"""`umbel client` and `umbel token`: enrolled clients, and the tokens that let new ones in."""
+"""`umbel client` and `umbel token`: one's own client, enrolled clients, and the tokens that let new ones in."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.types import require_slug
+from umbel.client.cli.check import check
 from umbel.client.cli.options import AsJson, Yes, labels_of, operator_verb
 from umbel.client.cli.output import moment, print_json, print_result, print_table
 from umbel.client.errors import printable
@@ -78,6 +79,7 @@ def _words(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 client_app = typer.Typer(no_args_is_help=True)
+client_app.command("check")(check)
 client_app.command("list")(operator_verb(list_clients))
 client_app.command("remove")(operator_verb(remove_client))
 token_app = typer.Typer(no_args_is_help=True)

@@ -1,0 +1,105 @@
+"""Whether a client repeats itself: trainings and evaluations of the same weights, also by a client made anew."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
+from umbel.client.check.observed import Evaluating, Training
+from umbel.client.check.practice_run import PracticeRun
+from umbel.client.check.result_checks import check_metrics, where_raised
+from umbel.client.check.trainee import Trainee
+from umbel.client.local.results import Evaluation
+
+_SEED_ALL = "Draw batch order, dropout and the like from plan.seed, as plan.drive does"
+
+
+def check_repeats(first: Trainee, fresh: Trainee, start: Path, run: PracticeRun, baseline: Training) -> ClientFinding:
+    """Train again from the same weights with the same seed: the same object, and one that was made anew."""
+    again = first.train(start, run.plain())
+    anew = fresh.train(start, run.plain())
+    if (failed := again.error or anew.error) is not None:
+        return wrong("determinism", f"a second training failed with {where_raised(failed)}", "Correct train")
+    is_same, is_same_anew = again.after == baseline.after, anew.after == baseline.after
+    if is_same and is_same_anew:
+        return passed("determinism", "trainings from the same weights with the same seed give the same weights")
+    if is_same_anew:
+        found = (
+            "a second training of the same client differs from its first one, and one of a client made anew does not"
+        )
+        advice = "Keep nothing from one training to the next in the client, such as an optimizer: keep it in plan.state"
+        return wrong("determinism", found, advice)
+    if first.shared.encoding_device.type != "cpu":
+        found = "trainings from the same weights with the same seed differ; some operations of GPUs do"
+        return warned("determinism", found, _SEED_ALL)
+    if is_same:
+        found = "a client made anew trains to other weights from the same weights with the same seed"
+        return wrong("determinism", found, "Make the client's data and settings the same at each start")
+    return wrong("determinism", "two trainings from the same weights with the same seed differ", _SEED_ALL)
+
+
+def check_evaluates(
+    first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, baseline: Training | None, trained: Path
+) -> Iterator[ClientFinding]:
+    """Evaluate: twice, before a training, and by a client that was made anew.
+
+    `restarted`: a client that has done nothing yet. `trained`: the weights after a training. `baseline`: a training
+    that no evaluation came before; None if trainings differ anyway.
+    """
+    evaluating = first.evaluate(start)
+    if evaluating.error is not None:
+        found = f"evaluate failed with {where_raised(evaluating.error)}"
+        yield wrong("evaluate", found, "Correct evaluate; return an Evaluation, or None without held-out data")
+        return
+    if evaluating.result is None:
+        yield skipped("evaluate", "the client has no held-out data")
+        yield skipped("restart", "the client has no held-out data")
+        return
+    yield check_metrics("evaluate", evaluating.result.metrics)
+    yield (finding := _evaluate(first, evaluating, start, run, baseline))
+    if finding.verdict == "pass":
+        yield _restart(first, restarted, start, run, trained)
+
+
+def _evaluate(
+    first: Trainee, evaluating: Evaluating, start: Path, run: PracticeRun, baseline: Training | None
+) -> ClientFinding:
+    if changed := [name for name, mark in evaluating.before.items() if evaluating.after.get(name) != mark]:
+        found = f"evaluate has changed the tensor {changed[0]!r} of the model"
+        return wrong("evaluate", found, "Call model.eval() first, and change no weight; torch.no_grad() is not enough")
+    result = evaluating.result
+    assert result is not None, "checked before"
+    if result.sample_count < 1:
+        found = f"evaluate returned a sample_count of {result.sample_count}"
+        return wrong("evaluate", found, "Return the number of held-out samples, or None instead of an Evaluation")
+    if not _same(result, first.evaluate(start).result):
+        advice = "Call model.eval() first, and draw nothing at random"
+        return wrong("evaluate", "two evaluations of the same weights differ", advice)
+    if baseline is not None and first.train(start, run.plain()).after != baseline.after:
+        found = "a training after an evaluation gives other weights than a training without one"
+        return wrong("evaluate", found, "Call model.train() at the beginning of train, or restore the mode in evaluate")
+    return passed("evaluate", "evaluations repeat, and change neither the model nor the next training")
+
+
+def _restart(first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, trained: Path) -> ClientFinding:
+    first.train(start, run.plain())  # so that `first` has what a training leaves in the client
+    private = first.shared.private()
+    here, anew = first.evaluate(trained, private), restarted.evaluate(trained, private)
+    if anew.error is not None:
+        found = f"evaluate failed after a restart with {where_raised(anew.error)}"
+        return wrong("restart", found, "Make all that evaluate needs in the constructor of the client")
+    if not _same(here.result, anew.result):
+        found = "a client made anew measures the same weights otherwise"
+        advice = "Keep what evaluate needs in the model's state dict, or keep the held-out data the same at each start"
+        return wrong("restart", found, advice)
+    return passed("restart", "a client made anew measures the same weights alike")
+
+
+def _same(one: Evaluation | None, other: Evaluation | None) -> bool:
+    """Whether they agree, up to the rounding of sums in another order."""
+    if one is None or other is None:
+        return one is other
+    if (one.sample_count, one.counts, set(one.metrics)) != (other.sample_count, other.counts, set(other.metrics)):
+        return False
+    pairs = ((value, other.metrics[name]) for name, value in one.metrics.items())
+    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)

@@ -1,0 +1,186 @@
+"""The client in rounds, as in production: `run_client` against a coordinator in memory, with a state directory."""
+
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from umbel.aggregation.model.layout import Layout
+from umbel.client.check.cohort import PEERS, SecureCheckCoordinator
+from umbel.client.check.coordinator import ADDRESS, TOKEN, CheckCoordinator
+from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
+from umbel.client.check.observed import ObservedClient, ObservedPlan, Training
+from umbel.client.check.plan_checks import STOP_AFTER, out_of_time
+from umbel.client.check.practice_run import CLIENT, SEED, PracticeRun
+from umbel.client.errors import ClientError
+from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.plan import LocalPlan
+from umbel.client.loop import RunEnd, run_client
+
+SECURE_VALUES_MAX = 20_000_000
+"""The largest update that the check masks: three clients mask it here one after another, in memory."""
+_LOG = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What the checks of rounds need."""
+
+    run: PracticeRun
+    layout: Layout
+    start: Path
+    folder: Path
+    ignored: frozenset[str]  # keys that the client ignores: its rounds do not ask for them
+
+
+def check_rounds(rounds: Rounds, client: ObservedClient) -> ClientFinding:
+    """Two rounds, the second one with partial work."""
+    codec = rounds.run.codec(rounds.ignored, rounds.layout.update.n_values)
+    file = rounds.run.of_rounds(rounds.ignored)
+    coordinator = CheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), codec, SEED)
+    client.alter = lambda plan: out_of_time(plan) if plan.round == 2 else plan
+    came = _take_part(client, coordinator, rounds.folder / "rounds")
+    if came.error or len(coordinator.reports) < 2:
+        found = f"the client has sent {len(coordinator.reports)} of 2 reports: {came.words}"
+        return wrong("rounds", found, "Correct what this sentence names")
+    steps = ", then ".join(f"{work.steps_done} of {work.steps_planned}" for work in coordinator.reports)
+    return passed("rounds", f"both reports of two rounds were accepted, with {steps} steps")
+
+
+def check_secure(rounds: Rounds, client: ObservedClient) -> ClientFinding:
+    """One secure round with two other clients."""
+    if (n_values := rounds.layout.update.n_values) > SECURE_VALUES_MAX:
+        return skipped(
+            "secure", f"the update has {n_values:,} values, and the check masks at most {SECURE_VALUES_MAX:,}"
+        )
+    file = rounds.run.secure(rounds.ignored, client.sample_count)
+    coordinator = SecureCheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), SEED)
+    came = _take_part(client, coordinator, rounds.folder / "secure")
+    if came.error or coordinator.totals is None:
+        found = f"the client did not take part in a secure round: {came.words}"
+        return wrong("secure", found, "Correct what this sentence names")
+    return passed("secure", f"the client's masked update was added to those of {len(PEERS)} others, and unmasked")
+
+
+# --- a kill -----------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Ends a training as a kill would; no `Exception`, so that no code of the client swallows it."""
+
+
+class _KillingCheckpoint(Checkpoint):
+    """Is due after `STOP_AFTER` steps, and ends the training when it has saved."""
+
+    def __init__(self, kept: Checkpoint) -> None:
+        self._kept, self._asked = kept, 0
+
+    def is_due(self) -> bool:
+        self._asked += 1
+        return self._asked >= STOP_AFTER
+
+    def save(self, state: Mapping[str, object]) -> None:
+        self._kept.save(state)
+        raise Killed
+
+    def load(self) -> dict[str, Any] | None:
+        return self._kept.load()
+
+
+def _killed(plan: ObservedPlan) -> LocalPlan:
+    return replace(plan, checkpoint=_KillingCheckpoint(plan.checkpoint))
+
+
+def check_resumes(rounds: Rounds, client: ObservedClient, resumed: ObservedClient, baseline: Training) -> ClientFinding:
+    """Kill a training of `client` in the middle, and let `resumed`, which was made anew, resume it.
+
+    `baseline`: the same training, undisturbed.
+    """
+    file, folder = rounds.run.of_kill(), rounds.folder / "kill"
+    codec = file.first_plan(rounds.layout.update.n_values).codec
+    coordinator = CheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), codec, SEED)
+    client.alter = _killed
+    try:
+        came = _take_part(client, coordinator, folder)
+    except Killed:
+        return _resumed(rounds, resumed, coordinator, baseline)
+    if came.error or not coordinator.reports:
+        return wrong("resume", f"the client has sent no report: {came.words}", "Correct what this sentence names")
+    return warned("resume", "train saves no checkpoint, so a killed training begins anew", _KEEP)
+
+
+_KEEP = 'Iterate over plan.drive(data, keep={"model": model, "optimizer": optimizer}), with all that a step changes'
+
+
+def _resumed(
+    rounds: Rounds, client: ObservedClient, coordinator: CheckCoordinator, baseline: Training
+) -> ClientFinding:
+    came = _take_part(client, coordinator, rounds.folder / "kill")
+    if came.error or not coordinator.reports:
+        return wrong("resume", f"after a kill, the client has sent no report: {came.words}", _KEEP)
+    resumed, (work,) = client.trainings[-1], coordinator.reports
+    if resumed.after != baseline.after:
+        found = (
+            f"a training that was killed after {STOP_AFTER} steps and resumed gives other weights than one that was not"
+        )
+        return wrong("resume", found, _KEEP)
+    if work.steps_done != rounds.run.steps:
+        found = f"a resumed training says that it did {work.steps_done} steps, not {rounds.run.steps}"
+        return wrong("resume", found, "Count the steps before the kill too, as plan.drive does")
+    if resumed.doings.steps >= rounds.run.steps:
+        return warned("resume", "a killed training begins anew, although it saves checkpoints", _KEEP)
+    return passed("resume", f"a training that was killed after {STOP_AFTER} steps resumes to the same weights")
+
+
+# --- taking part ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """How a run has ended for the client. `error`: what has ended it; empty if it ended by itself."""
+
+    error: str
+    words: str
+
+
+def _take_part(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> _Came:
+    """Run the client's loop to its end. Its log goes to what is returned."""
+    with logged() as lines:
+        try:
+            end = _run(client, coordinator, folder)
+            error = "" if end.status == "finished" else end.reason
+        except ClientError as raised:
+            error = str(raised)
+    return _Came(error, next(iter(lines), coordinator.declined or error or "the reason is unknown"))
+
+
+def _run(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> RunEnd:
+    token = None if folder.exists() else TOKEN
+    run, transport = coordinator.file.name, coordinator.transport()
+    return run_client(client, ADDRESS, folder, run, token, CLIENT, transport=transport, shutdown=coordinator.shutdown)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+@contextmanager
+def logged() -> Generator[list[str]]:
+    """Collect warnings and errors of the client's log in this block, in place of showing them."""
+    lines = list[str]()
+    handler = _Lines(lines)
+    before = _LOG.propagate
+    _LOG.addHandler(handler)
+    _LOG.propagate = False
+    try:
+        yield lines
+    finally:
+        _LOG.propagate = before
+        _LOG.removeHandler(handler)

@@ -1,0 +1,429 @@
+"""The checks of a client find each fault under its own name, and no fault in a correct client."""
+
+import copy
+import itertools
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from examples import my_hospital, own_training
+from tests.client.check.clients import Bare, N, Ward
+from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.plans.tensors import TensorKind
+from umbel.aggregation.plans.training import TrainingSection
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
+from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
+from umbel.client.check import ClientCheck, check_client
+from umbel.client.check.check import CHECKS
+from umbel.client.errors import AppError, WorkRefused
+from umbel.client.local.steps import LocalSteps
+from umbel.client.training.trainer import Configured, StepLoss
+
+pytestmark = pytest.mark.slow  # a check has some fifteen trainings, and four runs of a client's loop
+STEPS = 4
+
+
+def checked(make: Callable[[], Client] | Client, file: RunFile | None = None) -> ClientCheck:
+    return check_client(make, file, steps=STEPS)
+
+
+def found_by(check: ClientCheck, verdict: str) -> set[str]:
+    return {one.check for one in check.findings if one.verdict == verdict}
+
+
+# --- correct clients --------------------------------------------------------------------------------------------------
+
+
+class Hooked(TorchClient):
+    """The ready trainer with each of its hooks, two optimizers, a schedule, counts and accumulation."""
+
+    def __init__(self) -> None:
+        ward = Ward()
+        super().__init__(
+            ward.model,
+            "classes",
+            ward.data,
+            ward.holdout,
+            device="cpu",
+            counts={"right": lambda output, target: (output.argmax(1) == target).sum()},
+            accumulate=2,
+        )
+
+    def training_step(self, model: nn.Module, batch: Any) -> StepLoss:
+        inputs, target = batch
+        loss = nn.functional.cross_entropy(model(inputs), target)
+        return loss, {"right": (model(inputs).argmax(1) == target).sum()}
+
+    def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:
+        one, *others = model.parameters()
+        optimizers = [torch.optim.AdamW([one], plan.learning_rate), torch.optim.SGD(others, plan.learning_rate)]
+        return optimizers, torch.optim.lr_scheduler.StepLR(optimizers[0], 2)
+
+
+class Stateful(Ward):
+    """Keeps a tensor and a count in `plan.state`, and a tensor to itself."""
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        plan.state["rounds"] = plan.state.get("rounds", 0) + 1
+        plan.state.setdefault("sum", torch.zeros(2)).add_(1)
+        return super().train(model, plan)
+
+    def shares(self, name: str) -> TensorKind | None:
+        return "private" if name.startswith("1.") else None
+
+
+class Frozen(Ward):
+    """Has a base layer, which every site has, and trains the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[0].requires_grad_(False)  # type: ignore[index]
+
+    def shares(self, name: str) -> TensorKind | None:
+        return "base" if name.startswith("0.") else None
+
+
+@pytest.mark.parametrize(
+    "make", [my_hospital.client, own_training.client, Ward, Hooked, Stateful, Frozen], ids=lambda one: one.__module__
+)
+def test_a_correct_client_passes_all_checks(make: Callable[[], Client]) -> None:
+    found = checked(make)
+    assert not found.wrong, str(found)
+    assert not found.warnings, str(found)
+    assert set(found.names) == set(CHECKS)
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 2**31))
+def test_a_correct_client_passes_whatever_its_seed(seed: int) -> None:
+    found = checked(lambda: Ward(seed))
+    assert (*found.wrong, *found.warnings) == (), str(found)
+
+
+def test_a_client_object_is_checked_by_copies_and_stays_as_it_is() -> None:
+    client = Ward()
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    assert not checked(client).wrong
+    assert not checked(lambda: client).wrong
+    assert all(torch.equal(before[name], value) for name, value in client.model.state_dict().items())
+
+
+def test_the_generators_of_the_process_are_restored() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    checked(Ward)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
+
+
+def test_a_loop_that_saves_no_checkpoint_is_warned_that_a_killed_training_begins_anew() -> None:
+    found = checked(Bare)
+    assert found_by(found, "warning") == {"resume"}, str(found)
+    assert not found.wrong
+
+
+# --- broken clients, each with one fault ------------------------------------------------------------------------------
+
+
+class Raises(Ward):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        raise KeyError("age")
+
+
+class ReturnsNothing(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        return None  # type: ignore[return-value]
+
+
+class ChangesDtype(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        self.model.to(torch.float64)
+        return super().returned(steps)
+
+
+class AddsATensor(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        self.model.register_buffer("seen", torch.ones(1))
+        return super().returned(steps)
+
+
+class TrainsACopy(Ward):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return super().train(copy.deepcopy(model), plan)
+
+
+class ChangesBase(Ward):
+    def shares(self, name: str) -> TensorKind | None:
+        return "base" if name.startswith("0.") else None
+
+
+class KeepsAModule(Ward):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        result = super().train(model, plan)
+        plan.state["optimizer"] = torch.optim.SGD(model.parameters(), 0.1)
+        return result
+
+
+class SwitchesGradientsOff(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        torch.set_grad_enabled(False)
+        return super().returned(steps)
+
+
+class CountsTooManySamples(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        return steps.result(self.sample_count * 2)
+
+
+class SaysMoreThanItHas(Ward):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sample_count = 10 * N
+
+
+class PlansWhatItDid(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        return TrainResult(N, steps.steps_done, steps.steps_done + 1)
+
+
+class StepsTwice(Ward):
+    def adjust(self, model: nn.Module, plan: LocalPlan) -> None:
+        super().adjust(model, plan)
+        self.optimizer.step()
+
+    def kept(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        self.optimizer = optimizer
+        return super().kept(model, optimizer)
+
+
+class MeasuresNan(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        return steps.result(N, {"auc": float("nan")})
+
+
+class EvaluatesNan(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        return Evaluation(N, {"auc": float("inf")})
+
+
+class CountsBelowZero(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        steps.count(missed=torch.tensor([1, -1]))
+        return super().returned(steps)
+
+
+class CountsParts(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        steps.count(missed=torch.tensor([0.5]))
+        return super().returned(steps)
+
+
+_CALLS = itertools.count()
+
+
+class DrawsAnew(Ward):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * (1 + next(_CALLS) / 100)
+
+
+class DrawsFromTheProcess(Bare):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        before = torch.get_rng_state()
+        result = super().train(model, replace(plan, seed=int(torch.randint(1000, ()))))
+        torch.set_rng_state(before)
+        return result
+
+
+class KeepsItsOptimizer(Ward):
+    """Its momentum goes on from round to round, and is lost at a restart."""
+
+    optimizer: torch.optim.Optimizer | None = None
+
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: LocalPlan, steps: LocalSteps, batch: Any
+    ) -> None:
+        self.optimizer = self.optimizer or optimizer
+        super().step(model, self.optimizer, plan, steps, batch)
+
+
+class NeverStops(Bare):
+    def is_over(self, plan: LocalPlan) -> bool:
+        return plan.seconds_left <= 0
+
+
+class NeverLooksAtTheClock(Bare):
+    def is_over(self, plan: LocalPlan) -> bool:
+        return plan.told_to_stop() is not None
+
+
+class AdjustsTooLate(Ward):
+    """Says that it adjusts gradients, but the optimizer has taken its step before."""
+
+    def adjust(self, model: nn.Module, plan: LocalPlan) -> None:
+        pass
+
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: LocalPlan, steps: LocalSteps, batch: Any
+    ) -> None:
+        super().step(model, optimizer, plan, steps, batch)
+        plan.adjust_gradients(model)
+
+
+class IgnoresGradientRules(Ward):
+    def adjust(self, model: nn.Module, plan: LocalPlan) -> None:
+        pass
+
+
+class ClaimsProximal(Ward):
+    """Says that it applies FedProx by itself, and does not."""
+
+    def adjust(self, model: nn.Module, plan: LocalPlan) -> None:
+        plan.applied_by_site("proximal_mu")
+        if not plan.proximal_mu:
+            plan.adjust_gradients(model)
+
+
+class EvaluatesInTrainMode(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        model.train()
+        inputs, target = self.holdout.tensors
+        with torch.no_grad():
+            return Evaluation(N, {"loss": float(nn.functional.cross_entropy(model(inputs), target))})
+
+
+class EvaluatesAtRandom(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        return Evaluation(N, {"loss": random.random()})
+
+
+class StaysInEvalMode(Ward):
+    """Its evaluation leaves the model in eval mode, and its training does not change that."""
+
+    def begin(self, model: nn.Module) -> None:
+        pass
+
+
+class EvaluateRaises(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        raise FileNotFoundError("holdout.csv")
+
+
+class ForgetsAtARestart(Ward):
+    """Measures with a threshold that its training has left in the object."""
+
+    threshold = 0.0
+
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        self.threshold = 0.5
+        return super().returned(steps)
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        return Evaluation(N, {"threshold": self.threshold})
+
+
+class KeepsNoOptimizer(Ward):
+    """A resumed training has lost its momentum."""
+
+    def kept(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return {"model": model}
+
+
+FAULTS: Mapping[str, list[type[Client]]] = {
+    "train": [Raises, ReturnsNothing],
+    "tensors": [ChangesDtype, AddsATensor],
+    "weights": [TrainsACopy],
+    "base": [ChangesBase],
+    "state": [KeepsAModule],
+    "process": [SwitchesGradientsOff],
+    "samples": [CountsTooManySamples, SaysMoreThanItHas],
+    "steps": [PlansWhatItDid, StepsTwice],
+    "metrics": [MeasuresNan, EvaluatesNan],
+    "counts": [CountsBelowZero, CountsParts],
+    "determinism": [DrawsAnew, DrawsFromTheProcess, KeepsItsOptimizer],
+    "stop": [NeverStops],
+    "deadline": [NeverLooksAtTheClock],
+    "proximal_mu": [ClaimsProximal],
+    "evaluate": [EvaluatesInTrainMode, EvaluatesAtRandom, StaysInEvalMode, EvaluateRaises],
+    "restart": [ForgetsAtARestart],
+    "resume": [KeepsNoOptimizer],
+}
+CASES = [(check, make) for check, makes in FAULTS.items() for make in makes]
+
+
+@pytest.mark.parametrize(("check", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+def test_a_fault_is_found_by_its_own_check_and_by_no_other(check: str, make: type[Client]) -> None:
+    found = checked(make)
+    assert found_by(found, "wrong") == {check}, str(found)
+    assert all(one.advice for one in found.wrong)
+
+
+@pytest.mark.parametrize("make", [IgnoresGradientRules, AdjustsTooLate])
+def test_a_loop_that_does_nothing_to_gradients_fails_for_each_key_that_a_run_can_ask(make: type[Client]) -> None:
+    found = checked(make)
+    assert found_by(found, "wrong") == {"proximal_mu", "clip_norm", "codec"}, str(found)
+    assert found.verdict_of("rounds") == "pass"
+
+
+# --- run files, and what cannot be checked ----------------------------------------------------------------------------
+
+
+def run_file(**more: Any) -> RunFile:
+    return RunFile("wards", RoundsSection(9, target=30), **more)
+
+
+def test_a_run_file_says_what_is_asked_of_gradients() -> None:
+    training = TrainingSection(proximal_mu=0.01, options={"stage": "head"})
+    codec = CodecSection("lowrank", rank=1, mode="structured")
+    found = checked(Ward, run_file(training=training, codec=codec))
+    assert not found.wrong, str(found)
+    assert [found.verdict_of(key) for key in ("proximal_mu", "clip_norm", "codec")] == ["pass", "skipped", "pass"]
+
+
+def test_a_client_is_told_the_options_of_the_run_file() -> None:
+    told = set[object]()
+
+    class Listens(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            told.add(plan.options.get("stage"))
+            return super().train(model, plan)
+
+    checked(Listens, run_file(training=TrainingSection(options={"stage": "head"})))
+    assert told == {"head"}
+
+
+def test_private_tensors_of_a_run_file_stay_at_the_client() -> None:
+    found = checked(Ward, run_file(tensors={"private": ("1.*",)}))
+    assert not found.wrong, str(found)
+
+
+def test_a_run_file_whose_tensors_do_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(WorkRefused, match=r"'head\.\*' in \[tensors\] matches no tensor"):
+        checked(Ward, run_file(tensors={"private": ("head.*",)}))
+
+
+def test_a_client_with_base_tensors_fails_in_the_rounds_of_a_run_for_another_base() -> None:
+    found = checked(Frozen, run_file(base_sha256="ab" * 32))
+    assert found.verdict_of("rounds") == "wrong"
+    assert any("base_sha256" in one.found for one in found.wrong)
+
+
+def test_a_client_object_that_cannot_be_copied_needs_a_function_that_makes_it() -> None:
+    client = Ward()
+    client.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(AppError, match=r"the client cannot be copied .* name a function that makes a new one"):
+        checked(client)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="steps must be at least 4, not 3"):
+        check_client(Ward, steps=3)
