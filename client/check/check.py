@@ -67,7 +67,7 @@ CHECKS = (
     *("determinism", "stop", "deadline", *KEYS, "evaluate", "restart", "rounds", "resume", "secure"),
 )
 """The names of all checks, in their order."""
-_BLOCKING = frozenset({"train", "tensors", "base", "state", "samples", "steps", "counts"})
+_BLOCKING = frozenset({"train", "tensors", "weights", "base", "state", "samples", "steps", "counts"})
 """The loop of a client refuses work that is wrong in one of these, so rounds would show nothing else."""
 
 
@@ -132,7 +132,7 @@ class _Checks:
                 self._found.setdefault(finding.check, finding)
             yield finding
         if self._found:
-            self.why_skipped = f"{next(iter(self._found))} is wrong, and must be corrected first"
+            self.why_skipped = f"the check {next(iter(self._found))} has found a fault, which must be corrected first"
 
     @cached_property
     def _restarted(self) -> Trainee:

@@ -20,7 +20,7 @@ from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client.app import Client
 from umbel.client.local.batches import Collate, Data, n_samples
 from umbel.client.local.plan import LocalPlan
-from umbel.client.local.progress import Kept
+from umbel.client.local.progress import Keepable
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.local.steps import LocalSteps
 from umbel.client.state.packing import Packing
@@ -81,7 +81,7 @@ class ObservedPlan(LocalPlan):
     def drive(
         self,
         data: Data,
-        keep: Mapping[str, Kept] | None = None,
+        keep: Mapping[str, Keepable] | None = None,
         *,
         collate: Collate | None = None,
         accumulate: int = 1,

@@ -4,6 +4,8 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, require_metric_name
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import GENERATORS, Marks, Training
@@ -92,7 +94,10 @@ def _weights(trainee: Trainee, before: Marks, after: Marks) -> ClientFinding:
     names = [name for name in trainee.shared.names_of("mean") if "float" in before[name].dtype]
     if not names:
         return skipped("weights", "the client sends no tensor of floating-point numbers")
-    changed = _changed(before, after, names)
+    changed, state = _changed(before, after, names), trainee.shared.shared()
+    if broken := [name for name in changed if not bool(torch.isfinite(state[name]).all())]:
+        found = f"train has left a NaN or an infinity in the tensor {broken[0]!r}, which no update can carry"
+        return wrong("weights", found, "Check the data, then try a smaller learning rate")
     if changed:
         return passed("weights", f"train has changed {len(changed)} of {len(names)} tensors that travel")
     found = "train has changed no weight of the model, so the client would send zeros"

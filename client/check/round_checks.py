@@ -147,13 +147,16 @@ class _Came:
 
 def _take_part(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> _Came:
     """Run the client's loop to its end. Its log goes to what is returned."""
-    with logged() as lines:
+    with logged() as records:
         try:
             end = _run(client, coordinator, folder)
             error = "" if end.status == "finished" else end.reason
         except ClientError as raised:
             error = str(raised)
-    return _Came(error, next(iter(lines), coordinator.declined or error or "the reason is unknown"))
+    errors = [one.getMessage() for one in records if one.levelno >= logging.ERROR]
+    warnings = [one.getMessage() for one in records if one.levelno < logging.ERROR]
+    reasons = [*errors, coordinator.declined, *reversed(warnings), error, "the reason is unknown"]
+    return _Came(error, next(filter(None, reasons)))
 
 
 def _run(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> RunEnd:
@@ -162,25 +165,24 @@ def _run(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) ->
     return run_client(client, ADDRESS, folder, run, token, CLIENT, transport=transport, shutdown=coordinator.shutdown)
 
 
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._lines = lines
+        self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
+        self.records.append(record)
 
 
 @contextmanager
-def logged() -> Generator[list[str]]:
+def logged() -> Generator[list[logging.LogRecord]]:
     """Collect warnings and errors of the client's log in this block, in place of showing them."""
-    lines = list[str]()
-    handler = _Lines(lines)
+    handler = _Collector()
     before = _LOG.propagate
     _LOG.addHandler(handler)
     _LOG.propagate = False
     try:
-        yield lines
+        yield handler.records
     finally:
         _LOG.propagate = before
         _LOG.removeHandler(handler)

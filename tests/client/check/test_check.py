@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from examples import my_hospital, own_training
+from examples import my_hospital, numpy_hospital, own_training, sklearn_hospital
 from tests.client.check.clients import Bare, N, Ward
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.tensors import TensorKind
@@ -93,9 +93,10 @@ class Frozen(Ward):
         return "base" if name.startswith("0.") else None
 
 
-@pytest.mark.parametrize(
-    "make", [my_hospital.client, own_training.client, Ward, Hooked, Stateful, Frozen], ids=lambda one: one.__module__
-)
+EXAMPLES = [one.client for one in (my_hospital, own_training, numpy_hospital, sklearn_hospital)]
+
+
+@pytest.mark.parametrize("make", [*EXAMPLES, Ward, Hooked, Stateful, Frozen])
 def test_a_correct_client_passes_all_checks(make: Callable[[], Client]) -> None:
     found = checked(make)
     assert not found.wrong, str(found)
@@ -160,6 +161,13 @@ class AddsATensor(Ward):
 class TrainsACopy(Ward):
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         return super().train(copy.deepcopy(model), plan)
+
+
+class Diverges(Ward):
+    def returned(self, steps: LocalSteps) -> TrainResult:
+        with torch.no_grad():
+            next(self.model.parameters()).fill_(float("nan"))
+        return super().returned(steps)
 
 
 class ChangesBase(Ward):
@@ -341,7 +349,7 @@ class KeepsNoOptimizer(Ward):
 FAULTS: Mapping[str, list[type[Client]]] = {
     "train": [Raises, ReturnsNothing],
     "tensors": [ChangesDtype, AddsATensor],
-    "weights": [TrainsACopy],
+    "weights": [TrainsACopy, Diverges],
     "base": [ChangesBase],
     "state": [KeepsAModule],
     "process": [SwitchesGradientsOff],
