@@ -129,11 +129,7 @@ class TrainingProgress:
         if taken := sorted(_OWN & self.kept.keys()):
             raise ValueError(f"what is kept cannot have the name {taken[0]!r}, which the checkpoint uses itself")
         for name, one in self.kept.items():
-            if not isinstance(cast(object, one), Kept | dict):
-                raise TypeError(
-                    f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict; only "
-                    "a dict of arrays needs neither"
-                )
+            _require_keepable(name, one)
 
     def keep(self, checkpoint: Checkpoint, steps_done: int) -> None:
         later = {"counts": self.counts.state(), "state": self.site_state}
@@ -186,6 +182,20 @@ class TrainingProgress:
 
 
 _OWN = {"terms", "steps_done", "means", "counts", "state", "place", "generators"}
+
+
+def _require_keepable(name: str, one: object) -> None:
+    """Raise `TypeError` or `ValueError` for what cannot be saved and restored as it is."""
+    if isinstance(one, dict):
+        for key, array in cast(dict[str, Any], one).items():
+            if isinstance(array, Tensor):
+                raise TypeError(f"{key!r} in {name!r} is a tensor: a dict that is kept holds numpy arrays")
+            tensor_of(array, key)
+    elif not isinstance(one, Kept):
+        raise TypeError(
+            f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict; only a dict "
+            "of arrays needs neither"
+        )
 
 
 def _state_of(one: Keepable) -> Any:

@@ -208,6 +208,19 @@ def test_a_killed_training_of_arrays_resumes_to_the_same_bits(dies_at: int) -> N
     assert checkpoint.n_saves < 9 + dies_at - 1  # the second process did not begin anew
 
 
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        ({"m": torch.zeros(2)}, "'m' in 'speed' is a tensor: a dict that is kept holds numpy arrays"),
+        ({"m": {"nested": np.zeros(2)}}, "array 'm' has dtype object"),
+        ([np.zeros(2)], "what is kept as 'speed' is a list, without state_dict and load_state_dict; only a dict"),
+    ],
+)
+def test_what_would_not_come_back_as_it_is_cannot_be_kept(kept: Any, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        LocalPlan(steps=1).drive(ArrayData(FEATURES), keep={"speed": kept})
+
+
 def test_the_loop_of_the_documentation_learns_the_target(tmp_path: Path) -> None:
     app = Regression()
     training = TrainingSection(local_epochs=4, batch_size=8, learning_rate=0.1)
