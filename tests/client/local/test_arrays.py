@@ -39,7 +39,7 @@ def test_a_model_of_arrays_gives_them_back_and_loads_its_own_state(arrays: dict[
 
 
 def test_copies_of_a_model_of_arrays_have_its_arrays() -> None:
-    arrays = {"type": np.ones(2, np.float16), "a": np.zeros(()), "a.b": np.array([True])}
+    arrays: dict[str, Any] = {"type": np.ones(2, np.float16), "a": np.zeros(()), "a.b": np.array([True])}
     model = ArrayModel(arrays)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert plain(copied.arrays()) == plain(arrays)
