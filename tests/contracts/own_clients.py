@@ -5,6 +5,8 @@
 - `make_array_client`: named numpy arrays, whose gradients another library computes.
 - `make_measuring_client`: batches of five, whatever the plan asks for; trains on a part of its samples, and measures
   the model on the others.
+- `make_remembering_client`: driven by its plan, with an optimizer that goes on from round to round in `plan.state`.
+- `make_adapted_client`: trains and sends the last layer; the rest is a base that each site has.
 """
 
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 from tests.contracts.scripted_federation import MODEL, own_data
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client import ArrayClient, ArrayData, Client, Evaluation, LocalPlan, TorchClient, TrainResult
 
 HERE = "tests.contracts.own_clients"
@@ -37,6 +41,14 @@ def make_array_client(number: int, of: int) -> Client:
 
 def make_measuring_client(number: int, of: int) -> Client:
     return _MeasuringClient(number)
+
+
+def make_remembering_client(number: int, of: int) -> Client:
+    return _RememberingClient(number)
+
+
+def make_adapted_client(number: int, of: int) -> Client:
+    return _AdaptedClient(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +135,57 @@ class _MeasuringClient(_OwnLoop):
             scores = model(self.held.inputs)
         loss = functional.cross_entropy(scores, self.held.targets)
         return Evaluation(_HELD_BACK, {"loss": loss.item(), "spread": scores.std().item()})
+
+
+class _Named(Dataset[dict[str, Tensor]]):
+    """The samples of a client, with names."""
+
+    def __init__(self, number: int) -> None:
+        self._samples = own_data(number)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        inputs, target = self._samples[index]
+        return {"values": inputs, "group": target}
+
+
+class _RememberingClient(Client):
+    """Its optimizer begins a round with the moments of its last one, and says how many rounds that were."""
+
+    def __init__(self, number: int) -> None:
+        self.model, self.data = MODEL.make(), _Named(number)
+        self.sample_count = len(self.data)
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        optimizer = plan.make_optimizer(model.train())
+        if "moments" in plan.state:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": plan.state["moments"]})
+        steps = plan.drive(self.data, keep={"model": model, "optimizer": optimizer})
+        for batch in steps:
+            optimizer.zero_grad()
+            scores, smoothing = model(batch["values"]), float(plan.options.get("smoothing", 0.0)) / plan.round
+            loss = functional.cross_entropy(scores, batch["group"], label_smoothing=smoothing)
+            loss.backward()
+            plan.adjust_gradients(model)
+            optimizer.step()
+            steps.note(loss=loss)
+        plan.state["moments"] = optimizer.state_dict()["state"]
+        plan.state["rounds"] = plan.state.get("rounds", 0) + 1
+        return steps.result(self.sample_count, {"rounds": plan.state["rounds"]})
+
+
+class _AdaptedClient(TorchClient):
+    def __init__(self, number: int) -> None:
+        super().__init__(MODEL.make(), "classes", own_data(number), device="cpu")
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self.shares(name) is None)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        model.get_submodule("1").eval()  # its statistics are part of the base
+        loss, _ = self._forward(model, batch)
+        return loss
+
+    def shares(self, name: str) -> TensorKind | None:
+        return None if name.startswith("4.") else "base"

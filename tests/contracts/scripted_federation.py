@@ -28,6 +28,7 @@ from tests.federations.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.trust.members import members_bytes
@@ -35,6 +36,7 @@ from umbel.client import Client, Evaluation, LocalPlan, Operator, SitePolicy, Tr
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
 from umbel.client.state.identity import make_own_key, own_keys
+from umbel.client.training.shared_state import SharedState
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
@@ -339,6 +341,9 @@ class ScriptedSite(Client):
         self.model, self.sample_count = self._own.model, self._own.sample_count
         self._name, self._director = client_name(number), director
 
+    def shares(self, name: str) -> TensorKind | None:
+        return self._own.shares(name)
+
     def evaluate(self, model: nn.Module) -> Evaluation | None:
         with _generators, one_thread():
             return self._own.evaluate(model)
@@ -459,8 +464,9 @@ def over_http(
     is drawn from the same candidates as in the simulation.
     """
     name = str(tomllib.loads(run_file)["name"])
-    layout = first_layout(TypeAdapter(RunFile).validate_python(tomllib.loads(run_file)))
-    operator.create_run(name, run_file, operator.upload_model(encode_model(MODEL.make().state_dict(), layout)))
+    file = TypeAdapter(RunFile).validate_python(tomllib.loads(run_file))
+    first = SharedState(make(0, len(SIZES)), file.tensor_rules)
+    operator.create_run(name, run_file, operator.upload_model(encode_model(first.shared(), first.layout)))
     operator.pause_run(name, "until all are there")
     sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), make, policy)
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.own_clients import HERE, make_array_client, make_measuring_client, make_own_loop, make_torch_client
+from tests.contracts.own_clients import (
+    HERE,
+    make_adapted_client,
+    make_array_client,
+    make_measuring_client,
+    make_own_loop,
+    make_remembering_client,
+    make_torch_client,
+)
 from tests.contracts.scripted_federation import (
     MINIMUM_WORK,
     Death,
@@ -25,6 +33,8 @@ from tests.contracts.scripted_federation import (
     simulated_by_engine,
 )
 from tests.contracts.test_life_of_a_run import House
+from umbel.aggregation.model.base import base_sha256
+from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
 RUN = """
@@ -119,6 +129,42 @@ def test_a_run_of_which_a_part_travels_makes_the_same_models_over_http_and_in_th
         assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
     if kinds == FROZEN:
         assert without_metrics(simulated_by_engine(run_file, PART).made) == without_metrics(found.made)
+
+
+EVERYTHING = """
+[training]
+local_epochs = 2
+batch_size = 4
+learning_rate = 0.02
+proximal_mu = 0.05
+optimizer = "adamw"
+weight_decay = 0.01
+clip_norm = 0.5
+options = { smoothing = 0.2 }
+schedule = { name = "cosine", warm_up_rounds = 1 }
+"""
+
+
+def test_a_client_that_remembers_makes_the_same_models_over_http_and_in_an_experiment(
+    house: House, tmp_path: Path
+) -> None:
+    """Also where clients die, come back, or take part in an attempt that is made again. Both engines agree."""
+    plain = RUN.format(name="remembering", target=4, over_selection=1.5)
+    run_file = plain[: plain.index("training =")] + CODECS["integer"] + EVERYTHING
+    app = f"{HERE}:make_remembering_client"
+    found = simulated_by_clients(run_file, PLAIN, app, "sequential")
+    assert found.made[-1].metrics["rounds"] > 1
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_remembering_client) == found.made
+    assert simulated_by_clients(run_file, PLAIN, app, "processes").made == found.made
+
+
+def test_adapters_make_the_same_models_over_http_and_in_an_experiment(house: House, tmp_path: Path) -> None:
+    base = base_sha256(SharedState(make_adapted_client(0, 1)).base())
+    run_file = f'base_sha256 = "{base}"' + RUN.format(name="adapters", target=6, over_selection=1.0)
+    found = simulated_by_clients(run_file, PART, f"{HERE}:make_adapted_client", "sequential")
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_adapted_client) == found.made
 
 
 def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
