@@ -259,7 +259,8 @@ def bench_simulate(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Run only this part: A, B, C, Cs, M, start or cohorts (see docs/explanation/results/simulation.md)."
+            help="Run only this part: A, B, C, Cs, M, clients, start or cohorts "
+            "(see docs/explanation/results/simulation.md)."
         ),
     ] = None,
     peer_python: PeerOption = None,

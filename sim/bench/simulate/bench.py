@@ -22,6 +22,7 @@ import torch
 from umbel.sim.bench.measuring import in_child
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.simulate.cohorts import cohort_rows
+from umbel.sim.bench.simulate.own_clients import OWN_WORDS, own_clients_rows
 from umbel.sim.bench.simulate.peers import TRAINING, Best, Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
 from umbel.sim.bench.simulate.timing import (
@@ -149,6 +150,7 @@ def measure(
         one.name: partial(_compare, one, one.rounds_quick if quick else one.rounds, peers) for one in workloads()
     }
     parts["M"] = lambda: scale_rows(quick=quick)
+    parts["clients"] = lambda: own_clients_rows(quick=quick)
     parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
     parts["cohorts"] = lambda: cohort_rows(device or "cpu", quick=quick, plot=plot)
     if only is not None and only not in parts:
@@ -163,6 +165,7 @@ def measure(
         "else that a coordinator does.",
         *(f"{one.name}: {one.words}." for one in workloads() if only in (None, one.name)),
         *([f"M: {M_WORDS}."] if only in (None, "M") else ()),
+        *([f"{OWN_WORDS}."] if only in (None, "clients") else ()),
         *(
             ["Cohorts of all sizes are left out, because there is no GPU. --device cpu measures them on the CPU."]
             if left_out and not only

@@ -6,6 +6,7 @@ the newest state of an older version. So an attempt that is repeated begins as t
 versions stay where a run may be resumed from an older checkpoint.
 """
 
+import os
 import shutil
 import weakref
 from pathlib import Path
@@ -15,7 +16,7 @@ from umbel.aggregation.types import RunId
 from umbel.client.state.site_state import SiteState, read_state, write_state
 
 _CLIENTS_IN_FOLDER = 1000
-_WAITING = "waiting.safetensors"
+_SUFFIX, _WAITING = ".safetensors", "waiting.safetensors"
 
 
 class ClientStates:
@@ -42,12 +43,12 @@ class ClientStates:
         """Write the state after the training from this version. Raises `StateTooLarge` or `TypeError` for what cannot
         be kept.
         """
-        waiting = self._of(number) / _WAITING
-        if left or self._versions(number):
+        waiting, names = self._of(number) / _WAITING, self._names(number)
+        if left or set(names) - {_WAITING}:
             waiting.parent.mkdir(parents=True, exist_ok=True)
             write_state(waiting, left, run, version)
-        else:
-            waiting.unlink(missing_ok=True)  # of an abandoned attempt
+        elif names:
+            waiting.unlink()  # of an abandoned attempt
 
     def keep(self, number: int, version: int) -> None:
         """Keep the waiting state of the training from this version, because its round has made a model."""
@@ -77,4 +78,12 @@ class ClientStates:
         return self._of(number) / f"{version}.safetensors"
 
     def _versions(self, number: int) -> list[int]:
-        return sorted(int(path.stem) for path in self._of(number).glob("*.safetensors") if path.stem.isdigit())
+        stems = (name.removesuffix(_SUFFIX) for name in self._names(number))
+        return sorted(int(stem) for stem in stems if stem.isdigit())
+
+    def _names(self, number: int) -> list[str]:
+        """The files of a client. Most clients keep nothing, so this is quick where there are none."""
+        try:
+            return os.listdir(f"{self.folder}/{number // _CLIENTS_IN_FOLDER:05}/{number:07}")
+        except FileNotFoundError:
+            return []

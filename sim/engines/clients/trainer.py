@@ -5,11 +5,14 @@ its client is told to stop.
 """
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.vector_update import projections
@@ -18,7 +21,6 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.local.devices import seed_generators
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.work import (
@@ -71,7 +73,7 @@ class ClientTrainer:
         Raises `EngineError` if the client's code fails, or does not stop when it is told to.
         """
         client, offer = self._checked(work, position), work.offer_of(position)
-        seed_generators(offer.seed)
+        _reseed(offer.seed)
         try:
             client.shared.require_base()
             plan = self._plan(work, position, client, offer)
@@ -92,7 +94,7 @@ class ClientTrainer:
     def measure(self, work: ClientsWork, position: int) -> ClientReport:
         """Have a client measure the model. Raises `EngineError` if its code fails."""
         client, offer = self._checked(work, position), work.offer_of(position)
-        seed_generators(offer.seed)
+        _reseed(offer.seed)
         try:
             _taken_up(client, offer, work.states)
             found = measure_from(client.app, client.shared, self._weights, offer)
@@ -151,6 +153,17 @@ def _hold(client: LiveClient, offer: Assignment, plan: LocalPlan, states: Client
         states.wait(client.number, offer.run, offer.model.version, left)
     except (TypeError, ValueError) as error:
         raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
+
+
+def _reseed(seed: int) -> None:
+    """Seed torch's, Python's and numpy's generators. `torch.manual_seed` also formats a stack for a GPU that is not in
+    use, which takes longer than a step of a small model.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
 
 
 def stop_after(n_steps: int) -> Callable[[], str | None]:

@@ -164,6 +164,36 @@ def test_a_resumed_experiment_ends_in_the_same_model(tmp_path: Path) -> None:
     assert [json.loads(line)["test_metrics"] for line in lines] == [row.test_metrics for row in whole]
 
 
+KEEPING = {"count": 4, "target": 2, "minimum": 1, "window_s": 600.0}
+
+
+def test_clients_keep_their_state_and_private_tensors_across_rounds_on_every_engine() -> None:
+    """Each round's mean of the counts follows from the records of which clients took part in which rounds."""
+    described = table("make_counting", {"alive": 1}, rounds=KEEPING, measure={"clients": True})
+    rows = rows_of(described)
+    seen = dict[str, list[int]]()
+    for row in rows:
+        took_part = [one["client"] for one in row.clients if one["fate"] == "accepted"]
+        for name in took_part:
+            seen.setdefault(name, []).append(row.round)
+        assert row.train_metrics["n"] == pytest.approx(sum(len(seen[name]) for name in took_part) / len(took_part))
+        assert row.train_metrics["own"] == pytest.approx(sum(sum(seen[name]) for name in took_part) / len(took_part))
+    assert max(map(len, seen.values())) > 1, "a client took part twice"
+    workers = rows_of({**described, "engine": {"name": "processes", "workers": 2}})
+    assert [row.model_sha256 for row in workers] == [row.model_sha256 for row in rows]
+    assert [row.train_metrics for row in workers] == [row.train_metrics for row in rows]
+
+
+def test_a_resumed_experiment_has_the_states_of_its_clients(tmp_path: Path) -> None:
+    described = table("make_counting", rounds=KEEPING)
+    whole = rows_of(described)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(described, tmp_path, watcher=_StopsAfter(3))
+    resumed = rows_of(described, tmp_path)
+    assert [row.train_metrics for row in resumed] == [row.train_metrics for row in whole]
+    assert [row.test_metrics for row in resumed] == [row.test_metrics for row in whole]
+
+
 def test_a_client_with_less_time_than_its_own_steps_need_sends_partial_work() -> None:
     """It does eight steps an epoch, whatever the plan's batch size: the window is played again with that number."""
     slow = {"speed": {"step_s": 1.0, "spread": 0.0, "jitter": 0.0}}

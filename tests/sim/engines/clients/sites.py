@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Grid
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
@@ -167,3 +168,29 @@ def work_of(numbers: list[int], model: GlobalModel, steps_max: list[int] | None 
     seeds = np.array([1000 + number for number in numbers], dtype=np.uint64)
     stops = np.array(steps_max or [0] * len(numbers), dtype=np.int64)
     return ClientsWork(ClientGroup(np.array(numbers)), offer, seeds, stops, ClientStates())
+
+
+class Counting(Scripted):
+    """Counts its rounds in `plan.state`, has a private tensor that moves, and says both in its metrics."""
+
+    def __init__(self) -> None:
+        super().__init__(careless_training, lambda model: Evaluation(4, {"own": model.get_buffer("own").sum().item()}))
+        self.model.register_buffer("own", torch.zeros(2))
+
+    def shares(self, name: str) -> TensorKind | None:
+        return "private" if name == "own" else None
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        plan.state["rounds"] = [*plan.state.get("rounds", []), plan.round]
+        model.get_buffer("own").add_(plan.round)
+        done = super().train(model, plan)
+        named = {
+            "n": len(plan.state["rounds"]),
+            "own": model.get_buffer("own")[0].item(),
+            "is_named": plan.client != "",
+        }
+        return TrainResult(done.sample_count, done.steps_done, done.steps_planned, {**done.metrics, **named})
+
+
+def make_counting(number: int, of: int) -> Client:
+    return Counting()
