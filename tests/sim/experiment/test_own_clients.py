@@ -140,6 +140,7 @@ def test_rounds_of_evaluation_ask_the_clients() -> None:
     assert all(row.evaluation.keys() == {"accuracy", "loss"} for row in rows if row.task == "evaluation")
 
 
+@pytest.mark.slow
 def test_clients_get_the_share_that_the_partition_deals_on_both_engines() -> None:
     alone = rows_of(table(section=None, **DEALT))
     workers = rows_of(table(section=None, **DEALT, engine={"name": "processes", "workers": 2}))
@@ -167,9 +168,10 @@ def test_a_resumed_experiment_ends_in_the_same_model(tmp_path: Path) -> None:
 KEEPING = {"count": 4, "target": 2, "minimum": 1, "window_s": 600.0}
 
 
+@pytest.mark.slow
 def test_clients_keep_their_state_and_private_tensors_across_rounds_on_every_engine() -> None:
     """Each round's mean of the counts follows from the records of which clients took part in which rounds."""
-    described = table("make_counting", {"alive": 1}, rounds=KEEPING, measure={"clients": True})
+    described = table("make_remembering", {"alive": 1}, rounds=KEEPING, measure={"clients": True})
     rows = rows_of(described)
     seen = dict[str, list[int]]()
     for row in rows:
@@ -185,7 +187,7 @@ def test_clients_keep_their_state_and_private_tensors_across_rounds_on_every_eng
 
 
 def test_a_resumed_experiment_has_the_states_of_its_clients(tmp_path: Path) -> None:
-    described = table("make_counting", rounds=KEEPING)
+    described = table("make_remembering", rounds=KEEPING)
     whole = rows_of(described)
     with pytest.raises(KeyboardInterrupt):
         simulate(described, tmp_path, watcher=_StopsAfter(3))

@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
+from umbel.sim.bench.simulate.own_clients import OwnRounds
 from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.commands import bench_app
 
@@ -20,6 +21,14 @@ def test_both_sides_come_to_the_same_model(name: str) -> None:
     assert all(row.ours > 0 and row.theirs > 0 for row in report.rows)
 
 
+@pytest.mark.slow
+def test_real_clients_and_a_bare_loop_over_the_same_train_come_to_the_same_sum() -> None:
+    rounds = OwnRounds()
+    ours, theirs = rounds.engine(), rounds.bare_loop()
+    assert float(theirs.norm()) > 0
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-5, "summed in another order"
+
+
 def test_the_workloads_are_those_of_the_papers() -> None:
     by_name = {one.name: one for one in workloads()}
     counts = {name: sum(p.numel() for p in one.recipe.make().parameters()) for name, one in by_name.items()}
@@ -29,8 +38,8 @@ def test_the_workloads_are_those_of_the_papers() -> None:
 
 
 def test_a_workload_that_there_is_not_is_named() -> None:
-    with pytest.raises(NoSuchWorkload, match="no part D; choose one of A, C, Cs, B, M, start, cohorts"):
+    with pytest.raises(NoSuchWorkload, match="no part D; choose one of A, C, Cs, B, M, clients, start, cohorts"):
         measure(quick=True, only="D")
     refused = CliRunner().invoke(bench_app, ["simulate", "--only", "Z"])
     assert refused.exit_code == 1
-    assert refused.output == "umbel: there is no part Z; choose one of A, C, Cs, B, M, start, cohorts\n"
+    assert refused.output == "umbel: there is no part Z; choose one of A, C, Cs, B, M, clients, start, cohorts\n"

@@ -170,7 +170,7 @@ def work_of(numbers: list[int], model: GlobalModel, steps_max: list[int] | None 
     return ClientsWork(ClientGroup(np.array(numbers)), offer, seeds, stops, ClientStates())
 
 
-class Counting(Scripted):
+class Remembering(Scripted):
     """Counts its rounds in `plan.state`, has a private tensor that moves, and says both in its metrics."""
 
     def __init__(self) -> None:
@@ -192,5 +192,5 @@ class Counting(Scripted):
         return TrainResult(done.sample_count, done.steps_done, done.steps_planned, {**done.metrics, **named})
 
 
-def make_counting(number: int, of: int) -> Client:
-    return Counting()
+def make_remembering(number: int, of: int) -> Client:
+    return Remembering()

@@ -47,6 +47,18 @@ def on_each_engine(app: ClientApp) -> Generator[list[ClientsEngine]]:
 
 
 @pytest.mark.parametrize("name", ["make_client", "make_careless"])
+def test_it_does_not_matter_how_many_clients_live(name: str) -> None:
+    app = app_of(name)
+    model = model_of(app)
+    found = [results(SequentialClients(app, n), model, work_of([4, 0, 2], model, [0, 2, 0])) for n in (None, 1)]
+    again = results(SequentialClients(app), model, work_of([2, 4, 0], model, [0, 0, 2]))[0][[1, 2, 0]]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][0], again), "nor in which order they train"
+    assert without_times(found[0][1]) == without_times(found[1][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["make_client", "make_careless"])
 def test_every_engine_gives_the_same_bits_and_the_same_reports_however_few_clients_live(name: str) -> None:
     """Also where a client's code draws from generators that it never seeds."""
     app = app_of(name)
@@ -145,6 +157,7 @@ def test_a_result_of_a_wrong_type_names_the_client(wrong: Callable[..., TrainRes
         report_of(Scripted(wrong))
 
 
+@pytest.mark.slow
 def test_code_that_fails_is_named_with_its_place_on_every_engine() -> None:
     app = app_of("make_failing")
     model = model_of(app)
