@@ -1,10 +1,11 @@
-"""A hospital whose training is its own: one logit, a weighted loss, batches with names, and private normalization.
+r"""A hospital whose training is its own: one logit, a weighted loss, batches with names, and private normalization.
 
 The records are UCI's of four hospitals (heart disease, CC BY 4.0); HEART_DATA names the folder of the four files. The
 same `Hospital` takes part in a run, and in a simulation of it:
 
     HEART_DATA=DIR HOSPITAL=va umbel join --server URL --token TOKEN --run heart --app examples.heart_hospital:client
-    HEART_DATA=DIR umbel simulate examples/simulate/heart-hospitals.toml
+    HEART_DATA=DIR umbel simulate examples/heart_hospitals.toml --app examples.heart_hospital:make_client \
+        --set clients.count=4
 """
 
 import os

@@ -16,11 +16,13 @@ from torch.utils.data import TensorDataset, random_split
 from umbel.client import TorchClient
 
 
-def client() -> TorchClient:
-    hospital, n_hospitals = int(os.environ.get("HOSPITAL", "0")), 4
-    values, classes = load_breast_cancer(return_X_y=True)
-    features = torch.tensor(values[hospital::n_hospitals], dtype=torch.float32).log1p()
-    labels = torch.tensor(classes[hospital::n_hospitals])
-    train, holdout = random_split(TensorDataset(features, labels), [0.8, 0.2], torch.Generator().manual_seed(0))
+def make_client(hospital: int, of: int) -> TorchClient:
+    values, classes = (torch.tensor(part[hospital::of]) for part in load_breast_cancer(return_X_y=True))
+    records = TensorDataset(values.float().log1p(), classes)
+    train, holdout = random_split(records, [0.8, 0.2], torch.Generator().manual_seed(0))
     model = nn.Sequential(nn.BatchNorm1d(30), nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2))
-    return TorchClient(model, nn.CrossEntropyLoss(), train=train, holdout=holdout)
+    return TorchClient(model, "classes", train, holdout)
+
+
+def client() -> TorchClient:
+    return make_client(int(os.environ.get("HOSPITAL", "0")), 4)

@@ -186,6 +186,12 @@ def experiment_of(
             "the section [local] is now a part of [training], which production reads too: move momentum, weight_decay "
             "and clip_norm there, and leave [local] out"
         )
+    if "seed" in whole:  # a run file as it is
+        if "seeds" in whole:
+            raise ValueError(
+                "the file has `seed` and `seeds`: list the seeds of its runs in `seeds`, and leave `seed` out"
+            )
+        whole["seeds"] = [whole.pop("seed")]
     text = canonical({"seeds": [0], **whole})
     try:
         top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
@@ -308,8 +314,6 @@ _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFil
 def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> TrialSpec:
     point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
-    if "seed" in whole:
-        raise ValueError("an experiment does not have the key `seed`; list the seeds of its runs in `seeds`")
     for name, value in chosen.items():
         for key, one in settings(name, value).items():
             _put(whole, key, one)

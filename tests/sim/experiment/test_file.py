@@ -95,7 +95,7 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"engine": {"name": "warp"}}, "engine"),
         ({"partition": None}, r"\[partition\] is missing"),
         ({"seeds": [1, 1]}, "one seed twice"),
-        ({"seed": 3}, "list the seeds"),
+        ({"seed": 3, "seeds": [1]}, "list the seeds"),
         ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
         ({"sweep": {"training.nesterov": [0.9]}}, "unknown key 'nesterov'.*nesterov=0.9"),
         ({"sweep": {"name.first": ["a"]}}, "name is not a section"),
@@ -171,3 +171,9 @@ def test_the_file_of_the_docstring_is_one(tmp_path: Path) -> None:
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
     with pytest.raises(ValueError, match=r"/dev/zero is no experiment: it has more than 4194304 bytes"):
         read_experiment(Path("/dev/zero"))
+
+
+def test_a_run_file_as_it_is_has_its_own_seed() -> None:
+    whole = {key: value for key, value in table().items() if key != "seeds"}
+    (trial,) = experiment_of({**whole, "seed": 7}).trials
+    assert (trial.seed, trial.run.seed) == (7, 7)
