@@ -90,9 +90,8 @@ class ArrayModel(_Branch):
         if extra := [name for name in arrays if name not in state]:
             raise ValueError(f"array {extra[0]!r:.200} is not one of the model's: {', '.join(state)[:500]}")
         found = {name: _fitting(name, value, state[name]) for name, value in arrays.items()}
-        with torch.no_grad():
-            for name, tensor in found.items():
-                state[name].copy_(tensor)
+        for name, tensor in found.items():
+            state[name].copy_(tensor)
 
 
 def tensor_of(value: npt.ArrayLike, name: str) -> Tensor:
