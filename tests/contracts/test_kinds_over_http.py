@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.contracts.test_life_of_a_run import House
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.cli.audit import replay_run
@@ -44,15 +45,15 @@ class Net(nn.Module):
 
 
 class Ward(Client):
-    """`own`: what its code declares private."""
+    """`own`: what its code declares private. `adapts`: whether it trains its head alone."""
 
-    def __init__(self, samples: int, own: str = "-") -> None:
+    def __init__(self, samples: int, own: str = "-", *, adapts: bool = False) -> None:
         torch.manual_seed(0)
-        self.model, self.sample_count, self._own = Net(), samples, own
+        self.model, self.sample_count, self._own, self._adapts = Net(), samples, own, adapts
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         with torch.no_grad():
-            for value in model.state_dict().values():
+            for value in (model.get_submodule("head") if self._adapts else model).state_dict().values():
                 value.add_(self.sample_count / 64 if value.is_floating_point() else self.sample_count)
         return TrainResult(self.sample_count, 1, 1, {"loss": 1.0})
 
@@ -70,8 +71,8 @@ def house(tmp_path: Path) -> Iterator[House]:
 class Sites:
     """Three sites, each in a thread."""
 
-    def __init__(self, house: House, directory: Path, own: str = "-") -> None:
-        self.wards = {name: Ward(samples, own) for name, samples in SAMPLES.items()}
+    def __init__(self, house: House, directory: Path, own: str = "-", *, adapts: bool = False) -> None:
+        self.wards = {name: Ward(samples, own, adapts=adapts) for name, samples in SAMPLES.items()}
         self.ends: dict[str, RunEnd] = {}
         self.refusals: dict[str, Exception] = {}
         with house.operator() as operator:
@@ -143,6 +144,32 @@ def test_private_tensors_stay_a_global_one_never_moves_and_the_others_are_averag
         with house.operator() as operator:
             replay_run(operator, "kinds", all_=True)
         assert capsys.readouterr().out.count("the same hash") == ROUNDS
+
+
+def test_adapters_alone_travel_and_a_site_with_another_base_says_so_to_the_operator(
+    house: House, tmp_path: Path
+) -> None:
+    start = Ward(1).model.state_dict()
+    base = {name: value for name, value in start.items() if not name.startswith("head.")}
+    line = f'base_sha256 = "{base_sha256(base)}"\n'
+    said = create(house, tmp_path, line + PLAIN + '[tensors]\nbase = ["embedding.*", "body.*", "bn.*"]\n')
+    assert "left out of the upload: 8 base tensors" in said
+    sites = Sites(house, tmp_path, adapts=True)
+    with house.operator() as operator:
+        [token] = operator.create_tokens(1)
+    other = Ward(2, adapts=True)
+    with torch.no_grad():
+        other.model.state_dict()["body.bias"][0] += 1
+    with pytest.raises(WorkRefused, match=r"the base tensors of this client's model hash to .* load the base model"):
+        run_client(other, house.url, tmp_path / "west", "kinds", token, "west")
+    sites.join()
+    house.told("export", "kinds", "--out", str(tmp_path / "model.safetensors"))
+    _, made = decode_model((tmp_path / "model.safetensors").read_bytes())
+    assert set(made) == {"head.weight", "head.bias"}
+    mean = sum(n * n for n in SAMPLES.values()) / sum(SAMPLES.values())
+    assert torch.allclose(made["head.bias"], moved(start["head.bias"], ROUNDS * mean), atol=1e-6)
+    declined = {one["reason"] for record in house.told("show", "kinds")["ended"] for one in record["clients"]}
+    assert any("the base tensors of this client's model hash to" in reason for reason in declined)
 
 
 def test_a_site_whose_code_keeps_a_tensor_of_the_runs_model_is_refused_with_the_tensors_name(
