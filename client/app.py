@@ -30,7 +30,8 @@ class Client(ABC):
         """What of the tensor with this name in the state dict travels; None: as the run file's [tensors] says.
 
         `"mean"`: its weighted mean (the default). `"global"`: it comes from the coordinator, and changes to it are not
-        sent. `"private"`: it stays here, as for FedBN and personal heads. `"base"`: every site has it already, such as
-        the frozen base of adapters; the run file's `base_sha256` binds its values.
+        sent. `"count"`: integers whose changes are added up. `"private"`: it stays here, as for FedBN and personal
+        heads. `"base"`: every site has it already, such as the frozen base of adapters; the run file's `base_sha256`
+        binds its values.
         """
         return None

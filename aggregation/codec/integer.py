@@ -39,7 +39,7 @@ from umbel.aggregation.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.kernels.philox import DITHER_GROUP
 from umbel.aggregation.kernels.quantize import Dithers
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import ExactPlaces, with_device
+from umbel.aggregation.model.state import CountPlaces, ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX
@@ -70,7 +70,7 @@ class IntegerCodec:
         self._grid = grid
         self._layout = layout
         self._n_values = layout.n_values
-        self._exact = ExactPlaces(layout)
+        self._exact, self._counted = ExactPlaces(layout), CountPlaces(layout)
         self._coder = LevelsCoder(layout)
         least = LEVELS_HEAD_BYTES + 4 * self._exact.n_values
         self._payload_bytes = range(least, least + self._coder.bytes_max + 1)
@@ -173,7 +173,7 @@ class IntegerCodec:
         self._check_norm(head.norm, energy)
 
     def new_sum(self) -> IntegerSum:
-        return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
+        return IntegerSum(self._n_values + 1, self._grid.total_weight_max, self._counted)
 
     def mean(self, total: IntegerSum, parts: Iterable[Part]) -> "MeanOfLevels":
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
@@ -182,7 +182,7 @@ class IntegerCodec:
                 f"these clients have the weight {dithers.total_weight} in all, but the sum has the weight "
                 f"{total.total_weight}"
             )
-        return MeanOfLevels(total, dithers, self._plan, self._grid, self._exact)
+        return MeanOfLevels(total, dithers, self._plan, self._grid, (self._exact, self._counted))
 
     def update_rms(self, total: IntegerSum) -> float | None:
         return float(total.sums[-1]) / self._rms_unit / total.total_weight / self._plan.inverse_step
@@ -219,15 +219,20 @@ class IntegerCodec:
 class MeanOfLevels:
     """The weighted mean of the updates in a sum of levels, with the dither subtracted."""
 
-    def __init__(self, total: IntegerSum, dithers: Dithers, plan: CodecPlan, grid: Grid, exact: ExactPlaces) -> None:
+    def __init__(
+        self, total: IntegerSum, dithers: Dithers, plan: CodecPlan, grid: Grid, places: tuple[ExactPlaces, CountPlaces]
+    ) -> None:
         self._total = total
         self._dithers = dithers
         self._plan = plan
         self._grid = grid
-        self._exact = exact
+        self._exact, self._counted = places
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
-        """The mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
+        """The mean of coordinates `start` to `stop`, float64; of tensors of the kind count, the sum.
+
+        Raises `ValueError` if nothing was folded.
+        """
         if self._total.total_weight == 0:
             raise ValueError("no update was added, so there is no mean")
         first = start - start % DITHER_GROUP
@@ -238,6 +243,8 @@ class MeanOfLevels:
         mean.div_(self._total.total_weight).div_(self._plan.inverse_step)
         for _, here in self._exact.within(start, stop - start):
             mean[here] = sums[here].to(torch.float64).mul_(self._grid.step).div_(self._total.total_weight)
+        for _, here in self._counted.within(start, stop - start):
+            mean[here] = sums[here].to(torch.float64).mul_(self._grid.step)
         return mean
 
 

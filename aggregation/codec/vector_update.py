@@ -21,7 +21,7 @@ from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
-from umbel.aggregation.model.state import ExactPlaces, with_device
+from umbel.aggregation.model.state import CountPlaces, ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
@@ -62,7 +62,7 @@ class GridCodec:
         return {}
 
     def new_sum(self) -> IntegerSum:
-        return GridAccumulator(self._layout.n_values, self._grid)
+        return GridAccumulator(self._layout.n_values, self._grid, CountPlaces(self._layout))
 
     def mean(self, total: IntegerSum, parts: Iterable[object]) -> HasMean:
         assert isinstance(total, GridAccumulator), "not a sum of this codec"

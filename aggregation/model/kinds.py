@@ -1,12 +1,12 @@
 """Whether a run file's kinds of tensors and a model's layout fit each other."""
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
 
 
-def require_fitting(rules: TensorRules | None, layout: Layout) -> None:
-    """Raise `LayoutError` if a run with these rules cannot have this layout.
+def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: float) -> None:
+    """Raise `LayoutError` if a run with these rules cannot have this layout. `coarsest_step`: of its rounds' grids.
 
     A layout may state kinds that the rules do not list: the clients' own code declares them (`Client.shares`).
     """
@@ -17,12 +17,17 @@ def require_fitting(rules: TensorRules | None, layout: Layout) -> None:
                 "values: write it at the top of the run file. `umbel model init` prints it"
             )
         names = {spec.name for spec in layout.tensors}
-        if pattern := rules.unmatched(names, "global"):
+        if pattern := rules.unmatched(names, "global", "count"):
             raise LayoutError(
                 f"the pattern {pattern!r} in [tensors] matches no tensor of the model: correct it, or remove it"
             )
         for spec in layout.tensors:
             _require_kind(rules, spec.name, spec.kind)
+    if coarsest_step > INTEGER_UNIT and any(spec.kind == "count" for spec in layout.tensors):
+        raise LayoutError(
+            f"the run's grid has a step of {coarsest_step:g}, too coarse to add up counts exactly (2^-16 at most): "
+            "lower max_abs or sample_count_max in [aggregation], or rounds.target"
+        )
     if layout.update.n_values == 0:
         raise LayoutError(
             "there is nothing to train: no tensor of the model has a value that clients send. Change [tensors], so "

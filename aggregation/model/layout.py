@@ -31,6 +31,7 @@ _ITEM_BYTES: Mapping[str, int] = {
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
 DTYPES = frozenset(_ITEM_BYTES)  # that a tensor of a model may have
+INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 PIECE_VALUES = 1 << 17  # a model is read in pieces: 1 MiB of float64 scratch stays in the second-level cache
 _DIMENSIONS_MAX = 64
@@ -264,6 +265,10 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
         )
     if any(not 0 <= size <= N_VALUES_MAX for size in spec.shape) or offset + spec.n_values > N_VALUES_MAX:
         raise LayoutError(f"invalid layout: tensor {spec.name!r} has a negative size, or too many values")
+    if spec.kind == "count" and (spec.dtype in FLOATS or spec.dtype == "bool"):
+        raise LayoutError(
+            f"tensor {spec.name!r} has the kind count, but the dtype {spec.dtype}: only integers are added up exactly"
+        )
     if spec.tied_to is None:
         owners[spec.name] = spec
     elif (owner := owners.get(spec.tied_to)) is None or (owner.shape, owner.dtype) != (spec.shape, spec.dtype):

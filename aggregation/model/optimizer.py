@@ -1,9 +1,10 @@
 """From a round's mean to the next model: `master + learning_rate * mean`, a piece at a time.
 
 Floats are added in float64 and rounded once to the master copy's dtype. Integers take the mean change rounded to the
-nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Tensors that clients do not
-send (the kind global) stay as they are. Multiplication and addition are separate operations: a fused multiply-add would
-make the bits depend on the processor.
+nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Integers of the kind count
+take the sum of all changes instead, exactly, without the learning rate. Tensors that clients do not send (the kind
+global) stay as they are. Multiplication and addition are separate operations: a fused multiply-add would make the bits
+depend on the processor.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,9 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.errors import ModelOverflow
-from umbel.aggregation.model.layout import FLOATS, Layout, TensorSpec
+from umbel.aggregation.model.layout import FLOATS, INTEGER_UNIT, Layout, TensorSpec
 from umbel.aggregation.model.state import (
     EXACT_IN_FLOAT32,
-    INTEGER_UNIT,
     Piece,
     Values,
     master_dtype,
@@ -68,6 +68,8 @@ def _step(spec: TensorSpec, start: Tensor, change: Tensor, learning_rate: float)
     """The next values of a piece. `start`: its values in the master copy, in its dtype; `change`: their mean change,
     float64, which is overwritten.
     """
+    if spec.kind == "count":
+        return _added(spec, start, change)
     if spec.dtype in FLOATS:
         return _finite(spec, start.to(torch.float64, copy=True).add_(change.mul_(learning_rate)).to(start.dtype))
     if spec.dtype == "bool":
@@ -78,6 +80,19 @@ def _step(spec: TensorSpec, start: Tensor, change: Tensor, learning_rate: float)
     room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
     room_down = limits.min - before.clamp(max=limits.min + most)
     return before.add_(whole.clamp_(room_down, room_up)).to(torch_dtype(spec))
+
+
+def _added(spec: TensorSpec, start: Tensor, change: Tensor) -> Tensor:
+    """Integers plus the sum of their changes, exactly. Raises `ModelOverflow` beyond their dtype's range."""
+    limits, before = torch.iinfo(torch_dtype(spec)), start.to(torch.int64)
+    added = change.div_(INTEGER_UNIT).round_().to(torch.int64)
+    up, down = added.clamp(min=0), added.clamp(max=0)
+    if bool(((before > limits.max - up) | (before < limits.min - down)).any()):
+        raise ModelOverflow(
+            f"the counts in tensor {spec.name!r} would leave the range of {spec.dtype}; build the model with a wider "
+            "integer dtype, such as int64"
+        )
+    return before.add_(added).to(torch_dtype(spec))
 
 
 def _finite(spec: TensorSpec, values: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ the published model to 16 bits never loses updates that are smaller than half a 
 changes also keeps a master copy of its own, whatever the dtypes (`downlink/publishing.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeAlias
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.layout import FLOATS, HALF_PRECISION, PIECE_VALUES, Layout, TensorSpec
+from umbel.aggregation.model.layout import FLOATS, HALF_PRECISION, INTEGER_UNIT, PIECE_VALUES, Layout, TensorSpec
 
 
 class Values(Protocol):
@@ -93,7 +93,6 @@ def segments(layout: Layout, size: int) -> Iterator[list[Piece]]:
 State: TypeAlias = Mapping[str, Tensor]
 
 EXACT_IN_FLOAT32 = 1 << 24
-INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
@@ -155,17 +154,17 @@ def published(spec: TensorSpec, master: Tensor) -> Tensor:
     return master.clamp(limits.min, limits.max).to(torch_dtype(spec))
 
 
-class ExactPlaces:
-    """The places of a layout's exact tensors in its vector."""
+class Places:
+    """The places of some tensors of a layout in its vector."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._runs = [(one.offset, one.n_values) for one in layout.owners() if not one.is_coded and one.n_values]
-        self.n_values = sum(length for _, length in self._runs)  # of all exact tensors
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        self._runs = [(one.offset, one.n_values) for one in specs if one.n_values]
+        self.n_values = sum(length for _, length in self._runs)  # of all these tensors
 
     def within(self, first: int, n_values: int) -> Iterator[tuple[int, slice]]:
-        """The runs of exact values among the coordinates `first` to `first + n_values`.
+        """The runs of their values among the coordinates `first` to `first + n_values`.
 
-        Each is the index of its first value among all exact values, and its place among the `n_values`.
+        Each is the index of its first value among all these values, and its place among the `n_values`.
         """
         n_before = 0
         for offset, length in self._runs:
@@ -173,6 +172,20 @@ class ExactPlaces:
             if start < stop:
                 yield n_before + start - offset, slice(start - first, stop - first)
             n_before += length
+
+
+class CountPlaces(Places):
+    """The places of a layout's tensors of the kind count, whose changes are added up and not averaged."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(one for one in layout.owners() if one.kind == "count")
+
+
+class ExactPlaces(Places):
+    """The places of a layout's exact tensors in its vector."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(one for one in layout.owners() if not one.is_coded)
 
     def taken_out(self, values: Tensor, first: int) -> bytes:
         """Replace the exact ones of `values` with zeros; return them as little-endian float32.

@@ -4,6 +4,7 @@
 kind      the coordinator sends it    clients send their change    the coordinator has it
 mean      yes                         yes: a weighted mean         yes (the default)
 global    yes                         no                           yes
+count     yes                         yes: integers that add up    yes
 private   no                          no                           no: each site has its own
 base      no                          no                           no: each site has the same, bound by a hash
 ```
@@ -16,11 +17,11 @@ from typing import Literal, TypeAlias
 
 from umbel.aggregation.types import require_sha256
 
-TensorKind: TypeAlias = Literal["mean", "global", "private", "base"]
-ListedKind: TypeAlias = Literal["global", "private", "base"]
+TensorKind: TypeAlias = Literal["mean", "global", "count", "private", "base"]
+ListedKind: TypeAlias = Literal["global", "count", "private", "base"]
 TensorPatterns: TypeAlias = Mapping[ListedKind, tuple[str, ...]]
 
-KINDS_HELD: frozenset[TensorKind] = frozenset({"mean", "global"})
+KINDS_HELD: frozenset[TensorKind] = frozenset({"mean", "global", "count"})
 """The kinds of tensors that the coordinator has, so that they are in a run's layout."""
 KINDS_KEPT: frozenset[TensorKind] = frozenset({"private", "base"})
 """The kinds of tensors that never leave a site."""

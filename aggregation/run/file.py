@@ -161,6 +161,11 @@ class RunFile:
         return replace(plan, codec=self.codec.first(n_values, key))
 
     @property
+    def coarsest_step(self) -> float:
+        """The greatest step of the grids of its rounds."""
+        return max(self.round_plan(number, 1).grid.step for number in self.rounds_of_change())
+
+    @property
     def tensor_rules(self) -> TensorRules | None:
         """What of the model travels; None if the file does not say, so that each tensor's mean does."""
         return TensorRules(self.tensors, self.base_sha256) if self.tensors or self.base_sha256 else None

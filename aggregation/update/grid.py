@@ -31,6 +31,7 @@ from torch import Tensor
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.kernels.kernels import add_levels
 from umbel.aggregation.model.layout import PIECE_VALUES
+from umbel.aggregation.model.state import Places
 from umbel.aggregation.plans.codec import Grid
 
 _HASHED_VALUES = 1 << 20  # at a time
@@ -39,11 +40,13 @@ _HASHED_VALUES = 1 << 20  # at a time
 class IntegerSum:
     """A sum of `n_sums` coordinates. Not thread-safe.
 
-    The caller must ensure that no coordinate times `total_weight_max` exceeds 2^62.
+    The caller must ensure that no coordinate times `total_weight_max` exceeds 2^62. Values of `counted` are added once,
+    whatever the weight.
     """
 
-    def __init__(self, n_sums: int, total_weight_max: int) -> None:
+    def __init__(self, n_sums: int, total_weight_max: int, counted: Places | None = None) -> None:
         self.n_sums = n_sums
+        self._counted = counted if counted is not None and counted.n_values else None
         self.total_weight_max = total_weight_max
         self.total_weight = 0
         self.n_folded = 0
@@ -81,6 +84,9 @@ class IntegerSum:
             if end > self.n_sums:
                 raise LyingLength(f"the update has more integers than the sum, which has {self.n_sums}")
             add_levels(self._sum[offset:end], piece, weight)
+            if self._counted is not None and weight > 1:
+                for _, here in self._counted.within(offset, piece.numel()):
+                    self._sum[offset:end][here] -= piece[here].to(torch.int64) * (weight - 1)
             offset = end
         if offset != self.n_sums:
             raise LyingLength(f"the update has {offset} integers, but the sum has {self.n_sums}")
@@ -159,8 +165,8 @@ def to_integers(values: Tensor, grid: Grid) -> Tensor:
 class GridAccumulator(IntegerSum):
     """The exact weighted sum of updates on a grid, and its mean. Updates must have passed `check_values`."""
 
-    def __init__(self, n_values: int, grid: Grid) -> None:
-        super().__init__(n_values, grid.total_weight_max)
+    def __init__(self, n_values: int, grid: Grid, counted: Places | None = None) -> None:
+        super().__init__(n_values, grid.total_weight_max, counted)
         self.grid = grid
 
     def fold(self, pieces: Iterable[Tensor], weight: int) -> None:
@@ -175,7 +181,15 @@ class GridAccumulator(IntegerSum):
         self.fold(torch.split(vector, PIECE_VALUES), weight)
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
-        """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
+        """The weighted mean of coordinates `start` to `stop`, float64; of counted values, the sum.
+
+        Raises `ValueError` if nothing was folded.
+        """
         if self.total_weight == 0:
             raise ValueError("no update was added, so there is no mean")
-        return self._sum[start:stop].to(torch.float64).mul_(self.grid.step).div_(self.total_weight)
+        total = self._sum[start:stop].to(torch.float64).mul_(self.grid.step)
+        mean = total / self.total_weight if self._counted is not None else total.div_(self.total_weight)
+        if self._counted is not None:
+            for _, here in self._counted.within(start, stop - start):
+                mean[here] = total[here]
+        return mean

@@ -37,7 +37,7 @@ def create_run(
     signed = None if members is None else _list_for(run_file, members)
     list_text = None if signed is None else members_bytes(signed).decode()
     unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
-    with fitted_model(model, run_file.tensor_rules) as first:
+    with fitted_model(model, run_file) as first:
         print_run(operator.create_run(run_file.name, text, operator.upload_model(first.path), list_text), as_json)
     if signed is None and run_file.members_sha256:
         typer.echo(

@@ -14,6 +14,7 @@ from umbel.aggregation.model.state import State
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.aggregation.run.file import RunFile
 from umbel.client.state.model_files import layout_in, read_tensors, write_model
 
 
@@ -26,15 +27,15 @@ class FirstModel:
 
 
 @contextmanager
-def fitted_model(path: Path, rules: TensorRules | None) -> Generator[FirstModel]:
-    """The model file as a run with these rules takes it: `path` itself, or a temporary file.
+def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
+    """The model file as the run of this file takes it: `path` itself, or a temporary file.
 
     Raises `LayoutError` if the run cannot have this model, and `OSError`.
     """
-    layout = layout_in(path)
+    layout, rules = layout_in(path), file.tensor_rules
     kinds: Mapping[str, TensorKind] = {spec.name: _kind_of(spec, rules) for spec in layout.tensors}
     if all(spec.kind == kinds[spec.name] for spec in layout.tensors):
-        yield _checked(path, layout, rules, ())
+        yield _checked(path, layout, file, ())
         return
     state = layout.full_state(read_tensors(path)[1])
     _require_base({name: state[name] for name, kind in kinds.items() if kind == "base"}, rules)
@@ -42,12 +43,12 @@ def fitted_model(path: Path, rules: TensorRules | None) -> Generator[FirstModel]
     fitting = layout.with_kinds(kinds.__getitem__)
     with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
         write_model(out := Path(folder) / "model.safetensors", state, fitting)
-        yield _checked(out, fitting, rules, tuple(filter(None, left_out)))
+        yield _checked(out, fitting, file, tuple(filter(None, left_out)))
 
 
-def _checked(path: Path, layout: Layout, rules: TensorRules | None, remarks: tuple[str, ...]) -> FirstModel:
-    require_fitting(rules, layout)
-    careful = careful_of_statistics(layout, rules)
+def _checked(path: Path, layout: Layout, file: RunFile, remarks: tuple[str, ...]) -> FirstModel:
+    require_fitting(file.tensor_rules, layout, file.coarsest_step)
+    careful = careful_of_statistics(layout, file.tensor_rules)
     return FirstModel(path, remarks + ((f"careful: {careful}",) if careful else ()))
 
 

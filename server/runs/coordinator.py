@@ -137,7 +137,7 @@ class Coordinator:
             )
         layout = await self._layout(model.layout_digest)
         try:
-            require_fitting(file.tensor_rules, layout)
+            require_fitting(file.tensor_rules, layout, file.coarsest_step)
             if file.privacy is not None:
                 require_private_model(layout)
         except ValueError as error:

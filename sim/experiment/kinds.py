@@ -26,7 +26,7 @@ def layout_of_run(file: RunFile, layout: Layout) -> Layout:
             "engines of [model] train all clients in one model: simulate your own clients instead (`app` in [clients])"
         )
     made = layout.with_kinds(kinds.__getitem__)
-    require_fitting(rules, made)
+    require_fitting(rules, made, file.coarsest_step)
     if made.update is not made and projections(file.codec.first(made.update.n_values, 0), made):
         raise LayoutError(
             f"{file.codec.name} in the mode structured and global tensors cannot be simulated together with the "

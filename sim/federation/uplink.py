@@ -22,6 +22,7 @@ from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.optimizer import HasMean
+from umbel.aggregation.model.state import CountPlaces
 from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Probe, WorkDone
@@ -108,7 +109,7 @@ class PlainUplink(Uplink):
         self.total: IntegerSum = self.codec.new_sum()
         self.parts = list[Part]()
         self.left = dict[ClientId, Residual]()
-        self._grid, self._codec_plan = plan.grid, plan.codec
+        self._grid, self._codec_plan, self._counted = plan.grid, plan.codec, CountPlaces(layout.update)
         self._version, self._memory = version, memory
 
     def add(
@@ -133,11 +134,16 @@ class PlainUplink(Uplink):
         self.parts.extend(Part(weights[i], self._ranks[clients[i]]) for i in kept)
 
     def _weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum of their integers: int64 (n_values,)."""
+        """The sum of their integers, weighted but for tensors of the kind count: int64 (n_values,)."""
         summed = torch.zeros(rows.shape[1], dtype=torch.int64)
         n_at_once = max(1, _BLOCK_VALUES // rows.shape[1])
         for some, counted in zip(rows.split(n_at_once), weights.split(n_at_once), strict=True):
-            summed += to_integers(some.reshape(-1), self._grid).view_as(some).mul_(counted.unsqueeze(1)).sum(0)
+            integers = to_integers(some.reshape(-1), self._grid).view_as(some)
+            once = [(here, integers[:, here].sum(0)) for _, here in self._counted.within(0, rows.shape[1])]
+            before = [summed[here].clone() for here, _ in once]
+            summed += integers.mul_(counted.unsqueeze(1)).sum(0)
+            for (here, added), earlier in zip(once, before, strict=True):
+                summed[here] = earlier + added
         return summed
 
     def _is_fit(self, client: ClientId, row: Tensor) -> bool:

@@ -30,7 +30,7 @@ rounds = { count = 2, target = 3, minimum = 3, over_selection = 1.0, window_s = 
 CHANGES = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 1.0\n[downlink]\nname = "change"\n'
 KEPT = '[retention]\nupdates = "all"\n'
 MASKED = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 1.0\n[secure_aggregation]\nexpected_sample_count = 4\n'
-TENSORS = '[tensors]\nglobal = ["embedding.*"]\nprivate = ["bn.*", "head.*"]\n'
+TENSORS = '[tensors]\nglobal = ["embedding.*"]\ncount = ["seen"]\nprivate = ["bn.*", "head.*"]\n'
 
 
 class Net(nn.Module):
@@ -42,6 +42,7 @@ class Net(nn.Module):
             nn.BatchNorm1d(20),
             nn.Linear(20, 3),
         )
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
 
 
 class Ward(Client):
@@ -113,7 +114,7 @@ def moved(start: Tensor, by: float) -> Tensor:
     [(KEPT, 1e-6), (KEPT + CHANGES, 0.01), (MASKED, 0.01)],
     ids=["float32", "integers and changes", "masked"],
 )
-def test_private_tensors_stay_a_global_one_never_moves_and_the_others_are_averaged(
+def test_private_tensors_stay_a_global_one_never_moves_counts_add_up_and_the_others_are_averaged(
     house: House, tmp_path: Path, sections: str, error: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = create(house, tmp_path, PLAIN + sections + TENSORS)
@@ -130,7 +131,9 @@ def test_private_tensors_stay_a_global_one_never_moves_and_the_others_are_averag
         "body.bias": "mean",
         "body.weight": "mean",
         "embedding.weight": "global",
+        "seen": "count",
     }
+    assert made["seen"].tolist() == [ROUNDS * sum(SAMPLES.values())] * 2
     mean = sum(n * n for n in SAMPLES.values()) / sum(SAMPLES.values())
     assert torch.equal(made["embedding.weight"], start["embedding.weight"])
     assert torch.allclose(made["body.weight"], moved(start["body.weight"], ROUNDS * mean), atol=error)
@@ -146,15 +149,29 @@ def test_private_tensors_stay_a_global_one_never_moves_and_the_others_are_averag
         assert capsys.readouterr().out.count("the same hash") == ROUNDS
 
 
-def test_adapters_alone_travel_and_a_site_with_another_base_says_so_to_the_operator(
-    house: House, tmp_path: Path
-) -> None:
-    start = Ward(1).model.state_dict()
-    base = {name: value for name, value in start.items() if not name.startswith("head.")}
-    line = f'base_sha256 = "{base_sha256(base)}"\n'
-    said = create(house, tmp_path, line + PLAIN + '[tensors]\nbase = ["embedding.*", "body.*", "bn.*"]\n')
-    assert "left out of the upload: 8 base tensors" in said
-    sites = Sites(house, tmp_path, adapts=True)
+BASE = '[tensors]\nbase = ["embedding.*", "body.*", "bn.*", "seen"]\n'
+
+
+def bound_to_the_base() -> str:
+    base = {name: value for name, value in Ward(1).model.state_dict().items() if not name.startswith("head.")}
+    return f'base_sha256 = "{base_sha256(base)}"\n'
+
+
+def test_adapters_alone_travel_on_a_base_that_every_site_has(house: House, tmp_path: Path) -> None:
+    said = create(house, tmp_path, bound_to_the_base() + PLAIN + BASE)
+    assert "left out of the upload: 9 base tensors" in said
+    sites, start = Sites(house, tmp_path, adapts=True), Ward(1).model.state_dict()
+    sites.join()
+    assert {end.status for end in sites.ends.values()} == {"finished"}, sites.refusals
+    house.told("export", "kinds", "--out", str(tmp_path / "model.safetensors"))
+    _, made = decode_model((tmp_path / "model.safetensors").read_bytes())
+    assert set(made) == {"head.weight", "head.bias"}
+    mean = sum(n * n for n in SAMPLES.values()) / sum(SAMPLES.values())
+    assert torch.allclose(made["head.bias"], moved(start["head.bias"], ROUNDS * mean), atol=1e-6)
+
+
+def test_a_site_with_another_base_declines_and_says_so_to_the_operator(house: House, tmp_path: Path) -> None:
+    create(house, tmp_path, bound_to_the_base() + PLAIN.replace("3", "1") + BASE)
     with house.operator() as operator:
         [token] = operator.create_tokens(1)
     other = Ward(2, adapts=True)
@@ -162,12 +179,6 @@ def test_adapters_alone_travel_and_a_site_with_another_base_says_so_to_the_opera
         other.model.state_dict()["body.bias"][0] += 1
     with pytest.raises(WorkRefused, match=r"the base tensors of this client's model hash to .* load the base model"):
         run_client(other, house.url, tmp_path / "west", "kinds", token, "west")
-    sites.join()
-    house.told("export", "kinds", "--out", str(tmp_path / "model.safetensors"))
-    _, made = decode_model((tmp_path / "model.safetensors").read_bytes())
-    assert set(made) == {"head.weight", "head.bias"}
-    mean = sum(n * n for n in SAMPLES.values()) / sum(SAMPLES.values())
-    assert torch.allclose(made["head.bias"], moved(start["head.bias"], ROUNDS * mean), atol=1e-6)
     declined = {one["reason"] for record in house.told("show", "kinds")["ended"] for one in record["clients"]}
     assert any("the base tensors of this client's model hash to" in reason for reason in declined)
 

@@ -30,7 +30,7 @@ from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.counts import COUNT_MAX
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.model.state import CountPlaces, ExactPlaces
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
@@ -226,6 +226,19 @@ class Composition:
     @cached_property
     def exact(self) -> ExactPlaces:
         return ExactPlaces(self.layout)
+
+    @cached_property
+    def counted(self) -> CountPlaces:
+        return CountPlaces(self.layout)
+
+    @cached_property
+    def is_counted(self) -> Tensor:
+        """By exact value, whether its tensor has the kind count: bool."""
+        found = torch.zeros(self.exact.n_values, dtype=torch.bool)
+        for at, here in self.exact.within(0, self.layout.n_values):
+            for _, place in self.counted.within(here.start, here.stop - here.start):
+                found[at + place.start : at + place.stop] = True
+        return found
 
     @cached_property
     def words(self) -> Words:

@@ -168,12 +168,22 @@ def contribution(
     _divide(read.values, divisor).mul_(as_float32(most * scale))
     draws = _word_draws(secret, 1 + composition.exact.n_values)
     counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
-    exact = read.exact.to(torch.float64).div_(divisor).mul_(most * weight).div_(composition.grid.step)
-    exact_most = math.ceil(composition.grid.max_abs / composition.grid.step) * weight  # a last bit may be beyond it
+    exact, exact_most = _exact(composition, read.exact, (divisor, most * weight), weight)
     counted = composition.words.counted(work.counts, work.evaluation_counts)
     rounded = _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most)
     joined = composition.words.join(counts, measured, rounded, counted)
     return Contribution(composition, joined, read.values, secret, remarks + shortened)
+
+
+def _exact(composition: Composition, values: Tensor, scale: tuple[float, float], weight: int) -> tuple[Tensor, Tensor]:
+    """Exact values in steps of the grid, float64, and the greatest that each may be, int64.
+
+    `scale`: a divisor and a factor. Tensors of the kind count are neither shortened nor weighted.
+    """
+    counted, whole = composition.is_counted, values.to(torch.float64)
+    scaled = torch.where(counted, whole, (whole / scale[0]).mul_(scale[1])).div_(composition.grid.step)
+    most = math.ceil(composition.grid.max_abs / composition.grid.step)  # a last bit may be beyond it
+    return scaled, torch.where(counted, most, most * weight)
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:

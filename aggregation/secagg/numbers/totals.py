@@ -20,7 +20,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.counts import COUNT_MAX, CountsByName
-from umbel.aggregation.model.state import ExactPlaces
+from umbel.aggregation.model.state import CountPlaces, ExactPlaces
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.errors import SecAggError
@@ -60,7 +60,12 @@ class MeanOfSum:
     """The weighted mean of the changes in a sum."""
 
     def __init__(
-        self, values: Tensor, exact: Tensor, places: ExactPlaces, grid: Grid, weights: tuple[int, int]
+        self,
+        values: Tensor,
+        exact: Tensor,
+        places: tuple[ExactPlaces, CountPlaces],
+        grid: Grid,
+        weights: tuple[int, int],
     ) -> None:
         """`values`: the plain mean of the weighted changes, float32. `exact`: the sums of the exact values, int64.
 
@@ -68,16 +73,22 @@ class MeanOfSum:
         """
         self._values = values
         self._exact = exact
-        self._places = places
+        self._places, self._counted = places
         self._grid = grid
         self._factor, self._total_weight = weights
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
-        """The mean of coordinates `start` to `stop`, float64: the same bits on every machine."""
+        """The mean of coordinates `start` to `stop`, float64: the same bits on every machine. Of tensors of the kind
+        count, the sum.
+        """
         mean = self._values[start:stop].to(torch.float64).mul_(self._factor).div_(self._total_weight)
         for at, here in self._places.within(start, stop - start):
             sums = self._exact[at : at + here.stop - here.start]
-            mean[here] = sums.to(torch.float64).mul_(self._grid.step).div_(self._total_weight)
+            mean[here] = sums.to(torch.float64).mul_(self._grid.step)
+            counted = torch.zeros(sums.numel(), dtype=torch.bool)
+            for _, place in self._counted.within(start + here.start, sums.numel()):
+                counted[place] = True
+            mean[here] = torch.where(counted, mean[here], mean[here] / self._total_weight)
         return mean
 
 
@@ -142,7 +153,7 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
         counted_by=counted_by,
         shown=shown,
         sum_sha256=integers_sha256(lifted, words),
-        mean=MeanOfSum(mean, exact, composition.exact, composition.grid, weights),
+        mean=MeanOfSum(mean, exact, (composition.exact, composition.counted), composition.grid, weights),
     )
 
 

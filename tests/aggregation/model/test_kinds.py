@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.downlink.change import ChangeWriter, apply_change
 from umbel.aggregation.downlink.publishing import write_next_master
-from umbel.aggregation.errors import LayoutError, WrongLayout
+from umbel.aggregation.errors import LayoutError, ModelOverflow, WrongLayout
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.kinds import require_fitting
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
 from umbel.aggregation.model.optimizer import write_next
 from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, master_of, torch_dtype
 from umbel.aggregation.model.statistics import careful_of_statistics
@@ -33,13 +34,14 @@ KINDS = st.sampled_from(sorted(get_args(TensorKind)))
 
 @st.composite
 def states(draw: st.DrawFn) -> tuple[dict[str, Tensor], dict[str, TensorKind]]:
-    """Tensors of some dtypes, with a kind each."""
+    """Tensors of some dtypes, with a kind each; only integers are counts."""
     names = draw(st.lists(st.text("abc.", min_size=1, max_size=3), min_size=1, max_size=6, unique=True))
     state = {
         name: torch.arange(draw(st.integers(0, 4)), dtype=draw(st.sampled_from(DTYPES))) + i
         for i, name in enumerate(names)
     }
-    return state, {name: draw(KINDS) for name in names}
+    kinds: dict[str, TensorKind] = {name: draw(KINDS) for name in names}
+    return state, {n: "mean" if k == "count" and state[n].is_floating_point() else k for n, k in kinds.items()}
 
 
 @given(states())
@@ -54,12 +56,13 @@ def test_a_layout_has_the_tensors_that_the_coordinator_has_and_its_json_round_tr
 
 
 @given(states())
-def test_the_layout_of_updates_is_that_of_the_tensors_of_the_kind_mean_alone(
+def test_the_layout_of_updates_is_that_of_the_tensors_that_are_sent(
     given_: tuple[dict[str, Tensor], dict[str, TensorKind]],
 ) -> None:
     state, kinds = given_
     layout = Layout.of_state(state, kinds.__getitem__)
-    assert layout.update == Layout.of_state({name: value for name, value in state.items() if kinds[name] == "mean"})
+    sent = {name: value for name, value in state.items() if kinds[name] in ("mean", "count")}
+    assert layout.update == Layout.of_state(sent, kinds.__getitem__)
     assert layout.update.update is layout.update
     assert (layout.update is layout) == ("global" not in kinds.values())
 
@@ -176,6 +179,74 @@ def test_a_model_file_keeps_the_kinds() -> None:
     assert encode_model(state, found) == encode_model(mixed_state(), layout)
 
 
+# --- integers that add up ---------------------------------------------------------------------------------------------
+
+COUNTS: dict[str, TensorKind] = {"a": "mean", "b": "count", "c": "mean", "d": "count"}
+
+
+def counting_state() -> dict[str, Tensor]:
+    return {
+        "a": torch.ones(7),
+        "b": torch.tensor([5, -3, 1 << 40]),
+        "c": torch.tensor(9),
+        "d": torch.zeros(2, dtype=torch.int32),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([Codec.FLOAT32, Codec.INTEGER]),
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.lists(st.integers(-(1 << 22), 1 << 22), min_size=5, max_size=5)),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_counts_are_added_up_exactly_and_all_else_is_averaged(
+    codec: Codec, clients: list[tuple[int, list[int]]]
+) -> None:
+    """In any codec, any weights, and through partial sums: beside Python's own integers."""
+    state, grid = counting_state(), Grid.finest(max_abs=64.0, total_weight_max=6000)
+    layout = Layout.of_state(state, COUNTS.__getitem__)
+    reader = codec_for(CodecPlan(codec, inverse_step=64.0 if codec is Codec.INTEGER else 0.0), grid, layout)
+    halves, parts = [reader.new_sum(), reader.new_sum()], list[Part]()
+    for rank, (weight, counted) in enumerate(clients):
+        change = torch.zeros(layout.n_values)
+        change[7:10], change[11:13] = torch.tensor(counted[:3]) * INTEGER_UNIT, torch.tensor(counted[3:]) * INTEGER_UNIT
+        change[10] = rank * INTEGER_UNIT
+        update = b"".join(bytes(piece) for piece in reader.encode(partial(iter, [change]), rank))
+        head = reader.header_bytes
+        halves[rank % 2].add(reader.integers(update[:head], [update[head:]], rank), weight)
+        parts.append(Part(weight, rank))
+    total, other = halves
+    total.merge_sums([other.sums], other.total_weight, other.n_folded)
+    public, master = empty_state(layout, torch_dtype), empty_state(layout, master_dtype)
+    write_next(layout, InMemory(state), reader.mean(total, parts), 0.5, InMemory(public), InMemory(master))
+    added = [sum(counted[i] for _, counted in clients) for i in range(5)]
+    assert public["b"].tolist() == [before + more for before, more in zip([5, -3, 1 << 40], added[:3], strict=True)]
+    assert public["d"].tolist() == added[3:]
+    weights = [weight for weight, _ in clients]
+    mean = sum(rank * weight for rank, weight in enumerate(weights)) / sum(weights)
+    assert abs(int(public["c"]) - 9 - mean) <= 0.51
+
+
+def test_counts_beyond_their_dtype_stop_the_run_with_a_remedy() -> None:
+    state = {"d": torch.tensor([(1 << 31) - 2], dtype=torch.int32)}
+    layout = Layout.of_state(state, lambda _name: "count")
+    total = codec_for(CodecPlan(), GRID, layout).new_sum()
+    total.add([torch.tensor([round(2 * INTEGER_UNIT / GRID.step)])], 5)
+    reader, public = codec_for(CodecPlan(), GRID, layout), InMemory(empty_state(layout, torch_dtype))
+    with pytest.raises(ModelOverflow, match=r"counts in tensor 'd' would leave the range of int32; .* wider"):
+        write_next(layout, InMemory(state), reader.mean(total, []), 1.0, public)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_only_integers_are_counts(dtype: torch.dtype) -> None:
+    kind: dict[str, TensorKind] = {"a": "count"}
+    with pytest.raises(LayoutError, match=r"'a' has the kind count, but the dtype .* only integers are added up"):
+        Layout.of_state({"a": torch.zeros(1, dtype=dtype)}, kind.__getitem__)
+
+
 # --- what a run can have ----------------------------------------------------------------------------------------------
 
 
@@ -201,7 +272,7 @@ def layout_of(**kinds: TensorKind) -> Layout:
 )
 def test_a_run_that_cannot_be_is_refused(rules: TensorRules | None, layout: Layout, words: str) -> None:
     with pytest.raises(LayoutError, match=words):
-        require_fitting(rules, layout)
+        require_fitting(rules, layout, 2.0**-20)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +285,14 @@ def test_a_run_that_cannot_be_is_refused(rules: TensorRules | None, layout: Layo
     ],
 )
 def test_a_run_that_can_be_is_accepted(rules: TensorRules | None, layout: Layout) -> None:
-    require_fitting(rules, layout)
+    require_fitting(rules, layout, 2.0**-20)
+
+
+def test_counts_need_a_grid_that_holds_them_exactly() -> None:
+    layout = Layout.of_state({"a": torch.zeros(2, dtype=torch.int64)}, lambda _name: "count")
+    require_fitting(None, layout, INTEGER_UNIT)
+    with pytest.raises(LayoutError, match=r"too coarse to add up counts exactly .* lower max_abs or sample_count_max"):
+        require_fitting(None, layout, 2 * INTEGER_UNIT)
 
 
 # --- the base ---------------------------------------------------------------------------------------------------------

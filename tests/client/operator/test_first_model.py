@@ -10,6 +10,8 @@ from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.tensors import TensorKind, TensorRules
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
 from umbel.client.operator.first_model import fitted_model
 
 STATE = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(4)}
@@ -22,17 +24,22 @@ def written(folder: Path, **kinds: TensorKind) -> Path:
     return path
 
 
+def run(rules: TensorRules | None) -> RunFile:
+    patterns, sha256 = ({}, "") if rules is None else (rules.patterns, rules.base_sha256)
+    return RunFile("r", RoundsSection(1, 1), tensors=patterns, base_sha256=sha256)
+
+
 @pytest.mark.parametrize("rules", [None, TensorRules({}, "ab" * 32)])
 def test_a_file_that_fits_is_uploaded_as_it_is(tmp_path: Path, rules: TensorRules | None) -> None:
     path = written(tmp_path)
-    with fitted_model(path, rules) as first:
+    with fitted_model(path, run(rules)) as first:
         assert (first.path, first.remarks) == (path, ())
 
 
 def test_kinds_are_written_and_private_tensors_left_out_the_same_way_each_time(tmp_path: Path) -> None:
     path, made = written(tmp_path), list[bytes]()
     for _ in range(2):
-        with fitted_model(path, RULES) as first:
+        with fitted_model(path, run(RULES)) as first:
             made.append(first.path.read_bytes())
             assert first.remarks == ("left out of the upload: 1 private tensor (c)",)
     assert made[0] == made[1]
@@ -40,7 +47,7 @@ def test_kinds_are_written_and_private_tensors_left_out_the_same_way_each_time(t
     assert {spec.name: spec.kind for spec in layout.tensors} == {"a": "mean", "b": "global"}
     assert torch.equal(state["b"], STATE["b"])
     path.write_bytes(made[0])
-    with fitted_model(path, RULES) as again:
+    with fitted_model(path, run(RULES)) as again:
         assert again.path == path, "a file that was made so needs no change"
 
 
@@ -66,13 +73,13 @@ def test_kinds_are_written_and_private_tensors_left_out_the_same_way_each_time(t
 def test_a_file_that_cannot_be_the_runs_is_refused(
     tmp_path: Path, rules: TensorRules, kinds: dict[str, TensorKind], words: str
 ) -> None:
-    with pytest.raises(LayoutError, match=words), fitted_model(written(tmp_path, **kinds), rules):
+    with pytest.raises(LayoutError, match=words), fitted_model(written(tmp_path, **kinds), run(rules)):
         pass
 
 
 def test_the_base_of_the_run_file_is_left_out(tmp_path: Path) -> None:
     rules = TensorRules({"base": ("c",)}, base_sha256({"c": STATE["c"]}))
-    with fitted_model(written(tmp_path), rules) as first:
+    with fitted_model(written(tmp_path), run(rules)) as first:
         assert set(decode_model(first.path.read_bytes())[1]) == {"a", "b"}
         assert first.remarks == ("left out of the upload: 1 base tensor (c)",)
 
@@ -80,6 +87,6 @@ def test_the_base_of_the_run_file_is_left_out(tmp_path: Path) -> None:
 def test_averaged_running_statistics_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "init.safetensors"
     path.write_bytes(encode_model(torch.nn.BatchNorm1d(2).state_dict()))
-    with fitted_model(path, None) as first:
+    with fitted_model(path, run(None)) as first:
         [remark] = first.remarks
     assert remark.startswith("careful: the running statistics running_mean, running_var are averaged over clients")

@@ -90,7 +90,7 @@ def test_a_site_may_keep_more_to_itself_and_declare_what_the_run_file_does_not_l
         (
             {"bn.bias": "secret"},
             None,
-            r"shares\('bn.bias'\) of the client returned 'secret': return one of base, global",
+            r"shares\('bn.bias'\) of the client returned 'secret': return one of base, count, global",
         ),
         ({"bn.bias": 7}, None, "returned 7: return one of"),
         ({}, rules(private=("bn.wieght",)), "pattern 'bn.wieght' .* matches no tensor of this model"),

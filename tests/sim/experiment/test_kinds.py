@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.sim.federation.worlds import table
+from tests.sim.federation.worlds import attempts_of, table
 from umbel.aggregation.model.artifact import decode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim import simulate
 from umbel.sim.experiment.file import experiment_of
@@ -50,6 +51,17 @@ def test_a_global_tensor_is_in_every_model_as_it_was_in_the_first(tmp_path: Path
     assert not torch.equal(state["whole"]["1.weight"], first["1.weight"])
     assert not torch.equal(state["part"]["4.weight"], first["4.weight"])
     assert n_bytes["part"] < n_bytes["whole"]
+
+
+@pytest.mark.parametrize("codec", [{"name": "float32"}, {"name": "integer"}], ids=["float32", "integers"])
+def test_a_counter_of_the_kind_count_has_all_steps_of_all_clients(codec: dict[str, Any]) -> None:
+    tensors = {"count": ["*.num_batches_tracked"]}
+    attempts = attempts_of(described(tensors=tensors, codec=codec))
+    done = [one.steps_done for attempt in attempts for one in attempt.record.clients if one.fate in _COUNTED]
+    assert int(attempts[-1].model.published["2.num_batches_tracked"]) == sum(done) > 0
+
+
+_COUNTED = (Fate.ACCEPTED, Fate.PARTIAL)
 
 
 def test_the_simulator_warns_once_of_averaged_statistics_where_sites_differ() -> None:

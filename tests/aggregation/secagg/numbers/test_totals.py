@@ -26,7 +26,7 @@ from tests.federations.whole_states import next_master, state_change
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.step import ALARM_SHARE
 from umbel.aggregation.kernels.rotation import unrotate
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
 from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
@@ -179,6 +179,35 @@ def test_batch_norm_and_counters_are_the_same_as_on_the_plain_path() -> None:
 
 
 # --- wrapping ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 900), st.lists(st.integers(-(1 << 22), 1 << 22), min_size=3, max_size=3)),
+        min_size=3,
+        max_size=6,
+    ),
+    st.floats(0.0, 500.0),
+)
+@settings(max_examples=25, deadline=None)
+def test_tensors_of_the_kind_count_are_added_up_exactly_and_never_shortened(
+    clients: list[tuple[int, list[int]]], size: float
+) -> None:
+    """Beside Python's own integers. `size`: of another value of the update, beyond max_abs too."""
+    state = {"a": torch.zeros(40), "n": torch.zeros(3, dtype=torch.int64), "z": torch.zeros((), dtype=torch.int64)}
+    layout = Layout.of_state(state, lambda name: "count" if name == "n" else "mean")
+    composition = composed(secure_plan(len(clients), 300), layout, step=0.5, max_abs=64.0)
+    changes = list[Tensor]()
+    for _, counted in clients:
+        change = torch.zeros(layout.n_values)
+        change[0], change[40:43], change[43] = size, torch.tensor(counted) * INTEGER_UNIT, 8 * INTEGER_UNIT
+        changes.append(change)
+    made = cohort(composition, changes, [LocalWork(weight, 2, 2) for weight, _ in clients]).totals()
+    found = made.mean.mean_slice(40, 43) / INTEGER_UNIT
+    assert found.tolist() == [sum(counted[i] for _, counted in clients) for i in range(3)]
+    assert torch.equal(made.mean.mean_slice(41, 42) / INTEGER_UNIT, found[1:2]), "any slice is that of the whole"
+    if size <= composition.grid.max_abs:
+        assert float(made.mean.mean_slice(43, 44)) == pytest.approx(8 * INTEGER_UNIT, abs=1e-6)
 
 
 def test_the_extreme_at_the_greatest_weight_is_exact_and_one_bit_less_wraps() -> None:
