@@ -18,7 +18,7 @@ from umbel.aggregation.model.kinds import require_fitting
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.plans.tensors import TensorRules
+from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.errors import WorkRefused
 from umbel.client.training.probe import memory_free_bytes
@@ -123,12 +123,12 @@ class _Checks:
     def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> str:
         """Make client 0 and the last one, and the client that measures models. Returns a warning, or nothing."""
         app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
-        layouts = [self._layout_of(app, number, data, rules) for number in (0, app.n_clients - 1)]
+        layouts = [self._layout_of(app, number, data, trial.run) for number in (0, app.n_clients - 1)]
         if difference := layouts[0].difference(layouts[1]):
             raise EngineError(other_model(app, app.n_clients - 1, difference))
         if section.test is not None:
             tester = measuring_client(section.test, None if data is None else data.test, trial.seed)
-            if difference := layouts[0].difference(_shared_layout(tester, section.test, rules)):
+            if difference := layouts[0].difference(_shared_layout(tester, section.test, trial.run)):
                 raise EngineError(
                     f"the model of {section.test} is not the model of {section.app}: {difference}; give it the same "
                     "tensors, because it measures that model"
@@ -137,12 +137,12 @@ class _Checks:
         require_possible(trial.run, layouts[0], clients, measure_themselves=True)
         return careful_of_statistics(layouts[0], rules)
 
-    def _layout_of(self, app: ClientApp, number: int, data: Population | None, rules: TensorRules | None) -> Layout:
+    def _layout_of(self, app: ClientApp, number: int, data: Population | None, file: RunFile) -> Layout:
         made = app.make(number, ClientGroup.dealt(np.array([number]), data).share(0))
         _require_room(made.model)
         if not any(one.requires_grad for one in made.model.parameters()):
             raise EngineError(f"the model of client {number} has no parameter to train: give it one")
-        return _shared_layout(made, f"client {number} of {app.name}", rules)
+        return _shared_layout(made, f"client {number} of {app.name}", file)
 
     def _built(self, fleet: FleetSection | None, seed: int) -> None:
         devices_of(fleet, seed, self._folder, self._data_folder)
@@ -168,11 +168,12 @@ class _Checks:
         return Layout.of_state(made.state_dict())
 
 
-def _shared_layout(client: Client, name: str, rules: TensorRules | None) -> Layout:
+def _shared_layout(client: Client, name: str, file: RunFile) -> Layout:
     """The layout of the tensors that the coordinator has. Raises `EngineError` for rules that do not fit the model."""
+    rules = file.tensor_rules
     try:
         layout = SharedState(client).under(rules).layout
-        require_fitting(rules, layout)
+        require_fitting(rules, layout, file.coarsest_step)
     except (LayoutError, WorkRefused) as error:
         raise EngineError(f"{name}: {error}") from error
     return layout
