@@ -58,6 +58,7 @@ from umbel.sim.federation.window import (
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Devices
+from umbel.sim.fleet.without import WithoutDevices
 from umbel.sim.secure.exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # virtual pauses between two looks when too few devices wait
@@ -218,12 +219,21 @@ class Federation:
             lambda: self._uplink(opened),
             lambda cohort: _window(opened, cohort, uplink),
             self._unreadable(cohort),
+            holds_updates=self._holds_updates(opened),
         )
         played = attempt.play()
         declines = attempt.declines
         for names, values, works, weights in attempt.updates(played) if self._updates is not None else ():
             self._note(names, values, works, weights, attempt.uplink.refused)
         return self._unmasked(played, attempt.window, attempt.uplink, declines), attempt.uplink, attempt.works, declines
+
+    def _holds_updates(self, opened: Training) -> bool:
+        """Whether the updates of real clients stay in memory until the attempt is played to its end.
+
+        Without devices every client reports at once and in time, so a plain round takes each update when it is there.
+        """
+        is_plain = opened.plan.secure is None and not opened.plan.task.tries_clients
+        return not (is_plain and isinstance(self.world.fleet, WithoutDevices)) or self.world.measure.needs_updates
 
     @property
     def global_model(self) -> GlobalModel:

@@ -19,6 +19,7 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.states import Abandoned, Training
+from umbel.aggregation.round.weighting import weight_of
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
@@ -42,6 +43,7 @@ from umbel.sim.federation.window import Cohort, Played, SecureWindow, Window, wi
 from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Devices
 
+_NO_ROW = torch.empty(0)
 _ROWS_AT_ONCE = 64  # updates that are added together
 _NOTHING = SampleSet(torch.empty(0), torch.empty(0, dtype=torch.int64))
 _TRAININGS_MAX = 2  # of one client in one attempt: with the estimate, and with the time that its device really has
@@ -179,7 +181,8 @@ class OwnAttempt:
     it.
 
     `new_uplink` and `new_window` make a fresh one for each time that the attempt is played. `unreadable`: clients whose
-    bytes are no update, with the reason.
+    bytes are no update, with the reason. `holds_updates`: whether updates stay in memory until it is known which count.
+    It is needed unless every report of the cohort counts, whatever the clients say of their work.
     """
 
     def __init__(
@@ -193,6 +196,8 @@ class OwnAttempt:
         new_uplink: Callable[[], Uplink],
         new_window: Callable[[Cohort], Window | SecureWindow],
         unreadable: Mapping[ClientId, str],
+        *,
+        holds_updates: bool,
     ) -> None:
         self._clients, self._fleet, self._opened, self._offer, self._model = clients, fleet, opened, offer, model
         self._new_uplink, self._new_window, self._unreadable = new_uplink, new_window, unreadable
@@ -200,6 +205,7 @@ class OwnAttempt:
         self._seeds = client_seeds(opened.plan, cohort.names)
         self._sizes = clients.sizes(cohort.fates.devices)
         self._done, self._refused = dict[int, _Done](), dict[ClientId, str]()
+        self._holds_updates = holds_updates
         self.uplink = new_uplink()
 
     @property
@@ -228,9 +234,10 @@ class OwnAttempt:
             played = self._settled()
             if self._is_lost(played):
                 return played
-            self.uplink = self._new_uplink()
-            for some in self.updates(played):
-                self.uplink.add(*some)
+            if self._holds_updates:
+                self.uplink = self._new_uplink()
+                for some in self.updates(played):
+                    self.uplink.add(*some)
             if not self.uplink.refused.keys() - self._refused.keys():
                 return played
             self._refused |= self.uplink.refused
@@ -268,7 +275,18 @@ class OwnAttempt:
         for found in self._clients.engine.train(self._model, work):
             self._spoil(ranks[found.positions], found.values)
             for position, row, report in zip(found.positions.tolist(), found.values, found.reports, strict=True):
-                self._note(int(ranks[position]), report, row, float(limits[position]))
+                rank = int(ranks[position])
+                if self._holds_updates:
+                    self._note(rank, report, row.clone(), float(limits[position]))
+                    continue
+                self._note(rank, report, _NO_ROW, float(limits[position]))
+                if isinstance(done := report.work, WorkDone):
+                    self.uplink.add([self._cohort.names[rank]], row.unsqueeze(0), [done], [self._weight(rank, done)])
+
+    def _weight(self, rank: int, work: WorkDone) -> int:
+        """The weight of a report in a plain round, as the machine gives it."""
+        draws = self._opened.cohort[self._cohort.names[rank]].draws
+        return weight_of(self._opened.plan.weighting, draws, work.sample_count)
 
     def _spoil(self, ranks: Indices, values: Tensor) -> None:
         fates, plan = self._cohort.fates, self._opened.plan
@@ -280,7 +298,7 @@ class OwnAttempt:
         if isinstance(report.work, WorkDone):
             before = self._done.get(rank)
             n_trainings = 1 if before is None else before.n_trainings + 1
-            self._done[rank] = _Done(report.work, row.clone(), limit, n_trainings)
+            self._done[rank] = _Done(report.work, row, limit, n_trainings)
         else:
             self._refused[self._cohort.names[rank]] = report.refusal
 

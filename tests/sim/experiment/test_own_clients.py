@@ -165,6 +165,16 @@ def test_a_resumed_experiment_ends_in_the_same_model(tmp_path: Path) -> None:
     assert [json.loads(line)["test_metrics"] for line in lines] == [row.test_metrics for row in whole]
 
 
+@pytest.mark.parametrize("weighting", ["samples", "proportional"])
+def test_updates_are_taken_one_by_one_or_together_with_the_same_result(weighting: str) -> None:
+    """Measured updates are held until the round is over; others are added up when they are there."""
+    rounds = {"count": 3, "target": 4, "minimum": 2, "window_s": 600.0, "weighting": weighting}
+    one_by_one = rows_of(table("make_remembering", rounds=rounds))
+    together = rows_of(table("make_remembering", rounds=rounds, measure={"updates": True}))
+    assert [row.model_sha256 for row in one_by_one] == [row.model_sha256 for row in together]
+    assert all(row.update_norm for row in together)
+
+
 KEEPING = {"count": 4, "target": 2, "minimum": 1, "window_s": 600.0}
 
 
