@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
-from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped
+from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, wrong
 from umbel.client.check.observed import Training
 from umbel.client.check.plan_checks import KEYS, check_gradients, check_stops
 from umbel.client.check.practice_run import STEPS, PracticeRun, practice_run
@@ -29,7 +30,7 @@ from umbel.client.check.repeat_checks import check_evaluates, check_repeats
 from umbel.client.check.result_checks import check_failed, check_left, check_result
 from umbel.client.check.round_checks import Rounds, check_resumes, check_rounds, check_secure, logged
 from umbel.client.check.trainee import Trainee
-from umbel.client.errors import AppError
+from umbel.client.errors import AppError, TrainingFailed
 from umbel.client.local.devices import generators, set_generators
 from umbel.client.training.encoding_device import encoding_device
 from umbel.client.training.shared_state import SharedState
@@ -127,10 +128,17 @@ class _Checks:
         self._ignored = set[str]()  # what a run asks of gradients, and the client does not do
 
     def findings(self) -> Iterator[ClientFinding]:
-        for finding in self._all():
-            if finding.verdict == "wrong":
-                self._found.setdefault(finding.check, finding)
-            yield finding
+        try:
+            for finding in self._all():
+                if finding.verdict == "wrong":
+                    self._found.setdefault(finding.check, finding)
+                yield finding
+        except (TrainingFailed, LayoutError) as error:  # the weights no longer fit the model
+            if not self._found:
+                advice = "Keep the names, shapes and dtypes of all tensors"
+                yield self._found.setdefault(
+                    "tensors", wrong("tensors", f"the client has changed its model: {error}", advice)
+                )
         if self._found:
             self.why_skipped = f"the check {next(iter(self._found))} has found a fault, which must be corrected first"
 

@@ -79,13 +79,13 @@ class SecureAttempt:
             case _:
                 return self._agreements or None
 
-    def take_input(self, update: bytes, signature: bytes) -> None:
+    def take_input(self, update: bytearray, signature: bytes) -> None:
         """Take the real client's masked update, and add those of the others."""
         party, reader = self.party, MaskedReader(self.composition)
         party.check_input(self._me, hashlib.sha256(update).digest(), signature)
         party.close_inputs(tuple(sorted((*self._peers, self._me))))
         self._sum = reader.new_sum()
-        reader.fold(self._sum, update)
+        reader.fold(self._sum, memoryview(update))
         for i, peer in self._peers.items():
             peer.hear(party.inbox(i))
             secret = os.urandom(CONTRIBUTION_SECRET_BYTES)

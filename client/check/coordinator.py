@@ -127,9 +127,9 @@ class CheckCoordinator:
         fields = {"Upload-Offset": str(len(upload.data)), "Upload-Complete": "?1" if is_whole else "?0"}
         return stream(201 if request.method == "POST" else 204, b"", fields)
 
-    def _take_update(self, name: str, update_sha256: str) -> bytes:
+    def _take_update(self, name: str, update_sha256: str) -> bytearray:
         """The update whose report has come. It is not kept."""
-        update = bytes(self._uploads.pop(name).data)
+        update = self._uploads.pop(name).data
         if hashlib.sha256(update).hexdigest() != update_sha256:
             raise Refused(422, "malformed-update", "the update is not the one that the report names")
         return update
@@ -140,7 +140,7 @@ class CheckCoordinator:
         self.reports.append(work)
         codec, rate = codec_for(self.codec, self._grid, self.layout), self.file.aggregation.server_learning_rate
         total, head = codec.new_sum(), codec.header_bytes
-        total.add(codec.integers(update[:head], [update[head:]], 0), work.sample_count)
+        total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
         _, state = decode_model(self.model)
         public = empty_state(self.layout, torch_dtype)
         mean = codec.mean(total, [Part(work.sample_count, 0)])

@@ -115,7 +115,7 @@ class Training:
     before: Marks
     after: Marks = field(default_factory=dict[str, TensorMark])
     result: TrainResult | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     refusal: str = ""  # why the client's loop would not send the work of this training; empty if it would
     state_error: str = ""  # why plan.state cannot be kept; empty if it can
     touched: tuple[str, ...] = ()  # what of the process it has changed
@@ -133,7 +133,7 @@ class Evaluating:
     before: Marks
     after: Marks = field(default_factory=dict[str, TensorMark])
     result: Evaluation | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class ObservedClient(Client):
@@ -157,7 +157,7 @@ class ObservedClient(Client):
             with _optimizer_steps(noted.doings.steps_of):
                 result = self.app.train(model, self.alter(noted))
             seen.result = result
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             seen.error = error
             raise
         finally:
@@ -174,7 +174,7 @@ class ObservedClient(Client):
         before = _process()
         try:
             seen.result = self.app.evaluate(model)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             seen.error = error
             raise
         finally:

@@ -64,7 +64,8 @@ def check_evaluates(
 def _evaluate(
     first: Trainee, evaluating: Evaluating, start: Path, run: PracticeRun, baseline: Training | None
 ) -> ClientFinding:
-    if changed := [name for name, mark in evaluating.before.items() if evaluating.after.get(name) != mark]:
+    before, after = evaluating.before, evaluating.after
+    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         found = f"evaluate has changed the tensor {changed[0]!r} of the model"
         return wrong("evaluate", found, "Call model.eval() first, and change no weight; torch.no_grad() is not enough")
     result = evaluating.result

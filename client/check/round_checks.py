@@ -19,8 +19,10 @@ from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.loop import RunEnd, run_client
 
+ROUNDS_VALUES_MAX = 200_000_000
+"""The most values of an update in rounds: the coordinator holds some ten copies of it in memory."""
 SECURE_VALUES_MAX = 20_000_000
-"""The largest update that the check masks: three clients mask it here one after another, in memory."""
+"""The most values of a masked update: three clients mask theirs here, one after another."""
 _LOG = logging.getLogger("umbel.client")
 
 
@@ -35,8 +37,17 @@ class Rounds:
     ignored: frozenset[str]  # keys that the client ignores: its rounds do not ask for them
 
 
+def too_large(check: str, n_values: int, most: int) -> ClientFinding | None:
+    """The finding that skips this check of an update with so many values; None if it is small enough."""
+    if n_values <= most:
+        return None
+    return skipped(check, f"the update has {n_values:,} values, and this check takes at most {most:,} into memory")
+
+
 def check_rounds(rounds: Rounds, client: ObservedClient) -> ClientFinding:
     """Two rounds, the second one with partial work."""
+    if (large := too_large("rounds", rounds.layout.update.n_values, ROUNDS_VALUES_MAX)) is not None:
+        return large
     codec = rounds.run.codec(rounds.ignored, rounds.layout.update.n_values)
     file = rounds.run.of_rounds(rounds.ignored)
     coordinator = CheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), codec, SEED)
@@ -51,10 +62,8 @@ def check_rounds(rounds: Rounds, client: ObservedClient) -> ClientFinding:
 
 def check_secure(rounds: Rounds, client: ObservedClient) -> ClientFinding:
     """One secure round with two other clients."""
-    if (n_values := rounds.layout.update.n_values) > SECURE_VALUES_MAX:
-        return skipped(
-            "secure", f"the update has {n_values:,} values, and the check masks at most {SECURE_VALUES_MAX:,}"
-        )
+    if (large := too_large("secure", rounds.layout.update.n_values, SECURE_VALUES_MAX)) is not None:
+        return large
     file = rounds.run.secure(rounds.ignored, client.sample_count)
     coordinator = SecureCheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), SEED)
     came = _take_part(client, coordinator, rounds.folder / "secure")
@@ -98,6 +107,8 @@ def check_resumes(rounds: Rounds, client: ObservedClient, resumed: ObservedClien
 
     `baseline`: the same training, undisturbed.
     """
+    if (large := too_large("resume", rounds.layout.update.n_values, ROUNDS_VALUES_MAX)) is not None:
+        return large
     file, folder = rounds.run.of_kill(), rounds.folder / "kill"
     codec = file.first_plan(rounds.layout.update.n_values).codec
     coordinator = CheckCoordinator(file, rounds.layout, rounds.start.read_bytes(), codec, SEED)
@@ -150,6 +161,8 @@ def _take_part(client: ObservedClient, coordinator: CheckCoordinator, folder: Pa
     with logged() as records:
         try:
             end = _run(client, coordinator, folder)
+            if end.status == "interrupted" and not coordinator.declined:
+                raise KeyboardInterrupt(end.reason)
             error = "" if end.status == "finished" else end.reason
         except ClientError as raised:
             error = str(raised)

@@ -58,6 +58,6 @@ class Trainee:
         self.shared.load(load_model(weights, self.shared.layout))
         try:
             evaluated(self.client)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.client.evaluations[-1].error = error
         return self.client.evaluations.pop()

@@ -326,6 +326,12 @@ class EvaluateRaises(Ward):
         raise FileNotFoundError("holdout.csv")
 
 
+class EvaluateAddsATensor(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        model.register_buffer("seen", torch.ones(1))
+        return super().evaluate(model)
+
+
 class ForgetsAtARestart(Ward):
     """Measures with a threshold that its training has left in the object."""
 
@@ -361,7 +367,7 @@ FAULTS: Mapping[str, list[type[Client]]] = {
     "stop": [NeverStops],
     "deadline": [NeverLooksAtTheClock],
     "proximal_mu": [ClaimsProximal],
-    "evaluate": [EvaluatesInTrainMode, EvaluatesAtRandom, StaysInEvalMode, EvaluateRaises],
+    "evaluate": [EvaluatesInTrainMode, EvaluatesAtRandom, StaysInEvalMode, EvaluateRaises, EvaluateAddsATensor],
     "restart": [ForgetsAtARestart],
     "resume": [KeepsNoOptimizer],
 }
