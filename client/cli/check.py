@@ -15,7 +15,7 @@ def check(
         typer.Option(
             "--run-file",
             metavar="FILE",
-            help="A run file whose [training], [codec], [tensors] and options are used; by default usual ones.",
+            help="A run file whose sections training, codec and tensors are used; by default usual ones.",
         ),
     ] = None,
     steps: Annotated[
