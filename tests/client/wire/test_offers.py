@@ -10,8 +10,10 @@ from torch import nn
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.policy.earlier_sums import terms_sha256
 from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, read_offer
 
 DOUBLE = SecureDouble(nn.Linear(30, 10))
@@ -69,6 +71,15 @@ DRAWN: dict[str, Callable[[SecureOffer], SecureOffer]] = {
 def test_no_client_is_weighed_by_how_often_it_is_said_to_be_drawn(change: Callable[[SecureOffer], SecureOffer]) -> None:
     with pytest.raises(CoordinatorMisbehaved, match="weights clients by how often they were drawn"):
         read(with_secure(change))
+
+
+def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:
+    """So their signatures and masks do not fit each other, and a site notices rules that change during a run."""
+    rules = (None, TensorRules({}, "ab" * 32), TensorRules({"private": ("bn.*",)}), TensorRules({"private": ("b*.*",)}))
+    told = [read(replace(OFFERED, tensors=one)) for one in rules]
+    assert len({one.context.config_sha256 for one in told}) == len(rules)
+    assert len({terms_sha256(one) for one in told}) == len(rules)
+    assert told[0].context == read(OFFERED).context
 
 
 def test_no_share_of_the_work_is_asked_for() -> None:
