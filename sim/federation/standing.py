@@ -168,6 +168,11 @@ def require_possible(
             "[partition], or leave out [evaluation] and training.evaluate (the simulator scores the model on the "
             "test set anyway)"
         )
+    if file.training.evaluate_after and not measure_themselves:
+        raise SimulationError(
+            "evaluate_after asks each client to measure the model that it has trained, and only real clients do that: "
+            "name an app in [clients], or leave evaluate_after out of [training]"
+        )
     for rounds in _rounds_sections(file):
         counts_clients = rounds.weighting is Weighting.SAMPLES  # else the target counts draws
         for name, wanted in (("target", rounds.target if counts_clients else 1), ("minimum", rounds.minimum)):

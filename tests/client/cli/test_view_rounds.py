@@ -76,7 +76,7 @@ def test_a_narrow_table_keeps_sensitivity_and_auc_and_leaves_out_the_details_of_
         "scores.auc",
         "scores.auc_error_max",
     )
-    means = [dict.fromkeys(figures, 0.5)]
+    means: list[dict[str, float]] = [dict.fromkeys(figures, 0.5)]
     worth = {column.head: column.worth for column in measured("held-out", 60, means)}
     assert {head for head, one in worth.items() if one == 60} == {
         "held-out confusion.sensitivity",

@@ -1,5 +1,6 @@
 """`plan.drive` and `plan.adjust_gradients`: a loop of one's own does what the ready trainer does, and loses nothing."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -86,7 +87,7 @@ class InMemory(Checkpoint):
         return True
 
     def save(self, state: Any) -> None:
-        self.kept = torch.utils._pytree.tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, state)
+        self.kept = copy.deepcopy(state)
         self.n_saves += 1
         if self.n_saves == self._dies_at:
             raise KeyboardInterrupt
@@ -237,9 +238,7 @@ class Wrapped(nn.Module):
 
 
 def test_a_wrapper_and_a_copy_of_the_model_are_adjusted_by_name() -> None:
-    from copy import deepcopy
-
-    for wrap in (Wrapped, deepcopy, lambda model: model):
+    for wrap in (Wrapped, copy.deepcopy, lambda model: model):
         plan = LocalPlan(proximal_mu=2.0, within=WITHIN)
         model = network()
         plan = plan.bound_to(model)
