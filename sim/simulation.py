@@ -84,7 +84,7 @@ def _watched(one: Experiment, watcher: Watcher | None, progress: bool) -> contex
         return contextlib.nullcontext(watcher or Watcher())
     from umbel.sim.results.shown import Bars
 
-    return Bars(len(one.trials))
+    return Bars.here(len(one.trials))
 
 
 def _simulated(

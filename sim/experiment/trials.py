@@ -11,8 +11,9 @@ from pathlib import Path
 from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.engines.choose import AutoClients, AutoEngine
-from umbel.sim.experiment.checkpoint import CLIENTS_FOLDER, keeping, read_checkpoint
+from umbel.sim.experiment.checkpoint import CLIENTS_FOLDER, MODEL_FILE, keeping, read_checkpoint
 from umbel.sim.experiment.file import TrialSpec
+from umbel.sim.experiment.last_model import LastModel
 from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
@@ -57,6 +58,7 @@ class TrialResult:
     engine: str  # which did the work
     engine_why: str  # why "auto" chose it; empty if the file names it
     n_clients: int  # of the population
+    model: LastModel = field(repr=False, compare=False)
     # Of the last model, for each natural holder (`scores_by_group`).
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
@@ -112,7 +114,8 @@ def run_trial(
             wall_s = before_s + time.perf_counter() - began
             kept.save(federation, wall_s, is_last=True)
             kept.save_model(federation.model)
-        standing = federation.standing
+        standing, model = federation.standing, federation.model
+        kept_in = None if folder is None else folder / MODEL_FILE
         return TrialResult(
             trial=trial,
             rows=tuple(kept.rows),
@@ -123,7 +126,8 @@ def run_trial(
             engine=kept.engine_of(federation),
             engine_why=kept.why_of(federation),
             n_clients=world.world.population.n_clients,
-            groups=scores_by_group(world.world.meter, federation.model, world.data),
+            model=LastModel.of(standing.model.sha256, model.published, model.layout, kept_in),
+            groups=scores_by_group(world.world.meter, model, world.data),
         )
     finally:
         world.world.close()

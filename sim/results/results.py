@@ -11,15 +11,17 @@ OUT/recorded.png                  simulation and record, if the fleet is made of
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from umbel.client.files import write_atomically
 from umbel.sim.results.findings import Findings
+from umbel.sim.results.frames import Kind, flat, frame_of, of_clients
+from umbel.sim.results.models import Models
 from umbel.sim.results.shown import as_table, as_text
 
 if TYPE_CHECKING:
@@ -32,6 +34,32 @@ CURVES_FILE, PANELS_FILE, GROUPS_FILE, RECORDED_FILE = "curves.png", "panels.png
 @dataclass(frozen=True, slots=True, repr=False)
 class Results(Findings):
     """The results of an experiment. Its `repr` is a table of its points; a notebook also shows its picture."""
+
+    @property
+    def models(self) -> Models:
+        """The last model of each run, in the order of `trials`: `net.load_state_dict(results.models[0])`."""
+        return Models(self.trials)
+
+    def frame(self, of: Kind = "rounds") -> Any:
+        """A `pandas.DataFrame` with the point and the seed of each row.
+
+        `of`: "rounds": a row for each attempt, as in `rows`; "clients": a row for each client of each attempt, where
+        `[measure] clients` asks for them. Metrics have columns such as `test_metrics.auc`. Raises `ImportError` with a
+        sentence if pandas is not installed, and `ValueError` for another word, or if no row of a client was measured.
+        """
+        if of not in ("rounds", "clients"):
+            raise ValueError(f'a frame is of "rounds" or of "clients", not of {of!r:.80}')
+        rows = [flat(row) for row in (self.rows if of == "rounds" else self.client_rows)]
+        if of == "clients" and not rows:
+            raise ValueError(
+                "no row of a client was measured; add `clients = true` to [measure], and simulate the experiment again"
+            )
+        return frame_of(rows)
+
+    @property
+    def client_rows(self) -> Iterator[dict[str, Any]]:
+        """What became of each client in each attempt, with point, seed and round; `[measure] clients` asks for it."""
+        return of_clients(self.rows)
 
     def plot(self) -> "Figure":
         """The picture of accuracy over rounds, bytes and virtual time, and of participation."""

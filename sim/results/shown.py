@@ -16,12 +16,16 @@ from umbel.sim.federation.rows import Row
 from umbel.sim.recorded.against_trace import AgainstTrace, Course
 from umbel.sim.recorded.asked_again import FigureError
 from umbel.sim.results.findings import Findings, Point
+from umbel.sim.results.notebook import NotebookCell
 
 
 class Bars(Watcher):
-    """A progress bar for the current run's rounds, and one for the runs, if there are several."""
+    """A progress bar for the current run's rounds, and one for the runs, if there are several.
 
-    def __init__(self, n_trials: int) -> None:
+    `cell`: of a notebook, to show them in; None: on standard error.
+    """
+
+    def __init__(self, n_trials: int, cell: NotebookCell | None = None) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -29,38 +33,55 @@ class Bars(Watcher):
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}", markup=False),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._n_trials = n_trials
+        self._progress = Progress(*columns, console=Console(stderr=True, force_jupyter=False))
+        self._n_trials, self._cell = n_trials, cell
         self._all: TaskID | None = None
         self._one: TaskID | None = None
 
     def __enter__(self) -> "Bars":
-        self._progress.start()
+        if self._cell is None:
+            self._progress.start()
         if self._n_trials > 1:
             self._all = self._progress.add_task("runs", total=self._n_trials, status="")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._shown(at_once=True)
         self._progress.stop()
+
+    @classmethod
+    def here(cls, n_trials: int) -> "Bars":
+        """In the cell of a notebook, or on standard error."""
+        return cls(n_trials, NotebookCell() if Console().is_jupyter else None)
+
+    def _shown(self, *, at_once: bool = False) -> None:
+        """Show in a notebook's cell what changed. A terminal is updated by itself."""
+        if self._cell is not None:
+            self._cell.show(self._progress.get_renderable(), at_once=at_once)
 
     def begins(self, trial: TrialSpec) -> None:
         if self._one is not None:
             self._progress.remove_task(self._one)
         self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, status="")
+        self._shown()
 
     def row(self, trial: TrialSpec, row: Row) -> None:
-        if self._one is None or not Task(row.task).makes_model:
-            return
+        if self._one is not None and Task(row.task).makes_model:
+            self._note(self._one, row)
+            self._shown()
+
+    def _note(self, bar: TaskID, row: Row) -> None:
         if not row.committed:
-            self._progress.update(self._one, status=f"round {row.round}, attempt {row.attempt}: {row.reason}")
+            self._progress.update(bar, status=f"round {row.round}, attempt {row.attempt}: {row.reason}")
             return
-        self._progress.update(self._one, completed=row.round)
+        self._progress.update(bar, completed=row.round)
         if row.accuracy is not None:
-            self._progress.update(self._one, status=f"accuracy {row.accuracy:.1%}")
+            self._progress.update(bar, status=f"accuracy {row.accuracy:.1%}")
 
     def ends(self, result: TrialResult) -> None:
         if self._all is not None:
             self._progress.advance(self._all)
+        self._shown()
 
 
 class Unit(NamedTuple):
