@@ -43,7 +43,7 @@ def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
     fitting = layout.with_kinds(kinds.__getitem__)
     with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
         write_model(out := Path(folder) / "model.safetensors", state, fitting)
-        yield _checked(out, fitting, file, tuple(filter(None, left_out)))
+        yield _checked(out, fitting, file, tuple(filter(None, (*left_out, _careful_of_patterns(kinds, rules)))))
 
 
 def _checked(path: Path, layout: Layout, file: RunFile, remarks: tuple[str, ...]) -> FirstModel:
@@ -64,6 +64,18 @@ def _kind_of(spec: TensorSpec, rules: TensorRules | None) -> TensorKind:
             "change the run file, or make the model file again with `umbel model init --run-file`"
         )
     return spec.kind if listed is None else listed
+
+
+def _careful_of_patterns(kinds: Mapping[str, TensorKind], rules: TensorRules | None) -> str:
+    """A warning of a pattern that leaves nothing out, though others do; else empty."""
+    kept = [kind for kind in KINDS_KEPT if kind in kinds.values()]
+    pattern = "" if rules is None or not kept else rules.unmatched(kinds, "private", "base")
+    if not pattern:
+        return ""
+    return (
+        f"careful: the pattern {pattern!r} in [tensors] matches no tensor of the model file. A client whose model has "
+        "none either refuses the run. If the pattern is misspelt, correct it"
+    )
 
 
 def _left_out(kind: TensorKind, names: list[str]) -> str:

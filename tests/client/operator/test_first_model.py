@@ -84,6 +84,11 @@ def test_the_base_of_the_run_file_is_left_out(tmp_path: Path) -> None:
         assert first.remarks == ("left out of the upload: 1 base tensor (c)",)
 
 
+def test_a_pattern_that_leaves_nothing_out_beside_others_that_do_is_warned_of(tmp_path: Path) -> None:
+    with fitted_model(written(tmp_path), run(TensorRules({"private": ("c", "bn.wieght")}))) as first:
+        assert first.remarks[1].startswith("careful: the pattern 'bn.wieght' in [tensors] matches no tensor")
+
+
 def test_averaged_running_statistics_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "init.safetensors"
     path.write_bytes(encode_model(torch.nn.BatchNorm1d(2).state_dict()))
