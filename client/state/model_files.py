@@ -30,14 +30,16 @@ def write_model(path: Path, state: State, layout: Layout | None = None) -> Layou
     return layout
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Replace a safetensors file, durably. Only its owner may read it."""
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, is_durable: bool = True) -> None:
+    """Replace a safetensors file. Only its owner may read it. `is_durable`: it survives a loss of power from now on."""
     aside = path.with_suffix(".tmp")
     save_file(tensors, aside, metadata)
     aside.chmod(0o600)
-    sync(aside)
+    if is_durable:
+        sync(aside)
     aside.replace(path)
-    sync(path.parent)
+    if is_durable:
+        sync(path.parent)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

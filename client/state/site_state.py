@@ -88,7 +88,7 @@ class StateTooLarge(ValueError):
     """More than a client keeps."""
 
 
-def write_state(path: Path, left: SiteState, run: RunId, version: int) -> None:
+def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_durable: bool = True) -> None:
     """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packing = Packing()
     packed = json.dumps(packing.pack({"state": left.state, "private": dict(left.private)}), allow_nan=True)
@@ -99,7 +99,7 @@ def write_state(path: Path, left: SiteState, run: RunId, version: int) -> None:
             f"plan.state and the private tensors take {n_bytes:,} bytes, {len(packed):,} of them as JSON; a client "
             f"keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep less in plan.state"
         )
-    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed})
+    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
 
 
 def read_state(path: Path) -> SiteState | None:

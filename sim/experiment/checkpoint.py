@@ -238,6 +238,8 @@ class Kept:
             _keep_before_end(self.folder)
         self.is_over = is_over
         engine = self.engine_of(federation), self.why_of(federation)
+        if federation.world.clients is not None:
+            federation.world.clients.states.sync()
         write_checkpoint(self.folder, federation, rows, wall_s, engine, self.inputs)
         if federation.world.clients is not None and not is_over:  # a run that is over may go on from before its end
             federation.world.clients.states.oldest_start = federation.standing.model.version

@@ -21,8 +21,7 @@ from umbel.client.training.shared_state import SharedState
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.work import EngineError
 
-_SHARE_OF_MEMORY = 4  # all processes together keep clients in a quarter of the free memory
-_BYTES_UNKNOWN = 1 << 31  # where the free memory is not known
+_SHARE_OF_MEMORY, _BYTES_MAX = 4, 1 << 30  # all processes together keep clients in a quarter of the free memory
 _OBJECTS_MAX = 200_000  # that are looked at for a client's size
 
 
@@ -39,8 +38,8 @@ class LiveClient:
 class LiveClients:
     """Makes clients when they are needed, and keeps as many as fit.
 
-    `n_alive`: how many; None: as many as fit into this process's part of a quarter of the free memory, by the measured
-    size of the second client. `n_processes`: that share the memory.
+    `n_alive`: how many; None: as many as fit into this process's part of a quarter of the free memory, or of 1 GiB, by
+    the measured size of the second client. `n_processes`: that share the memory.
     """
 
     def __init__(self, app: ClientApp, n_alive: int | None, n_processes: int = 1) -> None:
@@ -82,7 +81,7 @@ class LiveClients:
         while self._clients and self._n_alive is not None and len(self._clients) >= self._n_alive:
             self._clients.popitem(last=False)
             self._bytes_gone += self._bytes_each
-        if self._bytes_gone > _BYTES_UNKNOWN:  # cycles of objects would otherwise stay for long
+        if self._bytes_gone > _BYTES_MAX:  # cycles of objects would otherwise stay for long
             gc.collect()
             self._bytes_gone = 0
 
@@ -94,7 +93,7 @@ class LiveClients:
             return
         self._seen = None
         free = memory_free_bytes()
-        room = _BYTES_UNKNOWN if free is None else free // _SHARE_OF_MEMORY
+        room = _BYTES_MAX if free is None else min(_BYTES_MAX, free // _SHARE_OF_MEMORY)
         self._n_alive = max(1, room // self._n_processes // max(1, self._bytes_each))
 
 

@@ -29,6 +29,7 @@ class ClientStates:
         self.is_temporary = folder is None  # then no run can be resumed with these states
         self.folder = Path(mkdtemp(prefix="umbel-states-")) if folder is None else folder
         self.oldest_start = 0
+        self._has_new = False
         if self.is_temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
@@ -46,7 +47,7 @@ class ClientStates:
         waiting, names = self._of(number) / _WAITING, self._names(number)
         if left or set(names) - {_WAITING}:
             waiting.parent.mkdir(parents=True, exist_ok=True)
-            write_state(waiting, left, run, version)
+            write_state(waiting, left, run, version, is_durable=False)  # `sync` is for all of them together
         elif names:
             waiting.unlink()  # of an abandoned attempt
 
@@ -56,9 +57,16 @@ class ClientStates:
         if not waiting.exists():
             return
         waiting.replace(self._path(number, version))
+        self._has_new = True
         useful = [one for one in self._versions(number) if one < max(self.oldest_start, 1)]
         for older in useful[:-1]:
             self._path(number, older).unlink()
+
+    def sync(self) -> None:
+        """Have all kept states survive a loss of power, before a checkpoint counts on them."""
+        if self._has_new and not self.is_temporary:
+            os.sync()
+        self._has_new = False
 
     def forget_from(self, version: int) -> None:
         """Remove the states of trainings from this version and later ones, which will be done again."""
