@@ -39,11 +39,17 @@ class LiveClients:
     """Makes clients when they are needed, and keeps as many as fit.
 
     `n_alive`: how many; None: as many as fit into this process's part of a quarter of the free memory, or of 1 GiB, by
-    the measured size of the second client. `n_processes`: that share the memory.
+    the measured size of the second client. `n_processes`: that share the memory. `free_bytes`: the free memory, or None.
     """
 
-    def __init__(self, app: ClientApp, n_alive: int | None, n_processes: int = 1) -> None:
-        self._app, self._n_alive, self._n_processes = app, n_alive, n_processes
+    def __init__(
+        self,
+        app: ClientApp,
+        n_alive: int | None,
+        n_processes: int = 1,
+        free_bytes: Callable[[], int | None] = memory_free_bytes,
+    ) -> None:
+        self._app, self._n_alive, self._n_processes, self._free_bytes = app, n_alive, n_processes, free_bytes
         self._clients = OrderedDict[int, LiveClient]()
         self._seen: set[int] | None = set()  # what is known of sizes; None once they are measured
         self._bytes_each, self._bytes_gone = 0, 0
@@ -92,7 +98,7 @@ class LiveClients:
         if not self._clients:
             return
         self._seen = None
-        free = memory_free_bytes()
+        free = self._free_bytes()
         room = _BYTES_MAX if free is None else min(_BYTES_MAX, free // _SHARE_OF_MEMORY)
         self._n_alive = max(1, room // self._n_processes // max(1, self._bytes_each))
 
