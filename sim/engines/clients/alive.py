@@ -39,7 +39,7 @@ class LiveClients:
     """Makes clients when they are needed, and keeps as many as fit.
 
     `n_alive`: how many; None: as many as fit into this process's part of a quarter of the free memory, or of 1 GiB, by
-    the measured size of the second client. `n_processes`: that share the memory. `free_bytes`: the free memory, or None.
+    the measured size of the second client. `n_processes`: that share it. `free_bytes`: the free memory, or None.
     """
 
     def __init__(
