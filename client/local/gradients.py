@@ -1,6 +1,6 @@
 """What a run does to every gradient of local training: FedProx's term, the part that the codec sends, and the clip."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,11 +41,19 @@ class GradientRules:
         self._last: tuple[nn.Module, list[nn.Parameter], list[tuple[nn.Parameter, _Rule]]] | None = None
         self.is_bound = False
 
-    def bind(self, model: nn.Module, mu: float, within: Mapping[str, Projection], clip_norm: float | None) -> None:
+    def bind(
+        self,
+        model: nn.Module,
+        mu: float,
+        within: Mapping[str, Projection],
+        clip_norm: float | None,
+        own: Collection[str] = (),
+    ) -> None:
         """Take the model's present weights for the global ones. Memory with FedProx: one copy of them.
 
         `mu`: FedProx's. `within`: by parameter name, the projection of a gradient onto what the codec can send.
-        `clip_norm`: the greatest L2 norm of the gradient after that; None: it is not clipped.
+        `clip_norm`: the greatest L2 norm of the gradient after that; None: it is not clipped. `own`: parameters that
+        have no global value, so nothing pulls them.
         """
         self._mu, self._clip_norm, self.is_bound = mu, clip_norm, True
         if not (mu or within or clip_norm is not None):
@@ -56,7 +64,7 @@ class GradientRules:
                 continue
             rule = self._by_parameter.get(id(parameter))
             if rule is None:
-                rule = _Rule(parameter.detach().clone() if mu else None, None)
+                rule = _Rule(parameter.detach().clone() if mu and name not in own else None, None)
                 self._parameters.append(parameter)
                 self._by_parameter[id(parameter)] = rule
             rule.project = within.get(name, rule.project)

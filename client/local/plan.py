@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -226,10 +226,13 @@ class LocalPlan:
         changed = {name: getattr(self, name) for name in later if getattr(self, name) != getattr(usual, name)}
         return found | {name: dict(value) if name == "options" else value for name, value in changed.items()}
 
-    def bound_to(self, model: nn.Module) -> "LocalPlan":
-        """This plan with its gradient rules, made for a model that has the global weights now."""
+    def bound_to(self, model: nn.Module, own: Collection[str] = ()) -> "LocalPlan":
+        """This plan with its gradient rules, made for a model that has the global weights now.
+
+        `own`: parameters that stay at the site, which FedProx does not pull.
+        """
         bound = replace(self, rules=GradientRules())
-        bound._bind(model)
+        bound._bind(model, own)
         bound.rules.is_fixed = True
         return bound
 
@@ -241,8 +244,8 @@ class LocalPlan:
         for model in models:
             self._bind(model)
 
-    def _bind(self, model: nn.Module) -> None:
-        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm)
+    def _bind(self, model: nn.Module, own: Collection[str] = ()) -> None:
+        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm, own)
 
 
 def _as_numpy(arrays: NamedArrays) -> dict[str, Array]:

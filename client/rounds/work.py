@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,7 +79,7 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
     """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
     shared.load(weights)
     try:
-        return _call(app, plan)
+        return _call(app, plan, shared.kept)
     except TrainingFailed:
         raise
     except (Exception, SystemExit) as error:
@@ -91,11 +91,11 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
     return TrainingFailed(f"the client's own code failed with {type(error).__name__}; see the client's log")
 
 
-def _call(app: Client, plan: LocalPlan) -> Trained:
+def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     began = time.perf_counter()
     evaluation = evaluated(app) if plan.evaluate else None
     asks, started = _StopQuestions(plan), time.perf_counter()
-    plan = replace(plan.bound_to(app.model), told_to_stop=asks)
+    plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
     result = app.train(app.model, plan)
     ended = time.perf_counter()
     _require_kind(result, TrainResult, "train")

@@ -42,7 +42,7 @@ class SharedState:
                 "another pattern"
             )
         self._kinds: dict[str, TensorKind] = {name: _kind_of(name, shares, rules) for name in state}
-        self._kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)
+        self.kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)  # names
         self.layout = Layout.of_state(state, self._kinds.__getitem__)
         self._checked_base: tuple[object, ...] | None = None  # the identity of base tensors whose hash was right
 
@@ -66,7 +66,7 @@ class SharedState:
 
     def shared(self) -> dict[str, Tensor]:
         """The tensors that the coordinator has, as the model has them now, without copies."""
-        return {name: tensor for name, tensor in self._model.state_dict().items() if name not in self._kept}
+        return {name: tensor for name, tensor in self._model.state_dict().items() if name not in self.kept}
 
     def load(self, weights: State) -> None:
         """Load the run's weights into the model. Private and base tensors keep their values.
@@ -74,8 +74,8 @@ class SharedState:
         Raises `TrainingFailed` if the site's own code has changed the model's tensors.
         """
         try:
-            found = self._model.load_state_dict(weights, strict=not self._kept)
-            if lost := set(found.missing_keys) - self._kept or set(found.unexpected_keys):
+            found = self._model.load_state_dict(weights, strict=not self.kept)
+            if lost := set(found.missing_keys) - self.kept or set(found.unexpected_keys):
                 raise ValueError(f"tensor {min(lost)!r} is in only one of the run's and the client's model")
         except Exception as error:
             raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.client.doubles.double import TOKEN, URL, Double
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.schedule import RateSchedule
+from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.errors import TrainingFailed
@@ -182,3 +183,24 @@ def test_without_time_the_sites_own_model_is_not_measured(caplog: pytest.LogCapt
     assert done.evaluation is not None
     assert set(done.evaluation.metrics) == {"size"}
     assert "not measured after its training, because the round's deadline is too near" in caplog.text
+
+
+def test_nothing_pulls_a_tensor_that_stays_at_the_site(tmp_path: Path) -> None:
+    gradients = list[dict[str, Tensor]]()
+
+    class KeepsItsBias(Own):
+        def shares(self, name: str) -> TensorKind | None:
+            return "private" if name == "bias" else None
+
+    def moves_first(model: nn.Module, plan: LocalPlan) -> None:
+        adding_one(model, plan)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        plan.adjust_gradients(model)
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    app = KeepsItsBias(moves_first)
+    shared = SharedState(app)
+    train_from(app, shared, {name: one.clone() for name, one in shared.shared().items()}, LocalPlan(proximal_mu=0.5))
+    assert torch.allclose(gradients[0]["weight"], torch.full((2, 3), 0.5))
+    assert not gradients[0]["bias"].any()
