@@ -4,6 +4,7 @@
 [model]
 name = "mlp"            # "logistic", "2nn", "cnn", "lstm", "heart", or one's own: "module:function"
 hidden = [64]           # of "mlp": how wide its hidden layers are
+loss = "classes"        # of `client/training/losses.py`, or one's own, "module:function" of (output, target)
 
 [model.arguments]       # of one's own function, which gets them by name; a sweep may vary "model.arguments.width"
 width = 64
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import require_within
+from umbel.client.training.losses import LOSSES
 from umbel.sim.data.arguments import require_arguments
 from umbel.sim.data.data_set import Described, LearningTask
 
@@ -35,17 +37,20 @@ _EMBEDDED, _RECURRENT = 8, 256
 
 @dataclass(frozen=True, slots=True)
 class ModelSection:
-    """Which model. `hidden`: of "mlp" alone; `arguments`: of one's own function."""
+    """Which model. `hidden`: of "mlp" alone; `arguments`: of one's own function; `loss`: None: "classes"."""
 
     name: str = "mlp"
     hidden: tuple[int, ...] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    loss: str | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if self.name not in NAMES and ":" not in self.name:
             raise ValueError(f"name must be one of {', '.join(NAMES)}, or module:function, not {self.name!r:.80}")
         require_arguments(self.arguments, self.name, is_own=":" in self.name)
+        if self.loss is not None and self.loss not in LOSSES and ":" not in self.loss:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, or module:function, not {self.loss!r:.80}")
         if self.hidden is None:
             return
         if self.name != "mlp":
@@ -53,6 +58,16 @@ class ModelSection:
         require_within(len(self.hidden), "the number of hidden layers", 1, LAYERS_MAX)
         for width in self.hidden:
             require_within(width, "hidden", 1, WIDTH_MAX)
+
+
+def loss_name(loss: str | None) -> str:
+    """The loss of `[model]` as a recipe names it. Only cross-entropy of classes is also known for each sample."""
+    if loss is None or loss == "classes":
+        return "cross-entropy"
+    if ":" in loss:
+        return loss
+    found = LOSSES[loss].loss
+    return f"{found.__module__}:{found.__name__}"
 
 
 class ModelError(ValueError):
@@ -133,6 +148,8 @@ class TwoClassRegression(nn.Module):
 
 def _known(section: ModelSection, data: Described) -> nn.Module:
     name, shape = section.name, data.input_shape
+    if data.task is LearningTask.OTHER:
+        raise ModelError(f"the targets of {data.name} are no classes, so {name} does not fit: give a model of your own")
     if (name == "lstm") != (data.task is LearningTask.NEXT_CHARACTER):
         instead: Literal["lstm", "mlp"] = "mlp" if name == "lstm" else "lstm"
         raise ModelError(

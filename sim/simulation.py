@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
+from umbel.sim.data.sets.given_data import GivenData
 from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.experiment.extension import require_extension
 from umbel.sim.experiment.file import Experiment, TrialSpec, experiment_of, read_experiment
+from umbel.sim.experiment.objects import GivenClients, GivenLoss, GivenModel, Objects, named_keys, objects_of
 from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import SimulationError
+from umbel.sim.given import given
 from umbel.sim.recorded.against_trace import against, calibrate
 from umbel.sim.results.findings import by_point
 from umbel.sim.results.results import Results
@@ -37,10 +40,13 @@ Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
 
 
 def simulate(
-    experiment: Described,
+    experiment: Described | None = None,
     out: Path | str | None = None,
-    data: Path | str | None = None,
+    data: Path | str | GivenData | None = None,
     *,
+    model: GivenModel | None = None,
+    loss: GivenLoss | None = None,
+    clients: GivenClients | None = None,
     changes: Mapping[str, object] | None = None,
     watcher: Watcher | None = None,
     progress: bool = False,
@@ -50,14 +56,42 @@ def simulate(
     `experiment`: the path of a file, a table like such a file, or an experiment that was read. `out`: the folder for
     the results; the same experiment there is resumed, and extended if this one has more rounds, seeds or points. None:
     nothing is written. `data`: the folder of data sets that are read from files. `changes`: values that replace the
-    file's, by dotted key. `progress`: show progress bars on standard error, or in the notebook; a `watcher` replaces
-    them.
+    file's, by dotted key.
 
-    Raises `ValueError` with a sentence for an invalid experiment, or a folder that holds another one; `OSError`,
-    `EngineError`, `SimulationError`, `CheckpointError`.
+    Objects may stand for parts of the experiment: `model`: an `nn.Module`, or a function that makes one; `loss`: a
+    function of (output, target), or a name; `data`: arrays or data sets; `clients`: a list of `Client` objects, or a
+    function `make_client(number, of[, data])`. They are used by the engines of this process (`objects.py` says what of
+    them identifies a folder's experiment).
+
+    `progress`: show progress bars on standard error, or in the notebook; a `watcher` replaces them.
+
+    Raises `ValueError` with a sentence for an invalid experiment, objects that cannot be used, or a folder that holds
+    another experiment; `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
     """
-    one = _read(experiment, changes)
-    folder, data = None if out is None else Path(out), None if data is None else Path(data)
+    folder = None if out is None else Path(out)
+    data_folder = Path(data) if isinstance(data, str | Path) else None
+    objects = objects_of(model, loss, None if isinstance(data, str | Path) else data, clients)
+    with given(objects.found):
+        return _run(_described(experiment, objects, changes), folder, data_folder, watcher, progress=progress)
+
+
+def _described(experiment: Described | None, objects: Objects, changes: Mapping[str, object] | None) -> Experiment:
+    """The experiment with the keys that objects set. Raises `ValueError`."""
+    if not objects.keys:
+        if experiment is None:
+            raise ValueError("there is nothing to simulate: give the path of an experiment, a table, or objects")
+        return _read(experiment, changes)
+    if isinstance(experiment, Experiment):
+        raise ValueError("objects go with a file or a table, not with an experiment that was read")
+    table: Mapping[str, Any] = experiment if isinstance(experiment, Mapping) else {}
+    if experiment is None or isinstance(experiment, Mapping):
+        return _read(table, {**named_keys(table, objects.keys), **(changes or {})})
+    return _read(experiment, {**objects.keys, **(changes or {})})
+
+
+def _run(
+    one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher | None, *, progress: bool
+) -> Results:
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
             careful = rehearse(one.trials, one.folder, data)

@@ -17,7 +17,9 @@ from umbel.sim.data.partition.partition import Indices, shards_of
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
-    """`inputs`: (n, ...), of whatever type the model takes. `targets`: int64 (n,) or (n, ...), classes from 0 on."""
+    """`inputs`: (n, ...), of whatever type the model takes. `targets`: int64 (n,), classes from 0 on; of the task
+    "other" whatever the loss takes, (n, ...).
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -65,10 +67,11 @@ class DataError(ValueError):
 
 
 class LearningTask(StrEnum):
-    """What a model predicts: the class of an input, or the next character of a text."""
+    """What a model predicts: the class of an input, the next character of a text, or what only the loss knows."""
 
     CLASSIFICATION = "classification"
     NEXT_CHARACTER = "next-character"
+    OTHER = "other"
 
 
 class Described(Protocol):
@@ -102,7 +105,7 @@ class Natural:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Samples and how they are used. Targets are classes from 0 to `n_classes` - 1."""
+    """Samples and how they are used. Targets are classes from 0 to `n_classes` - 1, unless the task is "other"."""
 
     name: str
     samples: SampleSet  # all that clients can hold

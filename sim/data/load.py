@@ -40,6 +40,7 @@ from umbel.sim.data.data_set import DataError, DataSet, SampleSet, TrainAndTest,
 from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.data.sets.fetch import SOURCES, DataSource
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
+from umbel.sim.given import is_given
 
 SYNTHETIC = "synthetic"
 CARRIED = ("digits", "breast-cancer")
@@ -208,7 +209,7 @@ def _own(name: str, arguments: Mapping[str, Any]) -> DataSet:
         raise DataError(str(error)) from error
     match made:
         case DataSet():
-            return replace(made, name=name)
+            return made if is_given(name) else replace(made, name=name)
         case TrainAndTest():
             return from_samples(made, name)
         case _:

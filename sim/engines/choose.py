@@ -129,7 +129,9 @@ class AutoClients:
     def _choose(self, taken_s: float, n_clients: int) -> None:
         n_workers = len(devices_of("cpu", self._n_workers))
         cost = f"{counted(n_clients, 'client')} trained for {taken_s:.2g} s"
-        if taken_s < _WORTH_WORKERS_S or min(n_workers, n_clients) < 2:
+        if self._app.is_only_here:
+            self.why = f"{cost}, and worker processes cannot import what makes them"
+        elif taken_s < _WORTH_WORKERS_S or min(n_workers, n_clients) < 2:
             self.why = f"{cost}, which worker processes would not make much shorter"
         else:
             self.why = f"{cost}, and {counted(n_workers, 'worker')} can share that"
@@ -218,7 +220,8 @@ class AutoEngine:
         if not self._is_on_gpu:
             return MeasuredEngine(SequentialEngine(self._recipe), self._made, n_workers, cause)
         self._why = cause
-        return self._made("sequential" if n_workers == 1 else "processes")
+        is_alone = n_workers == 1 or self._recipe.is_only_here
+        return self._made("sequential" if is_alone else "processes")
 
     def _made(self, name: str) -> Engine:
         return named_engine(name, self._recipe, self._n_workers, self._device)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn import functional
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State, master_dtype, published, weight_change
 from umbel.sim.engines.work import EngineError
+from umbel.sim.given import only_here, why_only_here
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -66,14 +67,15 @@ class ModelRecipe:
         """Raises `EngineError` for a loss that cannot be found."""
         return MEAN_LOSSES.get(self.loss) or _named(self.loss, "the loss")
 
+    @property
+    def is_only_here(self) -> bool:
+        """Whether other processes cannot import its code."""
+        return only_here(asdict(self)) is not None
+
     def to_json(self) -> str:
         """Raises `EngineError` for a model that another process cannot make, or arguments that JSON cannot carry."""
-        if (name := _in_main(asdict(self))) is not None:
-            raise EngineError(
-                f"{name} is defined in this notebook or script, from which worker processes cannot import it: save it "
-                f"in a file beside it, such as my_model.py, and name it my_model:{name.partition(':')[2]}; or set "
-                'name = "sequential" or "threads" in [engine]'
-            )
+        if (name := only_here(asdict(self))) is not None:
+            raise EngineError(f'{why_only_here(name)}; or set name = "sequential" or "threads" in [engine]')
         try:
             return json.dumps(asdict(self))
         except (TypeError, ValueError) as error:
@@ -85,18 +87,6 @@ class ModelRecipe:
     @classmethod
     def from_json(cls, text: str) -> "ModelRecipe":
         return cls(**json.loads(text))
-
-
-def _in_main(value: object) -> str | None:
-    """The first name of an object of the main module in this table, such as `__main__:Net`; None without one."""
-    match value:
-        case str():
-            return value if value.startswith("__main__:") else None
-        case dict() | list():
-            inner = cast(Mapping[str, object], value).values() if isinstance(value, dict) else cast(list[object], value)
-            return next((found for one in inner if (found := _in_main(one)) is not None), None)
-        case _:
-            return None
 
 
 def _named(name: str, what: str) -> Callable[..., Any]:

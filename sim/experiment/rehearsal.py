@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from umbel.client.app import Client
 from umbel.client.errors import WorkRefused
 from umbel.client.training.probe import memory_free_bytes
 from umbel.client.training.shared_state import SharedState
-from umbel.sim.data.data_set import DataSet, SampleSet
+from umbel.sim.data.data_set import DataSet, LearningTask, SampleSet
 from umbel.sim.data.load import DataSection, load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
@@ -35,7 +36,7 @@ from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.engines.clients.sequential import SequentialClients
 from umbel.sim.engines.clients.work import ClientGroup
 from umbel.sim.engines.device import found_device, n_cores
-from umbel.sim.engines.model import ModelRecipe
+from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
@@ -101,6 +102,8 @@ class _Checks:
         _require_cores(trial.engine)
         self._fleet(trial.fleet, trial.seed)
         population = None if trial.data is None else self._population(trial.data, trial.partition, trial.seed)
+        if trial.data is not None:
+            _require_labels(trial.fleet, self._loaded(trial.data, trial.seed))
         if trial.clients is not None:
             return self._check_clients(trial, trial.clients, population)
         assert trial.model is not None, "checked when the file was read"
@@ -123,6 +126,8 @@ class _Checks:
     def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> str:
         """Make client 0 and the last one, and the client that measures models. Returns a warning, or nothing."""
         app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
+        if trial.engine.name == "processes":
+            app.to_json()  # raises for a function that other processes cannot import
         layouts = [self._layout_of(app, number, data, trial.run) for number in (0, app.n_clients - 1)]
         if difference := layouts[0].difference(layouts[1]):
             raise EngineError(other_model(app, app.n_clients - 1, difference))
@@ -158,7 +163,12 @@ class _Checks:
         shown = SampleSet(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
         if not any(one.requires_grad for one in made.parameters()):
             raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
-        _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
+        if recipe.loss in LOSSES:
+            if isinstance(loaded, DataSet) and loaded.task is LearningTask.OTHER:
+                raise ModelError(f"the targets of {loaded.name} are no classes, so they need a loss; set model.loss")
+            _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
+        else:
+            _require_loss(made, recipe, model, shown)
         if engine in ("processes", "ray"):
             recipe.to_json()  # raises for a model that other processes cannot make
         if engine == "batched":
@@ -166,6 +176,18 @@ class _Checks:
         if engine == "threads":
             require_no_draws(made, shown)
         return Layout.of_state(made.state_dict())
+
+
+def _require_labels(fleet: FleetSection | None, data: DataSet | SyntheticPopulation) -> None:
+    """Raise `ModelError` for devices that change labels of data without classes."""
+    malicious = None if fleet is None else fleet.malicious
+    if malicious is None or not malicious.share or "label-flip" not in malicious.kinds:
+        return
+    if isinstance(data, DataSet) and data.task is LearningTask.OTHER:
+        raise ModelError(
+            f'malicious devices of the kind "label-flip" need classes, and the targets of {data.name} are none; choose '
+            "other fleet.malicious.kinds"
+        )
 
 
 def _shared_layout(client: Client, name: str, file: RunFile) -> Layout:
@@ -225,6 +247,26 @@ def _require_answers(model: nn.Module, name: str, shown: SampleSet, n_classes: i
         raise ModelError(
             f"model {name} returns {got} for {len(shown)} samples of {data}; it must return {wanted}, a number for "
             f"each sample and each of {n_classes} classes"
+        )
+
+
+def _require_loss(model: nn.Module, recipe: ModelRecipe, section: ModelSection, shown: SampleSet) -> None:
+    """Raise `ModelError` unless the loss of two samples is one finite number that depends on the model."""
+    loss = recipe.mean_loss()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = cast(object, loss(model.eval()(shown.inputs), shown.targets))
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ModelError(
+            f"the loss {section.loss} cannot be computed of the answers of the model {section.name} and the targets "
+            f"({shown.targets.dtype} of shape {tuple(shown.targets.shape)}): "
+            f"{(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from error
+    if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.requires_grad:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ModelError(
+            f"the loss {section.loss} returned {got}; it must return one number as a tensor, the mean over the batch, "
+            "that depends on the model's answers"
         )
 
 

@@ -20,6 +20,7 @@ from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.measures import Measured, group_scores, of_clients, of_model, of_updates
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import ModelState, beginning
+from umbel.sim.given import is_given
 
 _NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage
 
@@ -65,7 +66,7 @@ class TrialResult:
     @property
     def scored(self) -> list[Row]:
         """The rows of committed rounds after which the model was measured."""
-        return [row for row in self.rows if row.accuracy is not None]
+        return [row for row in self.rows if row.accuracy is not None or row.loss is not None]
 
     @property
     def epsilon(self) -> float | None:
@@ -94,6 +95,8 @@ def run_trial(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             inputs = digests_of(trial, world.data, base, data)
+            if trial.model is not None and is_given(trial.model.name):
+                inputs["first weights of the model"] = world.model.file.sha256
             resumed = read_checkpoint(folder, trial.run, world.model, inputs)
         engine = world.world.worker
         if resumed is not None and isinstance(engine, AutoEngine | AutoClients):

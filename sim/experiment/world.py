@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,13 @@ from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.federation.federation import World
-from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.local_work import Meter, batch_figures
 from umbel.sim.federation.own_clients import OwnClients, drawn_to_test
 from umbel.sim.federation.standing import ModelState
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
-from umbel.sim.models import ModelSection, build
-
-_LOSS = "cross-entropy"
+from umbel.sim.given import is_given
+from umbel.sim.models import ModelSection, build, loss_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,20 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     draws_by_size = trial.run.rounds.weighting is Weighting.PROPORTIONAL
     fleet = devices_of(trial.fleet, trial.seed, folder, data_folder, draws_by_size=draws_by_size)
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
-    meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
+    meter = _meter(recipe, trial.model, device)
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)
     data = loaded if isinstance(loaded, DataSet) else None
     state = model.state_dict()
     layout = layout_of_run(trial.run, Layout.of_state(state))
     return TrialWorld(world, ModelState.first(state, layout), data, partition)
+
+
+def _meter(recipe: ModelRecipe, section: ModelSection, device: torch.device) -> Meter:
+    """Raises `EngineError` for a loss that cannot be found."""
+    model = recipe.make().to(device)
+    if recipe.loss in LOSSES:
+        return Meter(model, LOSSES[recipe.loss], accuracy=True, device=device)
+    return Meter(model, batch=batch_figures(section.loss, recipe.mean_loss()), device=device)
 
 
 def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, data_folder: Path | None) -> TrialWorld:
@@ -148,7 +155,8 @@ def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
         },
         "seed": seed,
     }
-    return ModelRecipe(f"{__name__}:made_model", arguments, _LOSS, derive_seed(seed, "model's other tables"))
+    seed_of_tables = derive_seed(seed, "model's other tables")
+    return ModelRecipe(f"{__name__}:made_model", arguments, loss_name(section.loss), seed_of_tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +187,7 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
     fleet, model, clients = trial.fleet or FleetSection(), trial.model, trial.clients
     found = {f"the run ({trial.name})": _of_run(trial)}
     if data is not None and trial.data is not None:
-        found[f"data ({trial.data.name})"] = _of_data(data)
+        found[f"data ({trial.data.name})"] = data_digest(data)
     if fleet.recorded is not None:
         found[f"fleet.recorded ({fleet.recorded})"] = _of_file(folder / fleet.recorded)
     if fleet.presence is not None:
@@ -208,7 +216,9 @@ def _of_run(trial: TrialSpec) -> str:
 
 
 def _module_file(name: str) -> Path | None:
-    """The file of the user's module; None without one."""
+    """The file of the user's module; None without one, and for an object, whose name holds its own digest."""
+    if is_given(name):
+        return None
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     return None if file is None else Path(file)
 
@@ -218,7 +228,8 @@ def _of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _of_data(data: DataSet) -> str:
+def data_digest(data: DataSet) -> str:
+    """The SHA-256 of a data set's values, and of who holds them."""
     digest = hashlib.sha256(str(data.n_classes).encode())
     natural = data.natural
     parts = [
@@ -231,12 +242,29 @@ def _of_data(data: DataSet) -> str:
     if natural is not None:
         digest.update("\0".join(natural.names).encode())
         parts += [torch.from_numpy(one) for one in (*natural.shards, *natural.holdouts)]
-    for part in parts:
-        digest.update(f"\0{part.dtype}\0{tuple(part.shape)}\0".encode())
-        digest.update(_bytes(part))
+    for chunk in _chunks(parts):
+        digest.update(chunk)
     return digest.hexdigest()
+
+
+def tensors_digest(tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> str:
+    """The SHA-256 of tensors, with their names if they have any."""
+    digest = hashlib.sha256()
+    if isinstance(tensors, Mapping):
+        digest.update("\0".join(tensors).encode())
+        tensors = list(tensors.values())
+    for chunk in _chunks(tensors):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[bytes | memoryview]:
+    """The type, the shape and the values of each tensor."""
+    for one in tensors:
+        yield f"\0{one.dtype}\0{tuple(one.shape)}\0".encode()
+        yield _bytes(one)
 
 
 def _bytes(values: Tensor) -> memoryview:
     flat = torch.empty(values.numel(), dtype=values.dtype)  # only contiguous memory can be viewed as bytes
-    return flat.copy_(values.reshape(-1)).view(torch.uint8).numpy().data
+    return flat.copy_(values.detach().reshape(-1)).view(torch.uint8).numpy().data

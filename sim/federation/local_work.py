@@ -5,8 +5,9 @@ written before training; losses and scores are filled in afterwards, before anyo
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.types import ClientId
 from umbel.client.local.plan import SHARE_STEPS_MIN
+from umbel.client.training.losses import LOSSES, accuracy_of_classes
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import CPU
-from umbel.sim.engines.model import Loss
+from umbel.sim.engines.model import Loss, MeanLoss, cross_entropy
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
@@ -56,30 +58,57 @@ def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
     return replace(data, samples=replace(data.samples, targets=targets))
 
 
+BatchFigures = Callable[[Any, Any], Mapping[str, Tensor]]
+
+
+def batch_figures(name: str | None, loss: MeanLoss) -> BatchFigures:
+    """What is measured of a batch: the loss, and what belongs to a loss of this name; else accuracy if it applies."""
+    measure = LOSSES[name].measure if name is not None and name in LOSSES else accuracy_of_classes
+    return lambda output, target: {**measure(output, target), "loss": loss(output, target)}
+
+
 @dataclass(frozen=True, slots=True)
 class Meter:
     """Measures models."""
 
     model: nn.Module
-    loss: Loss  # of each sample
-    accuracy: bool  # whether targets are classes
+    loss: Loss = cross_entropy  # of each sample
+    accuracy: bool = False  # whether targets are classes
     device: torch.device = CPU  # of `model`
+    batch: BatchFigures | None = None  # means over a batch, instead of the two, of a loss that is not of each sample
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
 
     def of(self, samples: SampleSet) -> dict[str, float]:
         """The means over these samples."""
+        if self.batch is not None:
+            return self._of_batches(self.batch, samples)
         found = self._each(samples)
         return {name: values.mean().item() for name, values in found.items()}
 
     def of_each(self, data: CohortData) -> list[dict[str, float]]:
         """The means over each client's samples; empty without samples."""
+        if self.batch is not None:
+            return [self.of(data.of(position)) for position in range(len(data))]
         found = self._each(data.samples.take(data.rows))
         return [
             {name: values[first:last].mean().item() for name, values in found.items()} if last > first else {}
             for first, last in zip(data.starts[:-1].tolist(), data.starts[1:].tolist(), strict=True)
         ]
+
+    @torch.no_grad()
+    def _of_batches(self, figures: BatchFigures, samples: SampleSet) -> dict[str, float]:
+        """Means over batches, weighted by their samples."""
+        self.model.eval()
+        sums = dict[str, float]()
+        for first in range(0, len(samples), _AT_ONCE):
+            where = slice(first, first + _AT_ONCE)
+            targets = samples.targets[where].to(self.device)
+            found = figures(self.model(samples.inputs[where].to(self.device)), targets)
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(targets)
+        return {name: total / len(samples) for name, total in sums.items()}
 
     def _each(self, samples: SampleSet) -> dict[str, Tensor]:
         self.model.eval()

@@ -131,10 +131,10 @@ class Findings:
             values=group[0].trial.point,
             seeds=tuple(one.trial.seed for one in group),
             accuracy=Estimate.of([row.accuracy for row in lasts if row.accuracy is not None]),
-            best_accuracy=Estimate.of([max(row.accuracy or 0.0 for row in one.scored) for one in group if one.scored]),
+            best_accuracy=_estimated(_best(one) for one in group),
             loss=Estimate.of([row.loss for row in lasts if row.loss is not None]),
-            late_accuracy=Estimate.of([_mean(late, "accuracy") for one in group if (late := _late(one))]),
-            late_loss=Estimate.of([_mean(late, "loss") for one in group if (late := _late(one))]),
+            late_accuracy=_estimated(_mean(_late(one), "accuracy") for one in group),
+            late_loss=_estimated(_mean(_late(one), "loss") for one in group),
             rounds=Estimate.of([float(sum(row.makes_model for row in one.rows)) for one in group]),
             bytes_up=Estimate.of([float(sum(row.bytes_up for row in one.rows)) for one in group]),
             bytes_down=Estimate.of([float(sum(row.bytes_down for row in one.rows)) for one in group]),
@@ -232,8 +232,15 @@ def _late(one: TrialResult) -> list[Row]:
     return scored[len(scored) // 2 :]
 
 
-def _mean(rows: Sequence[Row], name: Literal["accuracy", "loss"]) -> float:
-    return math.fsum(getattr(row, name) or 0.0 for row in rows) / len(rows)
+def _best(one: TrialResult) -> float | None:
+    """The best accuracy; None if none was measured."""
+    return max((row.accuracy for row in one.scored if row.accuracy is not None), default=None)
+
+
+def _mean(rows: Sequence[Row], name: Literal["accuracy", "loss"]) -> float | None:
+    """None without a value."""
+    values = [value for row in rows if (value := getattr(row, name)) is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def _wasted(one: TrialResult) -> float:

@@ -77,6 +77,8 @@ class Bars(Watcher):
         self._progress.update(bar, completed=row.round)
         if row.accuracy is not None:
             self._progress.update(bar, status=f"accuracy {row.accuracy:.1%}")
+        elif row.loss is not None:
+            self._progress.update(bar, status=f"loss {row.loss:.3g}")
 
     def ends(self, result: TrialResult) -> None:
         if self._all is not None:

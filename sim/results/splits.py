@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from umbel.sim.data.data_set import LearningTask
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.heterogeneity import Heterogeneity, heterogeneity
 from umbel.sim.data.partition.section import PartitionSection
@@ -46,6 +47,8 @@ class Splits:
         """Compare and draw the clients of a run that begins or resumes, if it is the first of its split."""
         dealt = _dealt(trial)
         if trial is not self._sharing[dealt][0] or made.partition is None or made.data is None:
+            return
+        if made.data.task is LearningTask.OTHER:  # there are no classes to compare
             return
         labels = made.data.samples.targets.numpy()
         self._found[dealt] = heterogeneity(made.partition, labels)

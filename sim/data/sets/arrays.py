@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import DataError, DataSet, SampleSet, TrainAndTest, held_out, natural_of
+from umbel.sim.data.data_set import DataError, DataSet, LearningTask, SampleSet, TrainAndTest, held_out, natural_of
 
 TEST_SHARE = 0.2
 CLASSES_MAX = 1_000_000  # a model has an output for each
 _DOUBLE_BYTES = 8
-_TAKEN_AS = dict.fromkeys((torch.float64, torch.float16, torch.bool), torch.float32)
-_TAKEN_AS |= dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), torch.int64)  # torch hardly computes with these
+_TAKEN_AS = {
+    **dict.fromkeys((torch.float64, torch.float16, torch.bool), torch.float32),
+    **dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), torch.int64),  # torch hardly computes with these
+}
 Arrays = tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor]
 
 
@@ -68,6 +70,41 @@ def dataset(
     return DataSet(name, samples, rows, measured, n_classes, holders)
 
 
+def of_other_targets(
+    inputs: npt.ArrayLike | Tensor,
+    targets: npt.ArrayLike | Tensor,
+    *,
+    test: Arrays | None = None,
+    groups: npt.NDArray[Any] | None = None,
+    group_kind: str = "group",
+) -> DataSet:
+    """A data set whose targets (n, ...) are no classes, such as measurements: the task is "other".
+
+    The rest is as for `dataset`, but `test_share` is held out of all samples. Raises `DataError` for unusable data.
+    """
+    samples = _in_pairs(inputs, targets, "inputs")
+    if test is None:
+        rows, held = held_out(np.zeros(len(samples), dtype=np.int64), TEST_SHARE, derive_seed(0, "test set"))
+        measured = samples.take(held)
+    else:
+        rows, held, measured = np.arange(len(samples)), np.empty(0, dtype=np.int64), _in_pairs(*test, "test inputs")
+    holders = None if groups is None else natural_of(group_kind, groups, rows, held)
+    return DataSet("own data", samples, rows, measured, 0, holders, LearningTask.OTHER)
+
+
+def _in_pairs(inputs: npt.ArrayLike | Tensor, targets: npt.ArrayLike | Tensor, what: str) -> SampleSet:
+    found, wanted = _inputs(inputs, what), _inputs(targets, "the targets")
+    if not found.ndim or not wanted.ndim or len(found) != len(wanted) or not len(found):
+        raise DataError(f"the data set needs one target for each of the {what}, and must not be empty")
+    return SampleSet(found, wanted)
+
+
+def are_classes(targets: npt.ArrayLike | Tensor) -> bool:
+    """Whether targets are one whole number, or one text, for each sample."""
+    found = _array(targets)
+    return found.ndim == 1 and found.dtype.kind in "biuUS"
+
+
 def from_torch(
     train: Dataset[Any], test: Dataset[Any] | None = None, *, test_share: float = TEST_SHARE, seed: int = 0
 ) -> DataSet:
@@ -75,8 +112,8 @@ def from_torch(
 
     Every item is read once, so a random transform applies once. Raises `DataError` for a data set without a length.
     """
-    measured = None if test is None else _items(test)
-    return dataset(*_items(train), test=measured, test_share=test_share, seed=seed)
+    measured = None if test is None else items_of(test)
+    return dataset(*items_of(train), test=measured, test_share=test_share, seed=seed)
 
 
 def from_samples(data: TrainAndTest, name: str = "own data") -> DataSet:
@@ -84,7 +121,8 @@ def from_samples(data: TrainAndTest, name: str = "own data") -> DataSet:
     return dataset(data.train.inputs, data.train.targets, test=(data.test.inputs, data.test.targets), name=name)
 
 
-def _items(data: Dataset[Any]) -> tuple[Tensor, npt.NDArray[Any]]:
+def items_of(data: Dataset[Any]) -> tuple[Tensor, npt.NDArray[Any]]:
+    """The inputs (n, ...) and the classes (n,) of a torch data set of pairs. Raises `DataError` for another one."""
     if not isinstance(data, Sized):
         raise DataError("the data set needs a length (__len__), because its samples are divided among clients")
     pairs = [data[number] for number in range(len(data))]

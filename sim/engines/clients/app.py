@@ -24,6 +24,7 @@ from umbel.client.local.devices import seeded
 from umbel.client.user_code import OptionWords, checked_client, find_named
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.engines.work import EngineError
+from umbel.sim.given import only_here, why_only_here
 
 EXAMPLE = (
     "write it as `def make_client(number, of)`, or as `def make_client(number, of, data)` to get a share of [data]; it "
@@ -93,7 +94,15 @@ class ClientApp:
                 made = make(number, self.n_clients, **data, **self.arguments)
             return checked_client(made, self.name)
 
+    @property
+    def is_only_here(self) -> bool:
+        """Whether other processes cannot import the user's function."""
+        return only_here(self.name) is not None
+
     def to_json(self) -> str:
+        """Raises `EngineError` for a function that another process cannot import."""
+        if self.is_only_here:
+            raise EngineError(f'{why_only_here(self.name)}; or set name = "sequential" in [engine]')
         return json.dumps(asdict(self))
 
     @classmethod

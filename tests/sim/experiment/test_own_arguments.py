@@ -162,7 +162,7 @@ def test_a_class_of_a_script_is_refused_where_others_must_import_it(tmp_path: Pa
         pytest.importorskip("ray")
     done = ran(tmp_path, engine)
     assert "EngineError: __main__:Net is defined in this notebook or script" in done.stderr
-    assert "save it in a file beside it, such as my_model.py, and name it my_model:Net" in done.stderr
+    assert 'save it in a file beside it, such as my_code.py, and name it "my_code:Net"' in done.stderr
 
 
 def ran(folder: Path, engine: str) -> "subprocess.CompletedProcess[str]":
