@@ -187,4 +187,4 @@ def _own(name: str, arguments: Mapping[str, Any]) -> nn.Module:
         raise ModelError(str(error)) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} gave a {type(made).__name__}; it must give a torch.nn.Module")
-    return copy.deepcopy(made)  # each run needs its own, even if the name stands for one module
+    return copy.deepcopy(made).cpu()  # each run needs its own, even if the name stands for one module, on any device

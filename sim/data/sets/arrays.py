@@ -136,7 +136,7 @@ def items_of(data: Dataset[Any]) -> tuple[Tensor, npt.NDArray[Any]]:
 
 def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
     if isinstance(values, Tensor):
-        tensor = values.detach()
+        tensor = values.detach().cpu()
     else:
         array = np.asarray(values)
         if array.dtype.kind not in "biuf":
@@ -158,7 +158,7 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
 
 
 def _array(values: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
-    return values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], int]:

@@ -19,6 +19,7 @@ from umbel.client import TorchClient
 from umbel.client.app import Client
 from umbel.sim import Watcher, simulate
 from umbel.sim.data.data_set import DataError
+from umbel.sim.engines import choose
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import TrialSpec
@@ -284,6 +285,15 @@ def test_worker_processes_cannot_import_clients_that_are_objects() -> None:
     described = {**SHAPE, "clients": {"count": 4}, "engine": {"name": "processes"}}
     with pytest.raises(EngineError, match=r'made_client is an object of this program.*or set name = "sequential"'):
         simulate(described, clients=made_client)
+
+
+def test_auto_keeps_clients_that_are_objects_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where workers would be worth their start."""
+    monkeypatch.setattr(choose, "_WORTH_WORKERS_S", 0.0)
+    described = {**SHAPE, "engine": {"name": "auto", "workers": 2}}
+    (trial,) = simulate(described, clients=[made_client(number, 4) for number in range(4)]).trials
+    assert trial.engine == "sequential"
+    assert "worker processes cannot import what makes them" in trial.engine_why
 
 
 # --- identity ---------------------------------------------------------------------------------------------------------
