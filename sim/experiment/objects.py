@@ -4,10 +4,12 @@ An object's name in the experiment's text holds a digest, so that a folder of an
 digest covers:
 
 - a data set: all its values (SHA-256);
-- a module, such as a model or a loss: its class, its printed structure, and its values;
-- a function or a class: its module and name, its own compiled code, its defaults, and the numbers and texts that it
-  encloses. A model that a function makes also counts with its first weights, for each seed (`trials.py`);
-- a list of clients: the class, the sample count and the first model of each, and its data sets of tensors.
+- a module, such as a model or a loss: its class, its printed structure, its values, and its plain attributes;
+- a function or a class: its module and name, its own compiled code and that of a class's bases, its defaults, and the
+  numbers, texts and arrays that it encloses. Of code of torch and umbel only the name counts. A model that a function
+  makes also counts with its first weights, for each seed (`trials.py`);
+- a list of clients: the class of each, and its attributes that are models, tensors, arrays, data sets of tensors,
+  functions, numbers or texts.
 
 It does not cover functions that the code calls, other objects that it encloses, or data that a client reads itself.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -33,6 +36,7 @@ GivenLoss: TypeAlias = Callable[[Any, Any], Tensor] | str
 GivenClients: TypeAlias = Sequence[Client] | Callable[..., Client] | str
 
 _DIGITS = 16  # of a digest in a name: two of a person's objects agree by chance once in 10^19
+_LIBRARIES = ("torch", "umbel", "builtins")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -109,14 +113,12 @@ class ListedClients:
 
 
 def _client_digest(one: Client) -> str:
-    """Of its class, its model, its sample count, and the tensors of data sets among its attributes."""
-    parts = [code_digest(type(one)), str(getattr(one, "sample_count", None))]
-    for name, value in sorted(vars(one).items()):
-        if isinstance(value, nn.Module):
-            parts.append(f"{name} {code_digest(value)}")
-        elif isinstance(value, TensorDataset):
-            parts.append(f"{name} {tensors_digest(value.tensors)}")
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    """Of its class and its attributes."""
+    digest = hashlib.sha256()
+    for part in _parts([type(one), sorted(vars(one).items())], set()):
+        digest.update(part)
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def _called(given: object) -> str:
@@ -137,28 +139,43 @@ def _parts(given: object, seen: set[int]) -> Iterator[bytes]:
     """The bytes that identify an object. `seen`: functions and classes so far, which may refer to each other."""
     match given:
         case nn.Module():
-            yield from _parts(type(given), seen)
             yield repr(given).encode()
             yield tensors_digest(given.state_dict()).encode()
+            yield from _parts([(type(one), _settings(one)) for one in given.modules()], seen)
         case functools.partial():
             yield from _parts((given.func, given.args, sorted(given.keywords.items())), seen)
         case MethodType():
             yield from _parts((given.__func__, given.__self__), seen)
         case FunctionType() | type():
             yield f"{given.__module__}:{given.__qualname__}".encode()
-            if id(given) not in seen:
+            if id(given) not in seen and str(given.__module__).partition(".")[0] not in _LIBRARIES:
                 seen.add(id(given))
                 yield from _parts(_inside(given), seen)
         case CodeType():
             yield given.co_code
             yield from _parts((given.co_names, given.co_varnames, given.co_consts), seen)
+        case _:
+            yield from _value_parts(given, seen)
+
+
+def _value_parts(given: object, seen: set[int]) -> Iterator[bytes]:
+    """The same of values: numbers, texts, arrays, data sets of tensors, and lists and tables of them."""
+    match given:
         case tuple() | list():
+            yield str(len(given)).encode()
             for one in cast(Sequence[object], given):
                 yield from _parts(one, seen)
-        case frozenset():
-            yield repr(sorted(map(repr, cast(frozenset[object], given)))).encode()
+        case dict():
+            yield from _parts(list(cast(dict[object, object], given).items()), seen)
+        case frozenset() | set():
+            yield repr(sorted(map(repr, cast(set[object], given)))).encode()
         case Tensor():
             yield tensors_digest([given]).encode()
+        case TensorDataset():
+            yield tensors_digest(given.tensors).encode()
+        case np.ndarray() if not given.dtype.hasobject:
+            yield f"{given.dtype} {given.shape}".encode()
+            yield given.tobytes()
         case _ if isinstance(given, _PLAIN):
             yield repr(given).encode()
         case _:
@@ -166,11 +183,33 @@ def _parts(given: object, seen: set[int]) -> Iterator[bytes]:
 
 
 def _inside(given: FunctionType | type) -> list[object]:
-    """What counts of a function beside its name, or of a class: its own functions."""
-    if isinstance(given, type):
-        return [one for one in sorted(vars(given).items()) if isinstance(one[1], FunctionType)]
-    enclosed = [_content(cell) for cell in given.__closure__ or ()]
-    return [given.__code__, enclosed, given.__defaults__, sorted((given.__kwdefaults__ or {}).items())]
+    """What counts of a function beside its name; of a class its bases, its own functions and its plain attributes."""
+    if isinstance(given, FunctionType):
+        enclosed = [_content(cell) for cell in given.__closure__ or ()]
+        return [given.__code__, enclosed, given.__defaults__, sorted((given.__kwdefaults__ or {}).items())]
+    found = [(name, _function_of(value)) for name, value in sorted(vars(given).items())]
+    own = [one for one in found if isinstance(one[1], FunctionType)]
+    plain = [one for one in found if isinstance(one[1], _PLAIN) and not one[0].startswith("__")]
+    return [list(given.__bases__), own, plain]
+
+
+def _function_of(value: object) -> object:
+    match value:
+        case staticmethod() | classmethod():
+            return value.__func__
+        case property():
+            return value.fget
+        case _:
+            return value
+
+
+def _settings(one: nn.Module) -> list[tuple[str, object]]:
+    """A module's plain attributes, such as a scale; whether it is in training mode does not count."""
+    return [
+        (name, value)
+        for name, value in sorted(vars(one).items())
+        if isinstance(value, _PLAIN) and name != "training" and not name.startswith("_")
+    ]
 
 
 def _content(cell: Any) -> object:

@@ -23,7 +23,7 @@ from umbel.sim.engines import choose
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import TrialSpec
-from umbel.sim.experiment.objects import code_digest
+from umbel.sim.experiment.objects import code_digest, objects_of
 from umbel.sim.federation.rows import Row
 from umbel.sim.models import ModelError
 
@@ -60,6 +60,7 @@ def sha256s(**objects: Any) -> list[str]:
     return [one.model_sha256 for one in simulate(described, **objects).trials]
 
 
+@pytest.mark.slow
 def test_a_module_begins_every_run_with_its_weights_and_is_left_as_it_was() -> None:
     given = seeded_net()
     before = {name: value.clone() for name, value in given.state_dict().items()}
@@ -264,6 +265,7 @@ def made_client(number: int, of: int) -> Client:
     return client_of(samples(20 + number, seed=number))
 
 
+@pytest.mark.slow
 def test_a_list_of_clients_gives_the_models_of_a_function_that_makes_them() -> None:
     listed = [made_client(number, 4) for number in range(4)]
     before = {name: value.clone() for name, value in listed[0].model.state_dict().items()}
@@ -287,6 +289,7 @@ def test_worker_processes_cannot_import_clients_that_are_objects() -> None:
         simulate(described, clients=made_client)
 
 
+@pytest.mark.slow
 def test_auto_keeps_clients_that_are_objects_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where workers would be worth their start."""
     monkeypatch.setattr(choose, "_WORTH_WORKERS_S", 0.0)
@@ -348,6 +351,25 @@ ALIKE: list[Callable[[], object]] = [
     lambda: nn.CrossEntropyLoss(weight=torch.ones(2)),
     lambda: made_client,
 ]
+
+
+class Scaled(nn.Module):
+    """Its scale is in no tensor, and is not printed."""
+
+    depth = 1
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def deep(depth: int) -> type:
+    return type("Deep", (Scaled,), {"depth": depth, "__module__": __name__})
+
+
 OTHERS: list[Callable[[], object]] = [
     lambda: seeded_net(5),
     lambda: partial(seeded_net, seed=5),
@@ -357,14 +379,36 @@ OTHERS: list[Callable[[], object]] = [
     lambda: nn.CrossEntropyLoss(),
     lambda: nn.Linear,
     lambda: nn.Conv2d,
+    lambda: Scaled(1.0),
+    lambda: nn.Sequential(Scaled(1.0)),
+    lambda: nn.Sequential(Scaled(2.0)),
+    lambda: deep(1),
+    lambda: deep(2),
+    lambda: enclosing(np.zeros(3)),
+    lambda: enclosing(np.ones(3)),
+    lambda: enclosing({"a": [1, 2]}),
+    lambda: enclosing({"a": [1, 3]}),
 ]
 
 
 def test_equal_objects_have_equal_digests_and_different_ones_have_others() -> None:
-    for make in ALIKE:
+    for make in (*ALIKE, *OTHERS):
         assert code_digest(make()) == code_digest(make())
     found = [code_digest(make()) for make in (*ALIKE, *OTHERS)]
     assert len(set(found)) == len(found)
+
+
+def test_clients_of_other_data_or_settings_are_other_clients() -> None:
+    def clients(seed: int = 1, n: int = 20, temper: str = "mild") -> list[Client]:
+        made = client_of(samples(n, seed=2), seed)
+        vars(made)["temper"] = temper
+        return [made]
+
+    def key(made: list[Client]) -> object:
+        return objects_of(None, None, None, made).keys["clients.app"]
+
+    assert key(clients()) == key(clients())
+    assert len({key(one) for one in (clients(), clients(seed=2), clients(n=21), clients(temper="wild"))}) == 4
 
 
 @pytest.mark.slow
