@@ -4,7 +4,7 @@ The base model is trained once on half of the plays. SHAKESPEARE_DATA names the 
 line_id, play, line_number, speaker, text), and SHAKESPEARE_BASE the file of the base model:
 
     python -m examples.shakespeare_adapters              # trains the base, and prints its hash
-    umbel simulate examples/simulate/shakespeare-adapters.toml --set base_sha256=HASH
+    umbel simulate examples/shakespeare_adapters.toml --set base_sha256=HASH
 """
 
 import gzip

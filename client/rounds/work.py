@@ -92,8 +92,7 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 
 
 def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
-    began = time.perf_counter()
-    evaluation = evaluated(app) if plan.evaluate else None
+    evaluation, evaluate_s = _timed_evaluation(app) if plan.evaluate else (None, 0.0)
     asks, started = _StopQuestions(plan), time.perf_counter()
     plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
     result = app.train(app.model, plan)
@@ -101,10 +100,16 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     _require_kind(result, TrainResult, "train")
     require_applied(plan)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
-    if plan.evaluate_after and has_time(plan, started - began):
+    if plan.evaluate_after and has_time(plan, evaluate_s):
         evaluation = with_personal(evaluation, evaluated(app))
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
     return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+
+
+def _timed_evaluation(app: Client) -> tuple[Evaluation | None, float]:
+    """The evaluation, and the seconds that it took."""
+    began = time.perf_counter()
+    return evaluated(app), time.perf_counter() - began
 
 
 def has_time(plan: LocalPlan, evaluate_s: float) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
+from typing import cast
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.training import TrainingSection
@@ -145,8 +146,15 @@ def run_toml(run_file: RunFile) -> str:
 
 
 def _toml_lines(values: Mapping[str, object]) -> list[str]:
-    """Strings, numbers, booleans and lists of them are the same in TOML and JSON; None is left out."""
-    return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    """Strings, numbers, booleans and lists of them are the same in TOML and JSON; None and empty tables are no line."""
+    return [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None and value != {}]
+
+
+def _toml_value(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return json.dumps(value)
+    table = cast(Mapping[str, object], value)
+    return f"{{ {', '.join(_toml_lines({json.dumps(key): one for key, one in table.items()}))} }}"
 
 
 def _client(number: int, calm: bool) -> ClientPlan:
