@@ -23,7 +23,7 @@ from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, wrong
-from umbel.client.check.observed import Training
+from umbel.client.check.observed import ObservedTraining
 from umbel.client.check.plan_checks import KEYS, check_gradients, check_stops
 from umbel.client.check.practice_run import STEPS, PracticeRun, practice_run
 from umbel.client.check.repeat_checks import check_evaluates, check_repeats
@@ -167,7 +167,7 @@ class _Checks:
         if not self._is_wrong(*_BLOCKING):
             yield from self._of_rounds(baseline)
 
-    def _of_trainings(self, baseline: Training, trained: Path) -> Iterator[ClientFinding]:
+    def _of_trainings(self, baseline: ObservedTraining, trained: Path) -> Iterator[ClientFinding]:
         first, fresh, start, run = self._first, self._fresh, self._start, self._run
         yield check_repeats(first, fresh, start, run, baseline)
         repeats = not self._is_wrong("determinism")
@@ -179,7 +179,7 @@ class _Checks:
                 self._ignored |= {finding.check} if finding.verdict in ("wrong", "warning") else set()
                 yield finding
 
-    def _of_rounds(self, baseline: Training) -> Iterator[ClientFinding]:
+    def _of_rounds(self, baseline: ObservedTraining) -> Iterator[ClientFinding]:
         ignored = frozenset(self._ignored | ({"evaluate"} if self._is_wrong("evaluate") else set()))
         first = self._first
         rounds = Rounds(self._run, first.shared.layout, self._start, self._folder, ignored)

@@ -108,7 +108,7 @@ def observed_plan(plan: LocalPlan) -> ObservedPlan:
 
 
 @dataclass(slots=True)
-class Training:
+class ObservedTraining:
     """One call of `train`. `after` and what follows it are of a call that has ended."""
 
     plan: ObservedPlan
@@ -141,7 +141,7 @@ class ObservedClient(Client):
 
     def __init__(self, app: Client, alter: Alter = as_asked) -> None:
         self.app, self.alter = app, alter
-        self.trainings: list[Training] = []
+        self.trainings: list[ObservedTraining] = []
         self.evaluations: list[Evaluating] = []
 
     def __getattr__(self, name: str) -> Any:  # such as `model`, which the client may replace
@@ -149,7 +149,7 @@ class ObservedClient(Client):
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         noted = observed_plan(plan)
-        seen = Training(noted, marks_of(model.state_dict()))
+        seen = ObservedTraining(noted, marks_of(model.state_dict()))
         self.trainings.append(seen)
         _stir()
         before = _process()

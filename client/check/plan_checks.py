@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
-from umbel.client.check.observed import ObservedPlan, Training, as_asked
+from umbel.client.check.observed import ObservedPlan, ObservedTraining, as_asked
 from umbel.client.check.practice_run import PracticeRun
 from umbel.client.check.result_checks import where_raised
 from umbel.client.check.trainee import Trainee
@@ -45,7 +45,7 @@ def check_stops(trainee: Trainee, start: Path, run: PracticeRun) -> Iterator[Cli
         yield _ended(check, what, training)
 
 
-def _ended(check: str, what: str, training: Training) -> ClientFinding:
+def _ended(check: str, what: str, training: ObservedTraining) -> ClientFinding:
     if training.error is not None:
         return wrong(check, f"train {what} and failed with {where_raised(training.error)}", _ASK)
     result = training.result
@@ -68,7 +68,9 @@ def _ended(check: str, what: str, training: Training) -> ClientFinding:
 # --- what is done to gradients ----------------------------------------------------------------------------------------
 
 
-def check_gradients(trainee: Trainee, start: Path, run: PracticeRun, baseline: Training) -> Iterator[ClientFinding]:
+def check_gradients(
+    trainee: Trainee, start: Path, run: PracticeRun, baseline: ObservedTraining
+) -> Iterator[ClientFinding]:
     """Whether FedProx, the clip and a structured codec reach the weights."""
     for key in KEYS:
         plan = run.strong(key, trainee.shared.layout)
@@ -82,7 +84,7 @@ _WHAT = {"proximal_mu": "FedProx", "clip_norm": "clip of gradients", "codec": "s
 _ADJUST = "Call plan.adjust_gradients(model) after backward and before each step of the optimizer"
 
 
-def _applied(key: str, training: Training, baseline: Training, *, is_own: bool) -> ClientFinding:
+def _applied(key: str, training: ObservedTraining, baseline: ObservedTraining, *, is_own: bool) -> ClientFinding:
     what = _WHAT[key]
     if training.error is not None:
         return wrong(key, f"with {what}, train failed with {where_raised(training.error)}", _ADJUST)

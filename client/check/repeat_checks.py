@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
-from umbel.client.check.observed import Evaluating, Training
+from umbel.client.check.observed import Evaluating, ObservedTraining
 from umbel.client.check.practice_run import PracticeRun
 from umbel.client.check.result_checks import check_metrics, where_raised
 from umbel.client.check.trainee import Trainee
@@ -14,7 +14,9 @@ from umbel.client.local.results import Evaluation
 _SEED_ALL = "Draw batch order, dropout and the like from plan.seed, as plan.drive does"
 
 
-def check_repeats(first: Trainee, fresh: Trainee, start: Path, run: PracticeRun, baseline: Training) -> ClientFinding:
+def check_repeats(
+    first: Trainee, fresh: Trainee, start: Path, run: PracticeRun, baseline: ObservedTraining
+) -> ClientFinding:
     """Train again from the same weights with the same seed: the same object, and one that was made anew."""
     again = first.train(start, run.plain())
     anew = fresh.train(start, run.plain())
@@ -39,7 +41,7 @@ def check_repeats(first: Trainee, fresh: Trainee, start: Path, run: PracticeRun,
 
 
 def check_evaluates(
-    first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, baseline: Training | None, trained: Path
+    first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, baseline: ObservedTraining | None, trained: Path
 ) -> Iterator[ClientFinding]:
     """Evaluate: twice, before a training, and by a client that was made anew.
 
@@ -62,7 +64,7 @@ def check_evaluates(
 
 
 def _evaluate(
-    first: Trainee, evaluating: Evaluating, start: Path, run: PracticeRun, baseline: Training | None
+    first: Trainee, evaluating: Evaluating, start: Path, run: PracticeRun, baseline: ObservedTraining | None
 ) -> ClientFinding:
     before, after = evaluating.before, evaluating.after
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:

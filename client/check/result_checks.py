@@ -8,7 +8,7 @@ import torch
 
 from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, require_metric_name
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
-from umbel.client.check.observed import GENERATORS, Marks, Training
+from umbel.client.check.observed import GENERATORS, Marks, ObservedTraining
 from umbel.client.check.trainee import Trainee
 from umbel.client.local.results import TrainResult
 
@@ -26,7 +26,7 @@ def where_raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}{places[-1] if places else ''}"
 
 
-def check_failed(training: Training) -> ClientFinding | None:
+def check_failed(training: ObservedTraining) -> ClientFinding | None:
     """Why `train` has returned no result, under the name of the check that it belongs to; None if it has."""
     if (error := training.error) is None:
         if isinstance(training.result, TrainResult):
@@ -58,7 +58,7 @@ def _refused_by(error: BaseException) -> str | None:
     return None
 
 
-def check_left(trainee: Trainee, training: Training) -> Iterator[ClientFinding]:
+def check_left(trainee: Trainee, training: ObservedTraining) -> Iterator[ClientFinding]:
     """What the training has done to the model, and to what it shares with others."""
     before, after = training.before, training.after
     yield (tensors := _tensors(before, after))
@@ -115,7 +115,7 @@ def _base(trainee: Trainee, before: Marks, after: Marks) -> ClientFinding:
     return passed("base", f"all {len(names)} base tensors are as they were")
 
 
-def _state(training: Training) -> ClientFinding:
+def _state(training: ObservedTraining) -> ClientFinding:
     if training.state_error:
         found = f"plan.state cannot be kept on disk: {training.state_error}"
         return wrong("state", found, "Keep dicts, lists, tuples, tensors, arrays, numbers and texts")
@@ -137,7 +137,7 @@ def _process(touched: tuple[str, ...]) -> ClientFinding:
 # --- the result -------------------------------------------------------------------------------------------------------
 
 
-def check_result(trainee: Trainee, training: Training, result: TrainResult) -> Iterator[ClientFinding]:
+def check_result(trainee: Trainee, training: ObservedTraining, result: TrainResult) -> Iterator[ClientFinding]:
     """The numbers that the training has returned."""
     yield _samples(trainee.client.sample_count, training, result)
     yield check_steps(training, result)
@@ -145,7 +145,7 @@ def check_result(trainee: Trainee, training: Training, result: TrainResult) -> I
     yield passed("counts", "train returns no counts" if not result.counts else "counts are whole and not negative")
 
 
-def _samples(own: int, training: Training, result: TrainResult) -> ClientFinding:
+def _samples(own: int, training: ObservedTraining, result: TrainResult) -> ClientFinding:
     advice = "Return the number of samples that the client trains on, the same as its sample_count"
     if not 1 <= result.sample_count <= own:
         found = f"train returned a sample_count of {result.sample_count}, and the client has {own} samples"
@@ -159,7 +159,7 @@ def _samples(own: int, training: Training, result: TrainResult) -> ClientFinding
     return warned("samples", found, "Set sample_count to the number of samples, unless it is smaller on purpose")
 
 
-def check_steps(training: Training, result: TrainResult) -> ClientFinding:
+def check_steps(training: ObservedTraining, result: TrainResult) -> ClientFinding:
     """Whether an undisturbed training has done the steps of its plan, and says so."""
     done, planned, asked = result.steps_done, result.steps_planned, training.plan.steps_for(1)
     if planned != asked:

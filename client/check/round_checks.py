@@ -11,7 +11,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.client.check.cohort import PEERS, SecureCheckCoordinator
 from umbel.client.check.coordinator import ADDRESS, TOKEN, CheckCoordinator
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
-from umbel.client.check.observed import ObservedClient, ObservedPlan, Training
+from umbel.client.check.observed import ObservedClient, ObservedPlan, ObservedTraining
 from umbel.client.check.plan_checks import STOP_AFTER, out_of_time
 from umbel.client.check.practice_run import CLIENT, SEED, PracticeRun
 from umbel.client.errors import ClientError
@@ -102,7 +102,9 @@ def _killed(plan: ObservedPlan) -> LocalPlan:
     return replace(plan, checkpoint=_KillingCheckpoint(plan.checkpoint))
 
 
-def check_resumes(rounds: Rounds, client: ObservedClient, resumed: ObservedClient, baseline: Training) -> ClientFinding:
+def check_resumes(
+    rounds: Rounds, client: ObservedClient, resumed: ObservedClient, baseline: ObservedTraining
+) -> ClientFinding:
     """Kill a training of `client` in the middle, and let `resumed`, which was made anew, resume it.
 
     `baseline`: the same training, undisturbed.
@@ -126,7 +128,7 @@ _KEEP = 'Iterate over plan.drive(data, keep={"model": model, "optimizer": optimi
 
 
 def _resumed(
-    rounds: Rounds, client: ObservedClient, coordinator: CheckCoordinator, baseline: Training
+    rounds: Rounds, client: ObservedClient, coordinator: CheckCoordinator, baseline: ObservedTraining
 ) -> ClientFinding:
     came = _take_part(client, coordinator, rounds.folder / "kill")
     if came.error or not coordinator.reports:

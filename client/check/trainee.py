@@ -7,7 +7,7 @@ from torch import Tensor
 
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.client.app import Client
-from umbel.client.check.observed import Evaluating, ObservedClient, Training, as_asked
+from umbel.client.check.observed import Evaluating, ObservedClient, ObservedTraining, as_asked
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.work import evaluated, train_from
@@ -37,7 +37,7 @@ class Trainee:
         self.client.alter = as_asked
         return self.client
 
-    def train(self, start: Path, plan: LocalPlan) -> Training:
+    def train(self, start: Path, plan: LocalPlan) -> ObservedTraining:
         """Train from the weights in this file."""
         self.shared.set_private(self.private)
         before = len(self.client.trainings)

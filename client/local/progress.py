@@ -23,14 +23,14 @@ log = logging.getLogger("umbel.client")
 
 
 @runtime_checkable
-class Kept(Protocol):
+class HasState(Protocol):
     """What can be saved and restored: a module, an optimizer, a schedule, a loss scale, or an object of one's own."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-Keepable: TypeAlias = Kept | dict[str, Any]
+Keepable: TypeAlias = HasState | dict[str, Any]
 """What `plan.drive` keeps: such an object, or numpy arrays by name in a dict, which is changed in place."""
 
 
@@ -191,7 +191,7 @@ def _require_keepable(name: str, one: object) -> None:
             if isinstance(array, Tensor):
                 raise TypeError(f"{key!r} in {name!r} is a tensor: a dict that is kept holds numpy arrays")
             tensor_of(array, key)
-    elif not isinstance(one, Kept):
+    elif not isinstance(one, HasState):
         raise TypeError(
             f"what is kept as {name!r} is a {type(one).__name__}, without state_dict and load_state_dict; only a dict "
             "of arrays needs neither"

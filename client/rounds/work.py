@@ -2,17 +2,19 @@
 
 import logging
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.training import PERSONAL, TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
@@ -22,6 +24,7 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.state.model_files import load_model
+from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
 from umbel.client.training.probe import probe_of
@@ -137,6 +140,28 @@ def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evalua
     if before is None:
         return Evaluation(after.sample_count, metrics, counts)
     return Evaluation(after.sample_count, {**before.metrics, **metrics}, {**before.counts, **counts})
+
+
+def take_up(shared: SharedState, kept: SiteState, first_private: State) -> dict[str, Any]:
+    """Give the model the private tensors that it begins a round with; returns the `plan.state` beside them.
+
+    `kept`: of the client's last round. `first_private`: for a client without one, as it was made. Raises `WorkRefused`
+    if they do not fit the model.
+    """
+    if private := kept.private or first_private:
+        try:
+            shared.set_private(private)
+        except LayoutError as error:
+            raise WorkRefused(str(error)) from error
+    return kept.state
+
+
+def leave(shared: SharedState, plan: LocalPlan, write: Callable[[SiteState], None]) -> None:
+    """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept."""
+    try:
+        write(SiteState(plan.state, shared.private()))
+    except (TypeError, ValueError) as error:
+        raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
 
 
 def require_applied(plan: LocalPlan) -> None:

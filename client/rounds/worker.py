@@ -5,11 +5,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from umbel.aggregation.codec.update_codec import codec_for
-from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
@@ -38,13 +38,14 @@ from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
     Trained,
     asked_of_site,
+    leave,
     measure,
     name_of,
     save_work,
+    take_up,
     train,
     warn_if_too_slow,
 )
-from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -129,7 +130,7 @@ class RoundWorker:
         watch.check()
         self.shared.require_base()
         if offer.task.makes_model:
-            self._hold(offer, plan)
+            self._leave(offer, plan)
         pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
@@ -197,7 +198,7 @@ class RoundWorker:
             exchange.check()
             part.check_work(plan, done)
             self._require_same_base()
-            self._hold(part.offer, plan)
+            self._leave(part.offer, plan)
             return done
         except TrainingFailed as error:
             log.error("%s: training failed", name_of(part.offer), exc_info=error.__cause__)
@@ -248,21 +249,12 @@ class RoundWorker:
             raise
 
     def _taken_up(self, offer: Assignment) -> dict[str, Any]:
-        """Give the model the private tensors that belong before this version; returns the `plan.state` beside them."""
-        kept = self.store.site_state.before(offer.run, offer.model.version)
-        try:
-            self.shared.set_private(kept.private or self._first_private)
-        except LayoutError as error:
-            raise WorkRefused(str(error)) from error
-        return kept.state
+        """The `plan.state` before this version. The model has the private tensors that belong beside it."""
+        return take_up(self.shared, self.store.site_state.before(offer.run, offer.model.version), self._first_private)
 
-    def _hold(self, offer: Assignment, plan: LocalPlan) -> None:
+    def _leave(self, offer: Assignment, plan: LocalPlan) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
-        try:
-            left = SiteState(plan.state, self.shared.private())
-            self.store.site_state.wait(offer.run, offer.model.version, left)
-        except (TypeError, ValueError) as error:
-            raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
+        leave(self.shared, plan, partial(self.store.site_state.wait, offer.run, offer.model.version))
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout)

@@ -18,7 +18,7 @@ from umbel.client.app import Client
 from umbel.client.local.batches import Collate, Data, n_batches, n_samples, ordered_batches, samples_in, to_device
 from umbel.client.local.devices import Precision, autocast, pick_device, pick_precision, whole_float32
 from umbel.client.local.plan import LocalPlan
-from umbel.client.local.progress import CountSums, Kept, Means, note_measured
+from umbel.client.local.progress import CountSums, HasState, Means, note_measured
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.local.steps import LocalSteps
 from umbel.client.training.losses import Loss, LossName, Measure, accuracy_of_classes, named_loss
@@ -167,9 +167,9 @@ class _Step:
         scales = client.precision == torch.float16 and device.type != "cpu" and not is_half
         self._scaler = torch.amp.GradScaler(device.type, enabled=scales)
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, HasState]:
         """What a step changes, by the names that checkpoints have."""
-        found: dict[str, Kept] = {"model": self._model, "optimizer": self._optimizers[0], "scaler": self._scaler}
+        found: dict[str, HasState] = {"model": self._model, "optimizer": self._optimizers[0], "scaler": self._scaler}
         found |= {f"optimizer_{i}": one for i, one in enumerate(self._optimizers[1:], 2)}
         return found | {f"schedule_{i}": one for i, one in enumerate(self._schedules, 1)}
 

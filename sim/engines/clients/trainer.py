@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.vector_update import projections
-from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
@@ -27,12 +26,13 @@ from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
     Trained,
     asked_of_site,
+    leave,
     measure_from,
+    take_up,
     train_from,
     unfit_refused,
     work_done,
 )
-from umbel.client.state.site_state import SiteState
 from umbel.client.wire.timing import Bandwidth
 from umbel.sim.data.population import client_name
 from umbel.sim.engines.clients.alive import LiveClient, LiveClients
@@ -84,7 +84,8 @@ class ClientTrainer:
                 _write(client.shared.changes(self._weights), row)
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
-                _hold(client, offer, plan, work.states)
+                wait = partial(work.states.wait, client.number, offer.run, offer.model.version)
+                leave(client.shared, plan, wait)
             return ClientReport(report)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -136,23 +137,8 @@ def _write(pieces: Iterator[Tensor], row: Tensor) -> None:
 
 
 def _taken_up(client: LiveClient, offer: Assignment, states: ClientStates) -> dict[str, Any]:
-    """Give the model the private tensors that belong before this version; returns the `plan.state` beside them."""
-    kept = states.before(client.number, offer.model.version)
-    if client.first_private:
-        try:
-            client.shared.set_private(kept.private or client.first_private)
-        except LayoutError as error:
-            raise WorkRefused(str(error)) from error
-    return kept.state
-
-
-def _hold(client: LiveClient, offer: Assignment, plan: LocalPlan, states: ClientStates) -> None:
-    """Write what the client keeps. Raises `TrainingFailed` if that is not possible."""
-    try:
-        left = SiteState(plan.state, client.shared.private())
-        states.wait(client.number, offer.run, offer.model.version, left)
-    except (TypeError, ValueError) as error:
-        raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
+    """The `plan.state` before this version. The model has the private tensors that belong beside it."""
+    return take_up(client.shared, states.before(client.number, offer.model.version), client.first_private)
 
 
 def _reseed(seed: int) -> None:

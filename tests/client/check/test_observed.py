@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.client.check.clients import Bare, N, Ward
 from umbel.client import LocalPlan, TrainResult
-from umbel.client.check.observed import ObservedClient, Training, marks_of
+from umbel.client.check.observed import ObservedClient, ObservedTraining, marks_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
@@ -32,7 +32,7 @@ def test_a_mark_does_not_depend_on_how_the_tensor_lies_in_memory() -> None:
     assert marks_of({"weight": tensor.t().contiguous().t()}) == marks_of({"weight": tensor})
 
 
-def noted(app: Ward, plan: LocalPlan) -> Training:
+def noted(app: Ward, plan: LocalPlan) -> ObservedTraining:
     client = ObservedClient(app)
     client.train(client.model, plan)
     (training,) = client.trainings
