@@ -110,12 +110,12 @@ def test_the_step_outlives_a_canary_and_an_evaluation(tmp_path: Path) -> None:
             sections = "[evaluation]\nevery = 1\nclients = 1\n[canary]\nclients = 2\n"
             await it.begin(RUN.replace("target = 3", "target = 2") + CODEC + sections, STATE)
             devices, steps = await it.devices(3), list[float]()
-            while len(steps) < 6:  # the canary's two, and two rounds' of two
+            while len(steps) < 6:  # the canary's two, and two rounds' of two; the last pass may reach a third round
                 for device in devices:
                     if (step := await serve(device)) is not None:
                         steps.append(step)
             assert steps[:4] == [pytest.approx(0.25 * 5.0 / 3000**0.5, rel=1e-6)] * 4
-            assert steps[4:] == [pytest.approx(0.25 * SCALE, rel=0.05)] * 2
+            assert steps[4:6] == [pytest.approx(0.25 * SCALE, rel=0.05)] * 2
 
     asyncio.run(scenario())
 
