@@ -27,7 +27,7 @@ class ArrayData(Dataset[tuple[Any, ...]]):
         shapes = [one.shape for one in self.arrays]
         if not shapes or not all(shape and shape[0] == shapes[0][0] for shape in shapes):
             raise ValueError(
-                f"the arrays of a data set have the shapes {', '.join(map(str, shapes)) or 'of none'}: give at least "
+                f"the arrays of a data set have the shapes {', '.join(map(str, shapes)) or '(no array)'}: give at least "
                 "one array, and all with the same first dimension, which counts the samples"
             )
 
@@ -113,7 +113,7 @@ def tensor_of(value: npt.ArrayLike, name: str) -> Tensor:
 
 
 def array_of(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
-    """A tensor as a new array of `dtype`, whose name is that of the tensor's own."""
+    """A tensor as a new array of `dtype`, which must have the same name as the tensor's dtype."""
     values = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8).numpy()
     return values.view(dtype.newbyteorder("=")).reshape(tuple(tensor.shape))
 
@@ -133,8 +133,8 @@ def _fitting(name: str, value: npt.ArrayLike, old: Tensor) -> Tensor:
     new = tensor_of(value, name)
     if (new.shape, new.dtype) != (old.shape, old.dtype):
         raise ValueError(
-            f"array {name!r} has the shape {_shape(new)}, but the model's has {_shape(old)}: shapes and dtypes stay as "
-            "they were"
+            f"array {name!r} has the shape {_shape(new)}, but the model's has {_shape(old)}: return it with the shape "
+            "and dtype of the model"
         )
     if new.is_floating_point() and not bool(torch.isfinite(new).all()):
         raise ValueError(

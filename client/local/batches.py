@@ -47,14 +47,14 @@ def split_sizes(n: int, batch_size: int) -> list[int]:
 def shuffled_batches(
     data: Data, batch_size: int, seed: int, number: int, n_skipped: int = 0, collate: Collate | None = None
 ) -> Iterator[Batch]:
-    """Pass `number` (from 0), without its first batches, in an order drawn from `seed`.
+    """Pass `number` (from 0) without its first `n_skipped` batches, in an order drawn from `seed`.
 
     The shuffling of a `DataLoader` is reseeded. Batches of other data come in the data's own order.
     """
     if is_map_style(data):
         return _drawn(cast(Dataset[Any], data), batch_size, seed, number, n_skipped, collate)
     batches = _reseeded(_loader_of(data, batch_size, collate), derive_seed(seed, "pass", number))
-    deque(islice(batches, n_skipped), maxlen=0)  # a loader must load the skipped batches, and now: it may draw
+    deque(islice(batches, n_skipped), maxlen=0)  # load the skipped ones now: a loader draws
     return batches
 
 
@@ -158,7 +158,7 @@ def _first_tensor(part: Any) -> Tensor | Array | None:
 
 
 def is_map_style(data: Data) -> bool:
-    """Whether its samples have numbers, so that their order can be drawn."""
+    """Whether its samples can be indexed, so that their order can be drawn."""
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 

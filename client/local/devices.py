@@ -36,7 +36,7 @@ def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextMan
 
 
 class Pace:
-    """Keeps the CPU at most two steps ahead of a GPU, so that a clock read between steps means something."""
+    """Keeps the CPU at most two steps ahead of a GPU, so that the time between two steps shows how fast the GPU is."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: deque[torch.cuda.Event] | None = deque() if device.type == "cuda" else None
@@ -53,7 +53,8 @@ class Pace:
 
 @contextmanager
 def whole_float32(device: torch.device) -> Generator[None]:
-    """Have a GPU multiply full float32 inside. By default torch rounds inputs of convolutions to 10 bits (TF32)."""
+    """In this block, a GPU multiplies in full float32. By default torch rounds inputs of convolutions to 10 bits (TF32).
+    """
     if device.type != "cuda":
         yield
         return

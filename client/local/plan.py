@@ -68,7 +68,7 @@ class LocalPlan:
     run: str = ""  # the run's name
     round: int = 1  # of the run, from 1
     client: str = ""  # this client's name in the run
-    optimizer: OptimizerName = "sgd"  # this and the next three: of the run file; `make_optimizer` applies them
+    optimizer: OptimizerName = "sgd"  # this and the next two are the run file's; `make_optimizer` applies them
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None  # the greatest L2 norm of a gradient; `adjust_gradients` applies it
@@ -133,11 +133,12 @@ class LocalPlan:
         return {name: array_of(one, np.asarray(weights[name]).dtype) for name, one in adjusted.items()}
 
     def adjust_step(self, before: NamedArrays, after: NamedArrays) -> dict[str, Array]:
-        """The arrays after a step whose gradients the site cannot reach, as those of scikit-learn: as if
-        `adjust_arrays` had changed the gradients.
+        """Correct a step whose gradients the site's code cannot reach, as in scikit-learn. Returns the arrays as they
+        would be if `adjust_arrays` had changed the gradients of the step.
 
-        That is exact where the step was plain gradient descent with the rate `learning_rate`: then the change is the
-        gradient times this rate. Use `applied_by_site` for another optimizer, if it does what the run asks by itself.
+        The result is exact if the step was plain gradient descent with the rate `learning_rate`, because its change is
+        then the gradient times this rate. For another optimizer that does what the run asks by itself, call
+        `applied_by_site` instead.
 
         Args:
             before: the arrays before the step.
@@ -206,12 +207,12 @@ class LocalPlan:
             accumulate: the batches in one step. Each item is then a list of them: parts of the plan's batch for a data
                 set, and consecutive batches otherwise.
             device: where the model is.
-            terms: what else must be the same to resume, as JSON can carry it.
+            terms: further settings that must be the same when a training resumes, as JSON can carry them.
         """
         return LocalSteps(self, data, keep or {}, collate, accumulate, torch.device(device), terms or {})
 
     def terms(self, n_steps: int) -> dict[str, object]:
-        """What must be the same to resume from a checkpoint of another process."""
+        """The settings that must be the same when a training resumes from a checkpoint of another process."""
         found: dict[str, object] = {
             "torch": torch.__version__,
             "order": _SAMPLE_ORDER,
@@ -237,7 +238,9 @@ class LocalPlan:
         return bound
 
     def begin(self, *models: nn.Module) -> None:
-        """A training of these models begins: their present weights are the global ones, unless the loop said so."""
+        """Begin a training of these models. Their present weights count as the global ones, unless the client's loop
+        has already bound the global weights (`bound_to`).
+        """
         if self.rules.is_fixed:
             return
         self.rules.forget()

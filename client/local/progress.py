@@ -1,6 +1,6 @@
 """A training in progress: all that its next step depends on, saved and resumed to the bit.
 
-That is what the caller names (a model with its buffers, an optimizer, a schedule, a loss scale), the place in the data,
+The saved state is what the caller names (a model, an optimizer, a schedule, a loss scale), the place in the data,
 the generators, the client's state across rounds, and the sums of the metrics. Other state of the user's objects, such
 as a schedule in a data set, is not saved.
 """
@@ -127,7 +127,9 @@ class TrainingProgress:
 
     def __post_init__(self) -> None:
         if taken := sorted(_OWN & self.kept.keys()):
-            raise ValueError(f"what is kept cannot have the name {taken[0]!r}, which the checkpoint uses itself")
+            raise ValueError(
+                f"what is kept cannot have the name {taken[0]!r}, which the checkpoint uses itself: choose another name"
+            )
         for name, one in self.kept.items():
             _require_keepable(name, one)
 
@@ -172,7 +174,7 @@ class TrainingProgress:
         if found.get("terms") != self.terms:
             return "its settings differ"
         if set(found) - _OWN != set(self.kept):
-            return "it keeps other things"
+            return "it holds other names than `keep` now has"
         for name, one in self.kept.items():
             if isinstance(one, nn.Module | dict) and _shapes(found[name]) != _shapes(_state_of(one)):
                 return "it is of another model"

@@ -112,7 +112,7 @@ class LocalSteps:
         self._counts.add(batch_counts)
 
     def result(self, sample_count: int, metrics: Mapping[str, Any] | None = None) -> TrainResult:
-        """The result of the training. `sample_count`: the client's samples. `metrics`: others than the noted ones."""
+        """The result of the training. `sample_count`: the client's samples. `metrics`: further ones, beside the noted."""
         return TrainResult(
             sample_count,
             self.steps_done,
@@ -142,7 +142,7 @@ def _steps_in_pass(plan: StepPlan, data: Data, accumulate: int) -> int:
     """The steps of one pass over the data. Raises `ValueError` for a plan with epochs of data without a length."""
     found = n_batches(data, plan.batch_size)
     if found is not None:
-        # Accumulation splits the plan's batches of samples with numbers, and joins other batches.
+        # Accumulation splits the plan's batch where samples can be indexed. It joins consecutive batches of other data.
         return found if is_map_style(data) else -(-found // accumulate)
     if plan.steps is None:
         raise ValueError(

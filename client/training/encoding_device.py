@@ -1,8 +1,8 @@
 """The device on which an update is encoded: the GPU that holds the trained model, otherwise the CPU.
 
-An update has the same bytes on both (docs/reference/bits.md). On the GPU far fewer bytes are copied to the CPU: of most
-codecs only the update's own integers, and never the change as float32 unless the update holds it
-(docs/reference/codecs.md, "On a GPU").
+An update has the same bytes on both, except with the codec "lowrank" (docs/reference/bits.md). If the GPU encodes, far
+fewer bytes are copied to the CPU: with most codecs only the integers of the update. The weight change as float32 is
+copied only if the update itself holds it (docs/reference/codecs.md, "On a GPU").
 """
 
 import logging
@@ -21,8 +21,8 @@ log = logging.getLogger("umbel.client")
 def encoding_device(model: nn.Module) -> torch.device:
     """The first CUDA GPU that holds a tensor of the model, or the CPU if none does.
 
-    Apple's GPUs have no float64, and nobody has compared the bits of AMD's, which torch calls CUDA, too. Models there
-    are encoded on the CPU.
+    Apple's GPUs have no float64. AMD's, which torch calls CUDA too, may give other bits: nobody has compared them. So
+    updates of models on these GPUs are encoded on the CPU.
     """
     if torch.version.hip is not None:
         return CPU

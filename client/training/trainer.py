@@ -49,7 +49,8 @@ class TorchClient(Client):
             "classes" (also of pixels), "tokens", "one-logit", "multi-label", "regression" (`losses.py`). None: the
             model returns an output with a `loss`, as models of Hugging Face do.
         train: a data set, or a `DataLoader`, which keeps its own batch size, or anything that gives batches. A batch is
-            (inputs, target), (input, ..., target), or a mapping with the target as "labels", "label" or "target".
+            (inputs, target), (input, ..., target), or a mapping with the target as "labels", "label", "target" or
+            "targets".
         holdout: the same, for evaluation.
         optimizer: function of (parameters, learning_rate), called each round; by default what the run file asks for.
         device: "auto" or a name that torch knows.
@@ -61,7 +62,7 @@ class TorchClient(Client):
         collate: makes a batch of a list of samples; by default as torch does.
         accumulate: the parts in which a step computes the gradient of its batch, one after another, to save memory.
         evaluation_batch_size: samples that are evaluated at once.
-        sample_count: how many samples `train` has, where it does not tell.
+        sample_count: the number of samples in `train`, if `train` does not tell it.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class TorchClient(Client):
         return {"loss": loss, **measured}
 
     def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:
-        """The optimizer of this round, several of them, or a pair with the schedules that are advanced at each step."""
+        """The optimizer or optimizers of this round; or a pair of these and their schedules, which advance at each step.
+        """
         if self._optimizer is None:
             return plan.make_optimizer(model)
         return self._optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
@@ -187,7 +189,7 @@ class _Step:
         self._move(self._optimizers)
 
     def _take_turns(self, losses: Iterator[StepLoss], size: int, steps: LocalSteps, n_parts: int) -> None:
-        """One step of each optimizer with a loss of its own, which is computed after the step before."""
+        """One step of each optimizer with a loss of its own, which is computed after the previous optimizer's step."""
         if n_parts > 1:
             raise ValueError("a training_step that yields losses cannot accumulate gradients: set accumulate = 1")
         optimizers = iter(self._optimizers)
@@ -269,7 +271,7 @@ def _split(batch: Any) -> tuple[Any, Any]:
         *inputs, target = cast(Sequence[Any], batch)
         return inputs[0] if len(inputs) == 1 else inputs, target
     raise ValueError(
-        f"a batch is a {type(batch).__name__}, which does not tell inputs from target: give (inputs, target) or a "
+        f"a batch is a {type(batch).__name__}, in which nothing shows what the target is: give (inputs, target) or a "
         "mapping, or override training_step and evaluation_step"
     )
 
@@ -306,7 +308,8 @@ def _count_of(train: Data, told: int | None) -> int:
     found = n_samples(train) if told is None else told
     if found is None:
         raise TypeError(
-            "the data do not tell how many samples they hold, which weighs the client's update: set sample_count, or "
+            "the data do not tell how many samples they hold, and this number weights the client's update: set "
+            "sample_count, or "
             "give the data set a length (__len__)"
         )
     if found < 1 or n_batches(train, 1) == 0:
