@@ -1,4 +1,4 @@
-r"""A hospital whose training is its own: one logit, a weighted loss, batches with names, and private normalization.
+r"""A hospital whose training is its own: one logit, a weighted loss, batches that are dicts, and private normalization.
 
 The records are UCI's of four hospitals (heart disease, CC BY 4.0); HEART_DATA names the folder of the four files. The
 same `Hospital` takes part in a run, and in a simulation of it:
@@ -28,7 +28,7 @@ _HELD_OUT = 3  # each third record is held out
 
 
 class Records(Dataset[dict[str, Tensor]]):
-    """Records with names."""
+    """Records as dicts."""
 
     def __init__(self, values: np.ndarray, diseased: np.ndarray) -> None:
         self._values = torch.from_numpy(values.astype(np.float32))

@@ -19,9 +19,7 @@ class Hospital(ArrayClient):
     def train_arrays(self, arrays: Any, plan: LocalPlan) -> tuple[Any, TrainResult]:
         steps = plan.drive(self.data, keep={"arrays": arrays})  # a killed training resumes here
         for features, labels in steps:
-            rate = plan.learning_rate / len(
-                labels
-            )  # because scikit-learn takes a step for each sample, not for each mean
+            rate = plan.learning_rate / len(labels)  # scikit-learn takes a step for each sample, not for each batch
             model = classifier(arrays, learning_rate="constant", eta0=rate, alpha=plan.weight_decay, shuffle=False)
             model.partial_fit(features, labels, classes=[0, 1])
             # FedProx, clipping, and the part that the codec can send:

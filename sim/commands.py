@@ -97,12 +97,13 @@ def simulate(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="make_client(number, of) or make_client(number, of, data): simulate these clients (clients.app).",
+            help="Simulate the clients that this function makes: make_client(number, of) or "
+            "make_client(number, of, data). Sets clients.app.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulate a federation of many clients in virtual time, through the coordinator's own rounds.
+    """Simulate a federation of many clients in virtual time, with the coordinator's own code for rounds.
 
     After Ctrl-C or a kill, the same command resumes and ends in the same models. The exit status is 1 if all runs of
     the experiment failed.

@@ -35,9 +35,9 @@ def is_given(name: str) -> bool:
 
 
 def only_here(value: object) -> str | None:
-    """The first name in this table of code that other processes cannot import; None without one.
+    """The first name in this value of an object that other processes cannot import; None if there is none.
 
-    These are names of given objects, and of the main module, such as `__main__:Net`.
+    Such names are those of given objects, and those of the main module, such as `__main__:Net`.
     """
     match value:
         case str():

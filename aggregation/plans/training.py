@@ -23,7 +23,7 @@ class TrainingTerms:
     """What a client is asked to do with the model: `local_epochs` or `local_steps`; by default, one epoch.
 
     `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
-    `evaluate`: first measure the model as it came on the client's own held-out data. `momentum`: of "sgd".
+    `evaluate`: first measure the round's model on the client's own held-out data. `momentum`: of "sgd".
     `clip_norm`: the greatest L2 norm of a step's gradient, FedProx's term included; None: not clipped.
     """
 
@@ -90,7 +90,8 @@ def require_options(options: Mapping[str, Option]) -> None:
     for name, value in options.items():
         if not _OPTION_NAME.fullmatch(name):
             raise ValueError(
-                f"the option {name[:80]!r} must be 1 to 63 letters, digits, '_', '.' or '-', and not begin with a digit"
+                f"the option name {name[:80]!r} must be 1 to 63 letters, digits, '_', '.' or '-', and begin with a "
+                "letter or '_'"
             )
         _require_option(name, value)
         n_chars += len(name) + (len(value) if isinstance(value, str) else 8)

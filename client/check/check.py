@@ -42,12 +42,12 @@ Make = Callable[[], Client]
 def check_client(client: Client | Make, run_file: RunFile | None = None, *, steps: int = STEPS) -> ClientCheck:
     """Check a client, and say in words what is wrong with it.
 
-    Random generators of the process are restored. Memory: two clients, and some copies of the model.
+    Random generators of the process are restored. Memory: three clients, and some twenty copies of the model's weights.
 
     Args:
         client: a function that makes the client, so that it can be made anew as after a restart; or a client, of which
             copies are checked.
-        run_file: whose [training], [codec], [tensors] and options are used; by default usual ones.
+        run_file: the check uses its [training], [codec] and [tensors]; by default it uses usual settings.
         steps: of one training, at least 4.
 
     Raises `ValueError` for too few steps, `AppError` for an unusable client, `LayoutError` or `WorkRefused` for a run
@@ -69,7 +69,7 @@ CHECKS = (
 )
 """The names of all checks, in their order."""
 _BLOCKING = frozenset({"train", "tensors", "weights", "base", "state", "samples", "steps", "counts"})
-"""The loop of a client refuses work that is wrong in one of these, so rounds would show nothing else."""
+"""The loop of a client refuses work that is wrong in one of these, so rounds would only show the same fault again."""
 
 
 @contextmanager

@@ -181,7 +181,7 @@ class CheckCoordinator:
 
 
 class Refused(Exception):
-    """Becomes a problem document. `file`: whose rules of what travels it carries."""
+    """Becomes a problem document. `file`: the run file whose [tensors] the document carries."""
 
     def __init__(self, status: int, kind: str, detail: str, file: RunFile | None = None) -> None:
         super().__init__(detail)

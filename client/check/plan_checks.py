@@ -94,6 +94,6 @@ def _applied(key: str, training: ObservedTraining, baseline: ObservedTraining, *
             return warned(key, found, "Take part only in runs without it")
         return wrong(key, f"train does not apply {what}, so the client declines runs that ask for {key}", _ADJUST)
     if training.after == baseline.after:
-        found = f"train says that {what} is applied, but a strong {key} leaves the same weights as none"
+        found = f"train says that {what} is applied, but the weights are the same with a strong {key} as without it"
         return wrong(key, found, _ADJUST)
     return passed(key, f"{what} changes what train does")

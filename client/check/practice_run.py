@@ -19,7 +19,7 @@ from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.work import asked_of_site
 
 RUN, CLIENT, SECURE_RUN = "client-check", "checked", "client-check-secure"
-STEPS, STEPS_LEAST = 6, 4  # partial work ends after two steps, so that a late end by one step can be told from none
+STEPS, STEPS_LEAST = 6, 4  # a training that is stopped after two steps may end after three, which are still not all
 SEED = 20_260_101
 MU, CLIP_NORM = 0.1, 1.0  # of rounds, where no run file says them
 _TINY_CLIP = 1e-6
@@ -103,7 +103,10 @@ def practice_run(given: RunFile | None, steps: int, base: TensorRules | None) ->
     for fewer steps than `STEPS_LEAST`.
     """
     if steps < STEPS_LEAST:
-        raise ValueError(f"steps must be at least {STEPS_LEAST}, not {steps}: with fewer, partial work cannot be told")
+        raise ValueError(
+            f"steps must be at least {STEPS_LEAST}, not {steps}: with fewer, a training that stops cannot be told from "
+            "one that does all steps"
+        )
     if given is None:
         training = TrainingSection(local_epochs=None, local_steps=steps, proximal_mu=MU, clip_norm=CLIP_NORM)
         patterns, sha256 = ({}, "") if base is None else (base.patterns, base.base_sha256)

@@ -27,15 +27,16 @@ def check_repeats(
         return passed("determinism", "trainings from the same weights with the same seed give the same weights")
     if is_same_anew:
         found = (
-            "a second training of the same client differs from its first one, and one of a client made anew does not"
+            "a second training of the same client gives other weights than its first one, but a client made anew gives "
+            "the same weights"
         )
         advice = "Keep nothing from one training to the next in the client, such as an optimizer: keep it in plan.state"
         return wrong("determinism", found, advice)
     if first.shared.encoding_device.type != "cpu":
-        found = "trainings from the same weights with the same seed differ; some operations of GPUs do"
+        found = "trainings from the same weights with the same seed differ, as some operations on GPUs do each time"
         return warned("determinism", found, _SEED_ALL)
     if is_same:
-        found = "a client made anew trains to other weights from the same weights with the same seed"
+        found = "a client made anew gives other weights, although it starts from the same weights with the same seed"
         return wrong("determinism", found, "Make the client's data and settings the same at each start")
     return wrong("determinism", "two trainings from the same weights with the same seed differ", _SEED_ALL)
 
@@ -92,10 +93,10 @@ def _restart(first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, 
         found = f"evaluate failed after a restart with {where_raised(anew.error)}"
         return wrong("restart", found, "Make all that evaluate needs in the constructor of the client")
     if not _same(here.result, anew.result):
-        found = "a client made anew measures the same weights otherwise"
+        found = "evaluate of a client made anew gives another result for the same weights"
         advice = "Keep what evaluate needs in the model's state dict, or keep the held-out data the same at each start"
         return wrong("restart", found, advice)
-    return passed("restart", "a client made anew measures the same weights alike")
+    return passed("restart", "evaluate of a client made anew gives the same result for the same weights")
 
 
 def _same(one: Evaluation | None, other: Evaluation | None) -> bool:

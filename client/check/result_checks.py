@@ -128,7 +128,10 @@ def _process(touched: tuple[str, ...]) -> ClientFinding:
     if not touched:
         return passed("process", "random generators and settings of the process are as they were")
     found = f"train has changed {' and '.join(touched)}"
-    advice = "Restore them at the end of train, as plan.drive does, for other clients may train in the same process"
+    advice = (
+        "Restore them at the end of train, because other clients may train in the same process. plan.drive restores "
+        "the random generators"
+    )
     if all(one in GENERATORS for one in touched):
         return warned("process", found, advice)
     return wrong("process", found, advice)
@@ -152,8 +155,8 @@ def _samples(own: int, training: ObservedTraining, result: TrainResult) -> Clien
         return wrong("samples", found, advice)
     lengths = training.doings.data_lengths
     if not lengths or own in (sum(lengths), *lengths):
-        return passed("samples", f"the client weighs {result.sample_count} samples")
-    found = f"the client's sample_count is {own}, but the data that train drives have {max(lengths)} samples"
+        return passed("samples", f"the client's update counts as {result.sample_count} samples")
+    found = f"the client's sample_count is {own}, but train gives plan.drive data of {max(lengths)} samples"
     if own > max(sum(lengths), *lengths):
         return wrong("samples", found, "Set sample_count to the number of samples: it is the weight of the update")
     return warned("samples", found, "Set sample_count to the number of samples, unless it is smaller on purpose")
@@ -194,6 +197,6 @@ def check_metrics(function: str, metrics: Mapping[str, float]) -> ClientFinding:
     except ValueError as error:
         return wrong("metrics", f"{function} returned a metric that no report may have: {error}", "Change its name")
     if len(metrics) > METRICS_MAX:
-        found = f"{function} returned {len(metrics)} metrics, and a report may have {METRICS_MAX}"
+        found = f"{function} returned {len(metrics)} metrics, and a report may have at most {METRICS_MAX}"
         return wrong("metrics", found, "Return fewer")
     return passed("metrics", f"all {len(metrics)} metrics of {function} are finite")

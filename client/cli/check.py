@@ -15,11 +15,11 @@ def check(
         typer.Option(
             "--run-file",
             metavar="FILE",
-            help="A run file whose sections training, codec and tensors are used; by default usual ones.",
+            help="A run file. Checks with its sections training, codec and tensors; by default with usual settings.",
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=4, help="Local steps of each of the some fifteen trainings.")
+        int, typer.Option("--steps", min=4, help="Local steps of each training. There are some fifteen trainings.")
     ] = 6,
     as_json: AsJson = False,
 ) -> None:

@@ -27,7 +27,7 @@ class ArrayData(Dataset[tuple[Any, ...]]):
         shapes = [one.shape for one in self.arrays]
         if not shapes or not all(shape and shape[0] == shapes[0][0] for shape in shapes):
             raise ValueError(
-                f"the arrays of a data set have the shapes {', '.join(map(str, shapes)) or '(no array)'}: give at least "
+                f"the arrays of a data set have the shapes {', '.join(map(str, shapes)) or '(none)'}: give at least "
                 "one array, and all with the same first dimension, which counts the samples"
             )
 

@@ -53,8 +53,7 @@ class Pace:
 
 @contextmanager
 def whole_float32(device: torch.device) -> Generator[None]:
-    """In this block, a GPU multiplies in full float32. By default torch rounds inputs of convolutions to 10 bits (TF32).
-    """
+    """Multiply in full float32 in this block. By default torch rounds inputs of convolutions on a GPU to 10 bits."""
     if device.type != "cuda":
         yield
         return

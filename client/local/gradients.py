@@ -98,7 +98,8 @@ class GradientRules:
             if (rule := self._by_name.get(name)) is not None:
                 _change(weight, rule, self._mu)
         if self._clip_norm is not None:
-            ordered = {name: found[name] for name in self._by_name if name in found} | found  # an order that gives the norm the same bits
+            # In the order of the model, so that the norm has the same bits as in `apply`.
+            ordered = {name: found[name] for name in self._by_name if name in found} | found
             clip_grad_norm_(ordered.values(), self._clip_norm)
         return {name: cast(Tensor, weight.grad) for name, weight in found.items()}
 

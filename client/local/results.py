@@ -17,11 +17,10 @@ class TrainResult:
 
     Raises `TypeError` for a count that is no whole number, or a metric that is no number; numpy's and torch's numbers
     are accepted. Raises `ValueError` for counts that no report may have (`aggregation/counts.py`). Three fields are for
-    canaries: `steps_full`, `first_loss` and `last_loss`. If `steps_full` or `last_loss` is None, the client's loop takes
-    an estimate.
+    canaries: `steps_full`, `first_loss` and `last_loss`. The loop estimates the first and the last if they are None.
     """
 
-    sample_count: int  # the samples trained on, which weigh the update
+    sample_count: int  # the samples trained on, by which the update is weighted
     steps_done: int
     steps_planned: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training

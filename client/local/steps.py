@@ -112,7 +112,7 @@ class LocalSteps:
         self._counts.add(batch_counts)
 
     def result(self, sample_count: int, metrics: Mapping[str, Any] | None = None) -> TrainResult:
-        """The result of the training. `sample_count`: the client's samples. `metrics`: further ones, beside the noted."""
+        """The result of the training. `sample_count`: the client's samples. `metrics`: beside those noted."""
         return TrainResult(
             sample_count,
             self.steps_done,

@@ -3,7 +3,8 @@
 It is one safetensors file: the tensors, and in its metadata the rest as JSON (`packing.py`), with the assignment and
 the model that it belongs to.
 
-Saving may take `_SHARE` of the training's time, by the time that the last save took. A failure to save is only logged.
+Saving may take the share `_SHARE` of the training's time. So the time that the last save took decides when the next one
+is due. A failure to save is only logged.
 """
 
 import contextlib

@@ -46,7 +46,9 @@ class SiteStateStore:
         self._folder, self.waiting = folder, waiting
 
     def before(self, run: RunId, version: int) -> SiteState:
-        """The state to train from this model version with. A damaged file is set aside, and an older one is taken."""
+        """The state with which a training from this model version begins. A damaged file is set aside, and an older one
+        is taken.
+        """
         for found in reversed(self._versions(run)):
             if found < version and (state := read_state(self._path(run, found))) is not None:
                 return state
@@ -85,7 +87,7 @@ class SiteStateStore:
 
 
 class StateTooLarge(ValueError):
-    """More than a client keeps."""
+    """The state is larger than what a client keeps."""
 
 
 def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_durable: bool = True) -> None:
@@ -117,4 +119,9 @@ def read_state(path: Path) -> SiteState | None:
 def _set_aside(path: Path, error: Exception) -> None:
     aside = path.with_suffix(".damaged")
     path.replace(aside)
-    log.warning("what this client keeps across rounds is damaged (%s); the file is now %s", error, aside)
+    log.warning(
+        "what this client keeps across rounds is damaged (%s); the file is now %s, and an older state is used if there is "
+        "one",
+        error,
+        aside,
+    )

@@ -75,7 +75,6 @@ def _array_model(model: nn.Module) -> ArrayModel:
 def _take_over(model: ArrayModel, arrays: NamedArrays) -> None:
     try:
         model.set_arrays(arrays)
-    except (
-        ValueError
-    ) as error:  # its sentence has names, shapes and dtypes, and no value, so the coordinator may see it
+    except ValueError as error:
+        # Its sentence has names, shapes and dtypes, but no value of the arrays. So the coordinator may see it.
         raise TrainingFailed(f"train_arrays returned other arrays than the model's: {error}") from error

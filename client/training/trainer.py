@@ -104,8 +104,7 @@ class TorchClient(Client):
         return {"loss": loss, **measured}
 
     def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:
-        """The optimizer or optimizers of this round; or a pair of these and their schedules, which advance at each step.
-        """
+        """The optimizer or optimizers of this round; or a pair of these and schedules, which advance at each step."""
         if self._optimizer is None:
             return plan.make_optimizer(model)
         return self._optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)

@@ -6,7 +6,7 @@ what the first round costs (`measured.py`). On a GPU, workers share the clients.
 
 Measured on a CPU (docs/explanation/results/simulation.md): bookkeeping dominates where a step of one client is less
 than some ten million operations, and stacking saves it. Convolutions are faster one client after another, with a thread
-for each core. One client's batches do not fill a GPU, so all that can be is stacked there.
+for each core. One client's batches do not fill a GPU, so every model that can be stacked is stacked there.
 """
 
 import logging
@@ -77,7 +77,9 @@ def named_clients_engine(name: str, app: ClientApp, n_alive: int | None, n_worke
 
             return ClientProcesses(app, n_alive, n_workers)
         case _:
-            raise EngineError(f"the engine {name!r} cannot run clients that train themselves")
+            raise EngineError(
+                f"the engine {name!r} cannot run clients that train themselves: take auto, sequential or processes"
+            )
 
 
 _WORTH_WORKERS_S = 5.0  # of a cohort's training: workers import torch and the app first, some seconds
@@ -149,7 +151,7 @@ def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:
 
 
 class AutoEngine:
-    """Stacks clients where that pays, and else trains them another way. It warns if it would stack but cannot."""
+    """Stacks clients if that is faster, and otherwise trains them another way. Warns if it would stack but cannot."""
 
     def __init__(self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> None:
         self._recipe, self._n_workers, self._device = recipe, n_workers, device

@@ -18,13 +18,13 @@ from umbel.sim.engines.training import Draws, SequentialEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
 _TRIED_S = 0.5  # train single clients until this time is measured
-_WORTH_S = {"threads": 0.1, "processes": 1.0}  # less work is not worth threads, or the seconds that processes start
+_WORTH_S = {"threads": 0.1, "processes": 1.0}  # less work is not worth their start
 log = logging.getLogger("umbel.sim")
 
 
 @dataclass(slots=True)
 class _Spent:
-    """Seconds in which an engine was waited for, without those in which its results were used."""
+    """The seconds spent waiting for an engine, without the time in which its results were used."""
 
     clock: Callable[[], float]
     seconds: float = 0.0
@@ -101,7 +101,8 @@ class MeasuredEngine:
             self._settle(f"there is one worker, so clients are trained one after another, a round in {round_s:.2g} s")
         elif rest_s < _WORTH_S[name]:
             self._settle(
-                f"one client after another the first round takes {round_s:.2g} s, too little to share it among {name}"
+                f"with one client after another the first round takes {round_s:.2g} s, too short to be shared among "
+                f"{name}"
             )
         else:
             try:
@@ -109,7 +110,7 @@ class MeasuredEngine:
             except EngineError as error:
                 self._settle(f"{error}; so clients are trained one after another")
                 return
-            self._say(f"one client after another a round would take {round_s:.2g} s, so {name} share its clients")
+            self._say(f"with one client after another a round would take {round_s:.2g} s, so {name} share its clients")
 
     def _second(self, start: Tensor, work: CohortWork, step_s: float) -> Iterator[Changes]:
         """Measure the workers on a whole cohort, now that they run."""
@@ -119,7 +120,9 @@ class MeasuredEngine:
         if spent.seconds > alone_s:
             self._current.close()
             self._current = self._sequential
-        self._settle(f"one client after another a round takes {alone_s:.2g} s, and with {name} {spent.seconds:.2g} s")
+        self._settle(
+            f"with one client after another a round takes {alone_s:.2g} s, and with {name} {spent.seconds:.2g} s"
+        )
 
     def _settle(self, words: str) -> None:
         self._is_settled = True

@@ -21,7 +21,7 @@ from umbel.client.training.shared_state import SharedState
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.work import EngineError
 
-_SHARE_OF_MEMORY, _BYTES_MAX = 4, 1 << 30  # all processes together keep clients in a quarter of the free memory
+_SHARE_OF_MEMORY, _BYTES_MAX = 4, 1 << 30  # of the free memory, for the clients of all processes together
 _OBJECTS_MAX = 200_000  # that are looked at for a client's size
 
 
@@ -38,8 +38,9 @@ class LiveClient:
 class LiveClients:
     """Makes clients when they are needed, and keeps as many as fit.
 
-    `n_alive`: how many; None: as many as fit into this process's part of a quarter of the free memory, or of 1 GiB, by
-    the measured size of the second client. `n_processes`: that share it. `free_bytes`: the free memory, or None.
+    `n_alive`: the number of clients to keep. None: as many as fit into a quarter of the free memory and into 1 GiB. The
+    size of the second client is measured for this. `n_processes`: the number of processes that share this memory.
+    `free_bytes`: returns the free memory, or None if it is unknown.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class ClientsSection:
             if (value := getattr(self, key)) is not None:
                 require_within(value, key, 1, COUNT_MAX)
         if self.test is not None and self.test_clients is not None:
-            raise ValueError("test measures new models, so test_clients has no effect; leave one of the two out")
+            raise ValueError("`test` measures new models, so `test_clients` has no effect; leave one of the two out")
         require_within(len(self.arguments), "the number of arguments", 0, _ARGUMENTS_MAX)
         for name, value in self.arguments.items():
             if name in ("number", "of", "data"):

@@ -142,8 +142,8 @@ def _taken_up(client: LiveClient, offer: Assignment, states: ClientStates) -> di
 
 
 def _reseed(seed: int) -> None:
-    """Seed torch's, Python's and numpy's generators. `torch.manual_seed` also formats a stack for a GPU that is not in
-    use, which takes longer than a step of a small model.
+    """Seed torch's, Python's and numpy's generators. If no GPU is in use, `torch.manual_seed` would format a stack
+    trace, which takes longer than a step of a small model.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

@@ -78,7 +78,7 @@ def test_short_rounds_are_not_shared() -> None:
     assert choice.rounds(3) == ["sequential"] * 3
     assert choice.workers is None
     assert choice.engine.why == (
-        "the cause; one client after another the first round takes 0.016 s, too little to share it among threads"
+        "the cause; with one client after another the first round takes 0.016 s, too short to be shared among threads"
     )
 
 
@@ -88,7 +88,7 @@ def test_long_rounds_are_shared_from_the_first_round_on() -> None:
     assert choice.workers is not None
     assert choice.alone.steps == [40], "one client has shown what a step takes"
     assert choice.workers.steps == [120, 160, 160]
-    assert choice.engine.why == "the cause; one client after another a round takes 16 s, and with threads 8 s"
+    assert choice.engine.why == "the cause; with one client after another a round takes 16 s, and with threads 8 s"
 
 
 def test_workers_that_turn_out_slower_are_given_up_after_the_second_round() -> None:

@@ -72,7 +72,7 @@ def rows_of(described: dict[str, Any], out: Path | None = None) -> tuple[Row, ..
         ),
         (
             {"clients": {"app": "a:b", "count": 3, "test": "a:c", "test_clients": 2}},
-            "test measures new models, so test_clients has no effect",
+            "`test` measures new models, so `test_clients` has no effect",
         ),
         ({"clients": {"app": "a:b", "count": 3, "arguments": {"of": 2}}}, "arguments cannot have 'of'"),
     ],
