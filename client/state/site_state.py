@@ -120,8 +120,8 @@ def _set_aside(path: Path, error: Exception) -> None:
     aside = path.with_suffix(".damaged")
     path.replace(aside)
     log.warning(
-        "what this client keeps across rounds is damaged (%s); the file is now %s, and an older state is used if there is "
-        "one",
+        "what this client keeps across rounds is damaged (%s); the file is now %s, and an older state is used if there "
+        "is one",
         error,
         aside,
     )

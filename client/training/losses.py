@@ -1,8 +1,8 @@
 """Losses by name, with the shapes that each takes and what it measures beside the loss.
 
 Each is a mean over the batch, in nats where it is an entropy. They refuse shapes that torch would broadcast or
-misread. An output (n, 1) beside a target (n,) is a frequent mistake: torch raises no error, and the model learns
-nothing.
+misread. An output (n, 1) beside a target (n,) is a frequent mistake: torch's mean squared error raises no error,
+and the model learns nothing.
 """
 
 from collections.abc import Callable, Mapping
