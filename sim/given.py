@@ -35,7 +35,7 @@ def is_given(name: str) -> bool:
 
 
 def only_here(value: object) -> str | None:
-    """The first name in this value of an object that other processes cannot import; None if there is none.
+    """The first name in `value` that names code which other processes cannot import; None if there is none.
 
     Such names are those of given objects, and those of the main module, such as `__main__:Net`.
     """

@@ -84,7 +84,7 @@ def _generators_kept(app: Client) -> Generator[None]:
 
 
 def _made(client: Client | Make) -> tuple[Make, Client, Client]:
-    """What makes a client as it is at its start, and two that it has made."""
+    """A function that makes the client as it is at its start, and two clients that it has made."""
     if isinstance(client, Client):
         make = _copies_of(checked_client(client, "the client"))
         return make, make(), make()
@@ -96,7 +96,7 @@ def _made(client: Client | Make) -> tuple[Make, Client, Client]:
 
 
 def _copies_of(client: Client) -> Make:
-    """What makes copies of a client. It must not change meanwhile."""
+    """A function that makes copies of a client. The client must not change meanwhile."""
 
     def copied() -> Client:
         try:

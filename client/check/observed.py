@@ -109,7 +109,7 @@ def observed_plan(plan: LocalPlan) -> ObservedPlan:
 
 @dataclass(slots=True)
 class ObservedTraining:
-    """One call of `train`. `after` and what follows it are of a call that has ended."""
+    """One call of `train`. `after` and the fields below it are set when the call has ended."""
 
     plan: ObservedPlan
     before: Marks

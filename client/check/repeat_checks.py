@@ -33,7 +33,7 @@ def check_repeats(
         advice = "Keep nothing from one training to the next in the client, such as an optimizer: keep it in plan.state"
         return wrong("determinism", found, advice)
     if first.shared.encoding_device.type != "cpu":
-        found = "trainings from the same weights with the same seed differ, as some operations on GPUs do each time"
+        found = "trainings from the same weights with the same seed differ; this may be the rounding of the GPU"
         return warned("determinism", found, _SEED_ALL)
     if is_same:
         found = "a client made anew gives other weights, although it starts from the same weights with the same seed"

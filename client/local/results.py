@@ -17,7 +17,7 @@ class TrainResult:
 
     Raises `TypeError` for a count that is no whole number, or a metric that is no number; numpy's and torch's numbers
     are accepted. Raises `ValueError` for counts that no report may have (`aggregation/counts.py`). Three fields are for
-    canaries: `steps_full`, `first_loss` and `last_loss`. The loop estimates the first and the last if they are None.
+    canaries: `steps_full`, `first_loss` and `last_loss`. If `steps_full` or `last_loss` is None, the loop estimates it.
     """
 
     sample_count: int  # the samples trained on, by which the update is weighted

@@ -145,7 +145,7 @@ class AutoClients:
 def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:
     """The engine "batched". Raises `EngineError` if the model's tensors or its loss rule it out.
 
-    What shows only in training is raised by `try_out`, or by the first cohort.
+    Obstacles that show only in training are raised by `try_out`, or by the first cohort.
     """
     return StackedEngine(recipe.make(), _each_loss(recipe), device=device)
 

@@ -18,7 +18,7 @@ from umbel.sim.engines.training import Draws, SequentialEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
 _TRIED_S = 0.5  # train single clients until this time is measured
-_WORTH_S = {"threads": 0.1, "processes": 1.0}  # less work is not worth their start
+_WORTH_S = {"threads": 0.1, "processes": 1.0}  # less work does not pay for starting them
 log = logging.getLogger("umbel.sim")
 
 

@@ -35,7 +35,7 @@ GivenModel: TypeAlias = nn.Module | Callable[..., nn.Module] | str
 GivenLoss: TypeAlias = Callable[[Any, Any], Tensor] | str
 GivenClients: TypeAlias = Sequence[Client] | Callable[..., Client] | str
 
-_DIGITS = 16  # of a digest in a name: two of a person's objects agree by chance once in 10^19
+_DIGITS = 16  # of a digest in a name: the digits of two objects agree by chance once in 10^19
 _LIBRARIES = ("torch", "umbel", "builtins")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

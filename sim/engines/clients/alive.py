@@ -21,7 +21,7 @@ from umbel.client.training.shared_state import SharedState
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.work import EngineError
 
-_SHARE_OF_MEMORY, _BYTES_MAX = 4, 1 << 30  # of the free memory, for the clients of all processes together
+_SHARE_OF_MEMORY, _BYTES_MAX = 4, 1 << 30  # clients get at most a quarter of the free memory, and 1 GiB
 _OBJECTS_MAX = 200_000  # that are looked at for a client's size
 
 
