@@ -7,7 +7,7 @@ the newest state of an older version. So an attempt that is repeated begins as t
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,8 @@ class SiteStateStore:
         """The state with which a training from this model version begins. A damaged file is set aside, and an older one
         is taken.
         """
-        for found in reversed(self._versions(run)):
-            if found < version and (state := read_state(self._path(run, found))) is not None:
-                return state
-        return SiteState()
+        found = newest_state(self._path(run, one) for one in self._versions(run) if one < version)
+        return SiteState() if found is None else found[1]
 
     def wait(self, run: RunId, version: int, left: SiteState) -> None:
         """Write the state after training from this version. Raises `StateTooLarge` or `TypeError` for what cannot be
@@ -114,6 +112,14 @@ def read_state(path: Path) -> SiteState | None:
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         _set_aside(path, error)
         return None
+
+
+def newest_state(paths: Iterable[Path]) -> tuple[Path, SiteState] | None:
+    """The last of these files that is not damaged, and the state in it; None: there is none."""
+    for path in reversed(list(paths)):
+        if (state := read_state(path)) is not None:
+            return path, state
+    return None
 
 
 def _set_aside(path: Path, error: Exception) -> None:

@@ -65,7 +65,9 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
             raise EngineError(f"there is no engine {name!r}")
 
 
-def named_clients_engine(name: str, app: ClientApp, n_alive: int | None, n_workers: int | None) -> ClientsEngine:
+def named_clients_engine(
+    name: str, app: ClientApp, n_alive: int | None, n_workers: int | None, device: str = "cpu"
+) -> ClientsEngine:
     """The engine of this name for clients that train themselves. Raises `EngineError` as `named_engine` does."""
     match name:
         case "auto":
@@ -76,6 +78,10 @@ def named_clients_engine(name: str, app: ClientApp, n_alive: int | None, n_worke
             from umbel.sim.engines.workers.client_processes import ClientProcesses
 
             return ClientProcesses(app, n_alive, n_workers)
+        case "ray":
+            from umbel.sim.engines.workers.ray_clients import RayClients
+
+            return RayClients(app, n_alive, n_workers, device)
         case _:
             raise EngineError(
                 f"the engine {name!r} cannot run clients that train themselves: take auto, sequential or processes"

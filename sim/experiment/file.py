@@ -79,7 +79,6 @@ NO_APP: Mapping[str, str] = {
     "threads": 'clients draw from the process\'s generators, which threads would share; choose "processes"',
     "batched": 'it cannot prove that stacked training treats a client\'s own code the same; choose "sequential" or '
     '"processes"',
-    "ray": 'its workers make models, not clients; choose "processes"',
 }  # why an engine cannot run [clients]
 ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is free, and some rounds can never succeed
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
@@ -291,7 +290,7 @@ class _Worlds:
             raise ValueError("the clients of [clients] bring their own model; leave [model] out")
         if self.engine.name in NO_APP:
             raise ValueError(f'the engine "{self.engine.name}" cannot run [clients]: {NO_APP[self.engine.name]}')
-        if self.engine.device != "cpu":
+        if self.engine.device != "cpu" and self.engine.name != "ray":  # which must know that its actors need a GPU
             raise ValueError("the clients of [clients] choose their own device; leave engine.device out")
         if self.measure.train_loss or self.measure.groups:
             raise ValueError(

@@ -38,7 +38,7 @@ from umbel.sim.engines.clients.work import ClientGroup
 from umbel.sim.engines.device import found_device, n_cores
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.work import EngineError
-from umbel.sim.engines.workers.ray_engine import RAY_MISSING
+from umbel.sim.engines.workers.ray_cluster import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, TrialSpec
 from umbel.sim.experiment.kinds import layout_of_run
@@ -126,7 +126,7 @@ class _Checks:
     def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> str:
         """Make client 0 and the last one, and the client that measures models. Returns a warning, or nothing."""
         app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
-        if trial.engine.name == "processes":
+        if trial.engine.name in ("processes", "ray"):
             app.to_json()  # raises for a function that other processes cannot import
         layouts = [self._layout_of(app, number, data, trial.run) for number in (0, app.n_clients - 1)]
         if difference := layouts[0].difference(layouts[1]):

@@ -90,7 +90,7 @@ def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, d
     first = app.make_first(ClientGroup.dealt(np.arange(1), data).share(0))
     shared = SharedState(first).under(trial.run.tensor_rules)
     clients = OwnClients(
-        named_clients_engine(trial.engine.name, app, section.alive, trial.engine.workers),
+        named_clients_engine(trial.engine.name, app, section.alive, trial.engine.workers, trial.engine.device),
         app.n_clients,
         data,
         drawn_to_test(app.n_clients, section.test_clients, trial.seed),

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from umbel.aggregation.types import RunId
-from umbel.client.state.site_state import SiteState, read_state, write_state
+from umbel.client.state.site_state import SiteState, newest_state, write_state
 
 _CLIENTS_IN_FOLDER = 1000
 _SUFFIX, _WAITING = ".safetensors", "waiting.safetensors"
@@ -35,10 +35,8 @@ class ClientStates:
 
     def before(self, number: int, version: int) -> SiteState:
         """The state with which this client trains from this model version."""
-        for found in reversed(self._versions(number)):
-            if found < version and (state := read_state(self._path(number, found))) is not None:
-                return state
-        return SiteState()
+        found = self._newest(number, version)
+        return SiteState() if found is None else found[1]
 
     def wait(self, number: int, run: RunId, version: int, left: SiteState) -> None:
         """Write the state after the training from this version. Raises `StateTooLarge` or `TypeError` for what cannot
@@ -62,6 +60,30 @@ class ClientStates:
         for older in useful[:-1]:
             self._path(number, older).unlink()
 
+    def lend(self, number: int, version: int) -> bytes | None:
+        """The file of the state with which this client trains from this model version, for another machine; None: the
+        client has kept nothing.
+        """
+        found = self._newest(number, version)
+        return None if found is None else found[0].read_bytes()
+
+    def borrow(self, number: int, file: bytes) -> None:
+        """Take the file of a lent state. These must be the states of one attempt alone."""
+        self._write(self._path(number, 0), file)
+
+    def left(self, number: int) -> bytes | None:
+        """The file that waits after the training of a borrowed state; None: the client has left nothing."""
+        waiting = self._of(number) / _WAITING
+        return waiting.read_bytes() if waiting.exists() else None
+
+    def wait_for(self, number: int, file: bytes | None) -> None:
+        """Let the file that another machine's training has left wait here, as `wait` does."""
+        waiting = self._of(number) / _WAITING
+        if file is not None:
+            self._write(waiting, file)
+        elif self._names(number):
+            waiting.unlink(missing_ok=True)  # of an abandoned attempt
+
     def sync(self) -> None:
         """Have all kept states survive a loss of power, before a checkpoint counts on them."""
         if self._has_new and not self.is_temporary:
@@ -78,6 +100,13 @@ class ClientStates:
         """Remove temporary files."""
         if self.is_temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _newest(self, number: int, version: int) -> tuple[Path, SiteState] | None:
+        return newest_state(self._path(number, one) for one in self._versions(number) if one < version)
+
+    def _write(self, path: Path, file: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file)
 
     def _of(self, number: int) -> Path:
         return self.folder / f"{number // _CLIENTS_IN_FOLDER:05}" / f"{number:07}"

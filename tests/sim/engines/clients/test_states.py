@@ -74,3 +74,20 @@ def test_a_run_that_cannot_be_resumed_keeps_one_state_for_each_client() -> None:
     assert len(list(states.folder.rglob("*.safetensors"))) == 1
     states.close()
     assert not states.folder.exists()
+
+
+@given(kept=st.lists(st.integers(0, 9), unique=True, max_size=4).map(sorted), version=st.integers(0, 10))
+def test_a_lent_state_is_the_one_that_a_training_here_begins_with(kept: list[int], version: int) -> None:
+    """And what the training elsewhere leaves waits here, as if it had been left here."""
+    here, elsewhere = ClientStates(), ClientStates()
+    for one in kept:
+        here.wait(0, RUN, one, left(one))
+        here.keep(0, one)
+    if (file := here.lend(0, version)) is not None:
+        elsewhere.borrow(0, file)
+    assert elsewhere.before(0, version + 1).state == here.before(0, version).state
+    elsewhere.wait(0, RUN, 11, left(11) if version % 2 else SiteState())
+    here.wait_for(0, elsewhere.left(0))
+    here.keep(0, 11)
+    expected = {"n": 11} if version % 2 else {} if file is not None else here.before(0, 11).state
+    assert here.before(0, 12).state == expected

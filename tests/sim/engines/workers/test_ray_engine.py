@@ -1,7 +1,6 @@
 """The engine "ray", on a cluster of this machine, where Ray is installed."""
 
 import importlib.util
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError
-from umbel.sim.engines.workers import ray_engine
-from umbel.sim.engines.workers.ray_engine import RayEngine, packed, unpacked
+from umbel.sim.engines.workers import ray_cluster
+from umbel.sim.engines.workers.ray_cluster import packed, unpacked
+from umbel.sim.engines.workers.ray_engine import RayEngine
 
 SIZES = [4 + 2 * (i % 5) for i in range(20)]
 WORK = work_of(
@@ -24,15 +24,6 @@ WORK = work_of(
     optimizer={"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5},
 )
 Maker = Callable[[ModelRecipe], RayEngine]
-
-
-@pytest.fixture(scope="module")
-def ray() -> Generator[Any]:
-    found = pytest.importorskip("ray", reason="Ray is not installed")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    found.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield found
-    found.shutdown()
 
 
 @pytest.fixture
@@ -75,7 +66,7 @@ def test_an_actor_that_is_killed_is_restarted_and_its_clients_are_trained_again(
 def test_clients_that_kill_every_actor_end_the_round_with_a_reason(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "now").touch()
     made_by = recipe("deadly", path=str(tmp_path / "now"), always=True)
-    with pytest.raises(EngineError, match="died 3 times while it trained the same"):
+    with pytest.raises(EngineError, match="died 3 times while it did the work of the same"):
         all_changes(make(made_by), start_of(made_by), WORK)
 
 
@@ -101,7 +92,7 @@ def test_without_ray_it_is_said_how_to_install_it() -> None:
 
 
 def test_a_gpu_by_its_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "find_spec", lambda _: object())  # as if Ray were installed
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda _: object())  # as if Ray were installed
     with pytest.raises(EngineError, match=r'Ray assigns the GPUs .* use device = "cuda"$'):
         RayEngine(recipe("mlp"), device="cuda:1")
 
