@@ -9,7 +9,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import CoverageFloor
 from umbel.aggregation.plans.tensors import TensorRules
-from umbel.aggregation.plans.training import TrainingSection
+from umbel.aggregation.plans.training import PERSONAL, TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
@@ -79,10 +79,14 @@ class PracticeRun:
         plain, cohort = self.of_rounds(ignored), 1 + len(PEERS)
         given = self.file.secure_aggregation or SecureAggregationSection()
         expected = min(sample_count, plain.aggregation.sample_count_max)
+        names = (*given.evaluation, *given.evaluation_counts)
+        has_room = any(name.startswith(PERSONAL) for name in names)  # a plain run need not list them
+        training = replace(plain.training, evaluate_after=plain.training.evaluate_after and has_room)
         return replace(
             plain,
             name=SECURE_RUN,
             rounds=replace(_rounds(1), target=cohort, minimum=cohort),
+            training=training,
             codec=CodecSection("integer"),
             secure_aggregation=replace(given, enabled=True, expected_sample_count=expected, members_sha256=""),
         )

@@ -420,6 +420,12 @@ def test_private_tensors_of_a_run_file_stay_at_the_client() -> None:
     assert not found.wrong, str(found)
 
 
+def test_personal_metrics_of_a_plain_run_file_need_not_be_listed_for_the_secure_round() -> None:
+    """The secure round is the check's own. It ended the whole check with a demand that only a secure run file has."""
+    found = checked(Ward, run_file(training=TrainingSection(evaluate=True, evaluate_after=True)))
+    assert found.verdict_of("secure") == "pass", str(found)
+
+
 def test_a_run_file_whose_tensors_do_not_fit_the_model_is_refused() -> None:
     with pytest.raises(WorkRefused, match=r"'head\.\*' in \[tensors\] matches no tensor"):
         checked(Ward, run_file(tensors={"private": ("head.*",)}))
