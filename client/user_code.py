@@ -95,6 +95,8 @@ def _found(spec: str, place: OptionWords) -> object:
 
 
 def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
+    if module_name.startswith(".") or "/" in module_name:
+        raise _is_a_file(module_name, attribute, place)
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -102,6 +104,8 @@ def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports something that does not
+        if module_name.endswith(".py"):
+            raise _is_a_file(module_name, attribute, place) from error
         file = f"{module_name.replace('.', '/')}.py"
         raise AppError(f"no module {module_name!r} here; run this in the folder that holds {file}") from error
     if not hasattr(module, attribute):
@@ -109,6 +113,14 @@ def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
             f"module {module_name!r} has no {attribute!r}; name {place.wanted} or a function that returns one"
         )
     return getattr(module, attribute)
+
+
+def _is_a_file(name: str, attribute: str, place: OptionWords) -> AppError:
+    module = name.rpartition("/")[2].removesuffix(".py").strip(".") or "my_hospital"
+    return AppError(
+        f"{place.option} names a module, not a file such as {name!r}: go to the folder that holds {module}.py, and "
+        f"write {module}:{attribute}"
+    )
 
 
 def _call(found: object, spec: str, place: OptionWords, arguments: Mapping[str, object]) -> object:

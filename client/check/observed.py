@@ -23,7 +23,7 @@ from umbel.client.local.plan import LocalPlan
 from umbel.client.local.progress import Keepable
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.local.steps import LocalSteps
-from umbel.client.state.packing import Packing
+from umbel.client.state.site_state import SiteState, pack_state
 
 Alter: TypeAlias = Callable[["ObservedPlan"], LocalPlan]
 
@@ -246,7 +246,7 @@ def _restored(before: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _why_unkept(state: Mapping[str, Any]) -> str:
     try:
-        Packing().pack(dict(state))
+        pack_state(SiteState(dict(state)))
     except (TypeError, ValueError) as error:
         return str(error)
     return ""

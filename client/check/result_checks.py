@@ -36,7 +36,9 @@ def check_failed(training: ObservedTraining) -> ClientFinding | None:
     if (what := _refused_by(error)) is not None:
         return wrong(what, f"train cannot return its result: {error}", _ADVICE[what])
     found = f"train failed with {where_raised(error)}"
-    return wrong("train", found, "Correct train. The plan of this check has local_steps, so plan.epochs is None")
+    is_of_none = isinstance(error, TypeError) and "NoneType" in str(error)
+    why = " The plan of this check has local_steps, so plan.epochs is None" if is_of_none else ""
+    return wrong("train", found, f"Correct train.{why}")
 
 
 _ADVICE = {
@@ -101,7 +103,10 @@ def _weights(trainee: Trainee, before: Marks, after: Marks) -> ClientFinding:
     if changed:
         return passed("weights", f"train has changed {len(changed)} of {len(names)} tensors that travel")
     found = "train has changed no weight of the model, so the client would send zeros"
-    advice = "Train the model that train is called with, in place, and give its parameters to the optimizer"
+    advice = (
+        "Train the model that train is called with, in place. Give its parameters to the optimizer, and call the "
+        "optimizer's step()"
+    )
     return wrong("weights", found, advice)
 
 
@@ -118,7 +123,7 @@ def _base(trainee: Trainee, before: Marks, after: Marks) -> ClientFinding:
 def _state(training: ObservedTraining) -> ClientFinding:
     if training.state_error:
         found = f"plan.state cannot be kept on disk: {training.state_error}"
-        return wrong("state", found, "Keep dicts, lists, tuples, tensors, arrays, numbers and texts")
+        return wrong("state", found, "Keep less, and only dicts, lists, tuples, tensors, arrays, numbers and texts")
     if not training.plan.state:
         return passed("state", "train keeps nothing in plan.state")
     return passed("state", "what train keeps in plan.state can be stored")

@@ -14,6 +14,7 @@ from umbel.client.check.findings import ClientFinding, passed, skipped, warned, 
 from umbel.client.check.observed import ObservedClient, ObservedPlan, ObservedTraining
 from umbel.client.check.plan_checks import STOP_AFTER, out_of_time
 from umbel.client.check.practice_run import CLIENT, SEED, PracticeRun
+from umbel.client.check.result_checks import where_raised
 from umbel.client.errors import ClientError
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
@@ -168,10 +169,18 @@ def _take_part(client: ObservedClient, coordinator: CheckCoordinator, folder: Pa
             error = "" if end.status == "finished" else end.reason
         except ClientError as raised:
             error = str(raised)
-    errors = [one.getMessage() for one in records if one.levelno >= logging.ERROR]
+    errors = [_words(one) for one in records if one.levelno >= logging.ERROR]
     warnings = [one.getMessage() for one in records if one.levelno < logging.ERROR]
     reasons = [*errors, coordinator.declined, *reversed(warnings), error, "the reason is unknown"]
     return _Came(error, next(filter(None, reasons)))
+
+
+def _words(record: logging.LogRecord) -> str:
+    """The line of the log. Where it has a traceback, the error and the line of the client's code that raised it."""
+    line, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return line
+    return f"{line.partition(f' with {type(error).__name__}; see')[0]}: {where_raised(error)}"
 
 
 def _run(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> RunEnd:

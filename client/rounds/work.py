@@ -69,7 +69,7 @@ def asked_of_site(
         momentum=training.momentum,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_norm,
-        options=training.options,
+        options=dict(training.options),  # one client's code must not change what the next one reads
     )
 
 

@@ -90,6 +90,12 @@ class StateTooLarge(ValueError):
 
 def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_durable: bool = True) -> None:
     """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects."""
+    packed, tensors = pack_state(left)
+    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
+
+
+def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
+    """The JSON and the tensors of a state's file. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packing = Packing()
     packed = json.dumps(packing.pack({"state": left.state, "private": dict(left.private)}), allow_nan=True)
     tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
@@ -99,7 +105,7 @@ def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_dur
             f"plan.state and the private tensors take {n_bytes:,} bytes, {len(packed):,} of them as JSON; a client "
             f"keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep less in plan.state"
         )
-    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
+    return packed, tensors
 
 
 def read_state(path: Path) -> SiteState | None:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -182,6 +183,23 @@ class KeepsAModule(Ward):
         return result
 
 
+class KeepsTooMuch(Ward):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        result = super().train(model, plan)
+        plan.state["seen"] = "a text as long as all JSON may be".ljust(1 << 24)
+        return result
+
+
+class RaisesInRoundTwo(Ward):
+    def begin_round(self, plan: LocalPlan) -> None:
+        if plan.round == 2:
+            raise KeyError("ward")
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.begin_round(plan)
+        return super().train(model, plan)
+
+
 class SwitchesGradientsOff(Ward):
     def returned(self, steps: LocalSteps) -> TrainResult:
         torch.set_grad_enabled(False)
@@ -357,7 +375,7 @@ FAULTS: Mapping[str, list[type[Client]]] = {
     "tensors": [ChangesDtype, AddsATensor],
     "weights": [TrainsACopy, Diverges],
     "base": [ChangesBase],
-    "state": [KeepsAModule],
+    "state": [KeepsAModule, KeepsTooMuch],
     "process": [SwitchesGradientsOff],
     "samples": [CountsTooManySamples, SaysMoreThanItHas],
     "steps": [PlansWhatItDid, StepsTwice],
@@ -379,6 +397,13 @@ def test_a_fault_is_found_by_its_own_check_and_by_no_other(check: str, make: typ
     found = checked(make)
     assert found_by(found, "wrong") == {check}, str(found)
     assert all(one.advice for one in found.wrong)
+
+
+def test_an_error_in_a_later_round_is_told_with_its_line() -> None:
+    """The client's log has it in production; the check keeps that log to itself."""
+    (finding,) = checked(RaisesInRoundTwo).wrong
+    assert finding.check == "rounds"
+    assert re.search(r"round 2: .* failed: KeyError: 'ward' \(test_check.py, line \d+\)$", finding.found)
 
 
 @pytest.mark.parametrize("make", [IgnoresGradientRules, AdjustsTooLate])

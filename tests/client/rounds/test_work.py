@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,10 +11,11 @@ from torch.utils.data import TensorDataset
 
 from tests.client.training.test_probe import offer
 from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.rounds.work import measure, weight_changes
+from umbel.client.rounds.work import asked_of_site, measure, weight_changes
 from umbel.client.training.shared_state import SharedState
 
 
@@ -29,6 +30,14 @@ def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -
     change = next(changes)
     assert torch.is_grad_enabled()
     assert not change.requires_grad
+
+
+def test_what_a_client_writes_into_its_options_reaches_no_other_client() -> None:
+    """In a simulation all clients have the plan of one run file; in production each parses its own."""
+    terms = TrainingPlan(local_epochs=None, local_steps=1, batch_size=1, learning_rate=0.1, options={"stage": "head"})
+    first = asked_of_site(terms, 1)
+    cast(dict[str, object], first.options)["stage"] = "all"
+    assert asked_of_site(terms, 2).options == {"stage": "head"}
 
 
 class Measuring(Client):
