@@ -11,13 +11,13 @@ import pytest
 from tests.contracts.test_client_and_coordinator import Coordinator, coordinator, join
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_until
+from tests.suite.nights import at_night
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.client import ArrayClient, RunEnd, run_client
 
 __all__ = ["coordinator"]  # a fixture
 pytestmark = pytest.mark.slow
-EXAMPLES = ["sklearn_hospital", "numpy_hospital"]
 RUN = """
 name = "arrays"
 seed = 7
@@ -88,7 +88,7 @@ class Hospitals:
         self.ends[number] = run_client(app, self.coordinator.url, self.folder / name, "arrays", token, name)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["sklearn_hospital", *at_night("numpy_hospital")])
 def test_hospitals_of_another_framework_train_one_model_and_a_killed_one_resumes(
     coordinator: Coordinator, tmp_path: Path, example: str
 ) -> None:
@@ -106,7 +106,7 @@ def test_hospitals_of_another_framework_train_one_model_and_a_killed_one_resumes
     assert hospitals.end(threads).evaluation["accuracy"] > 0.9
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["numpy_hospital", *at_night("sklearn_hospital")])
 def test_hospitals_of_another_framework_train_under_masks(
     coordinator: Coordinator, tmp_path: Path, example: str
 ) -> None:

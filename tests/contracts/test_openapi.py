@@ -89,7 +89,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.slow, pytest.mark.postgresql])]
+    scope="module", params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.nightly, pytest.mark.postgresql])]
 )
 def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Houses]:
     """A busy house; another one when the first is spent."""

@@ -38,7 +38,7 @@ from umbel.aggregation.update.wire import float32_header
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
-from umbel.server.store import database
+from umbel.server.store import database, replicas
 from umbel.server.store.replicas import SIGN_S
 
 Json = dict[str, Any]
@@ -334,6 +334,8 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
     with pytest.MonkeyPatch.context() as patch:
         # A process that was stopped in a transaction is hung up on after 3 s; one of tests may only have been held up.
         patch.setitem(database._POSTGRESQL_SETTINGS, "idle_in_transaction_session_timeout", "600s")  # pyright: ignore[reportPrivateUsage]
+        if clock is None:  # nor is a machine that stood still for some seconds a coordinator that was away
+            patch.setattr(replicas, "OUTAGE_S", float("inf"))
         async with _running(app, chosen) as it:
             yield it
 

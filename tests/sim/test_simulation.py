@@ -14,6 +14,8 @@ from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.rows import Row
 from umbel.sim.simulation import EXPERIMENT_FILE
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 class Pruned(Exception):
     """Stands in for a tuner's exception, such as `optuna.TrialPruned`."""

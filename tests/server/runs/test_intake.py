@@ -13,6 +13,7 @@ from tests.server.http.test_half_open import half_open
 from tests.server.serve.test_process import serving
 from tests.servers.files_now import files_in
 from tests.servers.waits import until
+from tests.suite.nights import at_night
 from umbel.aggregation.model.layout import Layout
 from umbel.server.problems import Refused
 from umbel.server.runs import uploads
@@ -130,7 +131,7 @@ def bytes_in(directory: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_clients", [1, 20], ids=["of one client", "of many clients"])
+@pytest.mark.parametrize("n_clients", [*at_night(1), 20], ids=["of one client", "of many clients"])
 def test_chunks_that_never_end_take_a_bounded_part_of_the_disk(
     n_clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.federations.server_device import House, problem, run_file, small_state
 from tests.servers.waits import LIMIT_S, until_told, wait_for_file, wait_until
+from tests.suite.nights import at_night
 from umbel.server.http.limits import FILES_WANTED
 from umbel.server.serve.process import CannotStart, run, usable_url
 from umbel.server.settings import Settings
@@ -132,8 +133,10 @@ def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, monk
     ("place", "why"),
     [
         ("h:x/x", "invalid literal"),
-        ("127.0.0.1:99999/x", "port must be 0-65535"),
-        ("127.0.0.1/x?bogus=1", "unexpected keyword argument 'bogus'"),
+        *at_night(
+            ("127.0.0.1:99999/x", "port must be 0-65535"),
+            ("127.0.0.1/x?bogus=1", "unexpected keyword argument 'bogus'"),
+        ),
         ("127.0.0.1:1/x?ssl=maybe", "`sslmode` parameter must be one of"),
     ],
 )

@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from tests.sim.made_records import ended_round
+from tests.suite.nights import at_night
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.board import Board, DemoRound, Proof
 from umbel.sim.demo.digits import load_data
@@ -29,7 +30,7 @@ def board_of(*rounds: DemoRound) -> Board:
     return board
 
 
-@pytest.mark.parametrize("n_rounds", [1, 12])
+@pytest.mark.parametrize("n_rounds", [*at_night(1), 12])
 def test_the_picture_is_drawn_and_shows_something(tmp_path: Path, n_rounds: int) -> None:
     rounds = [ended_round(PLAN, i, committed=i != 2) for i in range(1, n_rounds + 1)]
     draw_curves(tmp_path / "curves.png", board_of(*rounds), load_data(SPLIT, 0).class_counts)

@@ -2,12 +2,14 @@
 
 import shutil
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.sim.federation.worlds import table
+from tests.suite.nights import at_night
 from umbel.sim import simulate
 from umbel.sim.experiment.checkpoint import BEFORE_END_FILE
 from umbel.sim.experiment.file import experiment_of
@@ -32,8 +34,16 @@ def sized(described: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, LEFT, CHANGES_DOWN, LOSSES, SCORED, {"fleet": None}])
-@pytest.mark.parametrize("counts", [(1, 5), (2, 3, 5)])
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({}, (2, 3, 5)),
+        (CHANGES_DOWN, (1, 5)),
+        *product([LEFT, LOSSES, SCORED, {"fleet": None}], [(1, 5)]),
+        *at_night(({}, (1, 5)), (CHANGES_DOWN, (2, 3, 5))),
+        *at_night(*product([LEFT, LOSSES, SCORED, {"fleet": None}], [(2, 3, 5)])),
+    ],
+)
 def test_more_rounds_end_as_one_long_run(tmp_path: Path, changes: dict[str, Any], counts: tuple[int, ...]) -> None:
     described = table(**changes)
     extended = [simulate(sized(described, count), tmp_path) for count in counts]

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.sim.federation.worlds import table
+from tests.suite.nights import at_night
 from umbel.sim import simulate
 from umbel.sim.experiment.checkpoint import CHECKPOINT_FILE, ROWS_FILE, CheckpointError
 from umbel.sim.simulation import EXPERIMENT_FILE, RUNS_FOLDER
@@ -189,15 +190,17 @@ def made():
     ("file", "change", "what"),
     [
         ("presence.csv", lambda path: write_presence(path, 4000), r"fleet\.presence\.file \(presence\.csv\)"),
-        (
-            "kept_net.py",
-            lambda path: path.write_text(OWN_MODEL + "# other"),
-            r"model\.name \(kept_net:net, in kept_net\.py\)",
-        ),
-        (
-            "kept_data.py",
-            lambda path: path.write_text(OWN_DATA.replace("seed(3)", "seed(4)")),
-            r"data \(kept_data:made\)",
+        *at_night(
+            (
+                "kept_net.py",
+                lambda path: path.write_text(OWN_MODEL + "# other"),
+                r"model\.name \(kept_net:net, in kept_net\.py\)",
+            ),
+            (
+                "kept_data.py",
+                lambda path: path.write_text(OWN_DATA.replace("seed(3)", "seed(4)")),
+                r"data \(kept_data:made\)",
+            ),
         ),
     ],
 )

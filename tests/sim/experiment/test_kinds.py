@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tests.sim.federation.worlds import attempts_of, table
+from tests.suite.nights import at_night
 from umbel.aggregation.model.artifact import decode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.run.file import RunFile
@@ -32,7 +33,12 @@ def described(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"downlink": {"name": "change"}}, {"codec": {"name": "integer"}}, {"codec": {"name": "topk", "share": 0.1}}],
+    [
+        *at_night({}),
+        {"downlink": {"name": "change"}},
+        {"codec": {"name": "integer"}},
+        *at_night({"codec": {"name": "topk", "share": 0.1}}),
+    ],
     ids=["float32", "changes", "integers", "topk"],
 )
 def test_a_global_tensor_is_in_every_model_as_it_was_in_the_first(tmp_path: Path, more: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.sim.federation.worlds import table
+from tests.suite.nights import at_night
 from umbel.sim import simulate
 from umbel.sim.data.arguments import ARGUMENTS_MAX, BYTES_MAX, DEPTH_MAX, require_arguments
 from umbel.sim.data.data_set import DataError, DataSet
@@ -148,7 +149,7 @@ print(simulate({
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["sequential", "batched", "threads", "auto"])
+@pytest.mark.parametrize("engine", ["sequential", *at_night("batched", "threads"), "auto"])
 def test_a_class_of_a_script_is_trained(tmp_path: Path, engine: str) -> None:
     done = ran(tmp_path, engine)
     assert done.returncode == 0, done.stderr

@@ -225,6 +225,7 @@ def test_the_picture_says_which_points_ask_for_other_work(trace: Trace, tmp_path
     ]
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_error_is_in_the_summary_too(sweep: Path) -> None:
     out = sweep.parent / "out"
     told = json.loads(umbel("simulate", str(sweep), "--out", str(out), "--json").stdout)

@@ -138,6 +138,7 @@ def wards() -> DataSet:
     return DataSet("wards", samples, np.concatenate(trained), samples.take(np.concatenate(held)), 2, natural)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_last_model_is_measured_for_each_holder_whether_it_takes_part_or_not(tmp_path: Path) -> None:
     described = table(
         data={"name": f"{__name__}:wards"},
@@ -213,6 +214,7 @@ def test_the_command_leaves_rounds_a_summary_and_pictures(command_line: CliRunne
         assert min(imread(out / picture).shape[:2]) > 300
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_command_says_as_json_what_it_found_and_takes_values_from_the_line(
     command_line: CliRunner, tmp_path: Path
 ) -> None:

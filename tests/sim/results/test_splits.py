@@ -83,6 +83,7 @@ def test_the_numbers_are_of_the_first_seeds_split() -> None:
     assert simulate(described).points[0].split == expected
 
 
+@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize(
     ("sweep", "title"),
     [
@@ -103,6 +104,7 @@ def test_points_of_one_split_share_its_picture_and_its_numbers(
     assert all(one == first for one in rest)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_split_of_some_points_is_called_by_the_first_of_them(tmp_path: Path, titles: list[str]) -> None:
     described = swept()
     described["sweep"] = {"training.local_epochs": [1, 2], **described["sweep"]}
@@ -114,6 +116,7 @@ def test_a_split_of_some_points_is_called_by_the_first_of_them(tmp_path: Path, t
     assert again == [one, other]
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_what_is_done_keeps_its_pictures_and_tells_its_numbers_again(tmp_path: Path) -> None:
     first = simulate(swept(), tmp_path)
     before = told(tmp_path)
@@ -127,6 +130,7 @@ def test_what_is_done_keeps_its_pictures_and_tells_its_numbers_again(tmp_path: P
     assert set(first.splits) == {"IID", "two shards each"}
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_an_experiment_that_was_mended_leaves_no_picture_of_what_it_was(tmp_path: Path) -> None:
     (tmp_path / EXPERIMENT_FILE).write_text("{}")
     for name in ("split.png", "split-alpha=0.1.png"):
@@ -135,6 +139,7 @@ def test_an_experiment_that_was_mended_leaves_no_picture_of_what_it_was(tmp_path
     assert pictures(tmp_path) == PICTURES
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_synthetic_clients_have_no_split(tmp_path: Path) -> None:
     described = table(data={"name": "synthetic", "clients": 20}, partition=None, rounds=SHORT)
     results = simulate({**described, "model": {"name": "logistic"}}, tmp_path)

@@ -21,6 +21,7 @@ from tests.aggregation.codec.cases import (
     payload_of,
     standard_errors,
 )
+from tests.suite.nights import at_night
 from umbel.aggregation.codec.vectors.buckets import Sign
 from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
@@ -180,7 +181,7 @@ BY_CHANCE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in BY_CHANCE if not isinstance(CASES[name], Eden)])
+@pytest.mark.parametrize("name", ["qsgd", "lowrank, sketched", *at_night("ternary", "qsgd, two planes", "mask")])
 def test_the_mean_over_many_keys_is_the_change_itself(name: str) -> None:
     """EDEN has a test of its own: it takes larger blocks."""
     values, n_keys = heavy(500, 5), 1000  # what is rare needs many

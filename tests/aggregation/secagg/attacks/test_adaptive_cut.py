@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.aggregation.secagg.attacks.adaptive_cut import dead_for_a_cut, exposed
 from tests.aggregation.secagg.soundness import UnsoundParameters, require_sound
+from tests.suite.nights import at_night
 from umbel.aggregation.secagg.graph import Graph, graph_of
 from umbel.aggregation.secagg.parameters import (
     Adversary,
@@ -36,7 +37,7 @@ def test_parameters_against_curiosity_fall_to_it_always_and_no_count_of_drop_out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameters", [SPLIT_VIEW, ADAPTIVE], ids=["split-view", "adaptive"])
+@pytest.mark.parametrize("parameters", [SPLIT_VIEW, *at_night(ADAPTIVE)], ids=["split-view", "adaptive"])
 def test_parameters_against_a_malicious_coordinator_hold(parameters: Parameters) -> None:
     assert not any(cut for _, cut in trials(parameters))
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.aggregation.conftest import PATHS, compiled_paths
 from tests.sim.data.sets.test_idx_files import idx_bytes
+from tests.suite.nights import at_night
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.vectors.buckets import Sign
 from umbel.aggregation.kernels import native
@@ -63,7 +64,7 @@ def trained(section: CodecSection, setting: Setting = TINY) -> CodecRun:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "section", [CodecSection(), PROMISED.codec, CodecSection(name="eden", bits=2)], ids=lambda s: s.name
+    "section", [CodecSection(), PROMISED.codec, *at_night(CodecSection(name="eden", bits=2))], ids=lambda s: s.name
 )
 def test_a_few_rounds_teach_it_much(section: CodecSection) -> None:
     before, *_, after = trained(section, replace(TINY, n_rounds=16)).curve
@@ -116,7 +117,7 @@ def test_every_byte_of_every_update_counts(section: CodecSection, update_bytes: 
     assert run.client_bytes == run.n_bytes / TINY.n_clients
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_error_feedback_works_where_clients_come_back_every_round() -> None:
     silos = replace(TINY, n_asked=8, n_rounds=20)
     share = CodecSection(name="topk", share=0.002)

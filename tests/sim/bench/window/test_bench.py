@@ -71,7 +71,7 @@ def test_failed_attempts_are_counted_and_tried_again() -> None:
     assert all(attempt.wasted_s == attempt.busy_s and attempt.reported < MINIMUM for attempt in failed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_best_static_choice_is_sure_enough_and_no_better_than_the_limit() -> None:
     plan = run_file(1, pilot_window_s(DAY_NIGHT), self_tuning=False).round_plan(1, 1)
     best = best_static(DAY_NIGHT, plan)

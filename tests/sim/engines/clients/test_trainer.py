@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.sim.engines.clients.sites import Scripted, app_of, careless_training, model_of, net, work_of
+from tests.suite.nights import at_night
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.rounds.work import NOTHING_HELD_OUT, asked_of_site
@@ -58,7 +59,7 @@ def test_it_does_not_matter_how_many_clients_live(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["make_client", "make_careless"])
+@pytest.mark.parametrize("name", [*at_night("make_client"), "make_careless"])
 def test_every_engine_gives_the_same_bits_and_the_same_reports_however_few_clients_live(name: str) -> None:
     """Also where a client's code draws from generators that it never seeds."""
     app = app_of(name)
