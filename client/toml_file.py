@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 T = TypeVar("T")
 Hint = Callable[[str, str], str]  # (section, unknown key) -> what to do about it, or nothing
 _UNKNOWN = "unexpected_keyword_argument"
+_OF_OPTION = {"bool", "int", "float", "str"}  # the faults of these types are "bool_type", "string_type" and so on
 
 
 def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hint: Hint) -> tuple[str, T]:
@@ -26,7 +27,7 @@ def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hi
         raise ValueError(f"{path} is no {kind}: it has more than {bytes_max} bytes")
     try:
         text = data.decode()
-        return text, adapter.validate_json(json.dumps(tomllib.loads(text)), strict=True)
+        return text, adapter.validate_json(json.dumps(tomllib.loads(text), default=_refuse), strict=True)
     except ValidationError as error:
         raise ValueError(f"{path}: {findings(error, hint)}") from error
     except tomllib.TOMLDecodeError as error:
@@ -38,7 +39,13 @@ def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hi
 def findings(error: ValidationError, hint: Hint) -> str:
     """All findings in one sentence. Unknown keys come first, because they explain missing ones."""
     found: list[Mapping[str, Any]] = [*error.errors(include_url=False, include_input=False)]
-    return "; ".join(_finding(one, hint) for one in sorted(found, key=lambda one: one["type"] != _UNKNOWN))
+    words = [_finding(one, hint) for one in sorted(found, key=lambda one: one["type"] != _UNKNOWN)]
+    return "; ".join(dict.fromkeys(words))
+
+
+def _refuse(value: object) -> object:
+    """What a run file cannot hold: dates and times."""
+    raise TypeError(f"{value} is a {type(value).__name__}, which no key takes; write it as a text, in quotes")
 
 
 def close_to(key: str, known: list[str]) -> str:
@@ -52,6 +59,10 @@ def _finding(found: Mapping[str, Any], hint: Hint) -> str:
     section = ".".join(outer)
     place = f"[{section}] " if section else ""
     match found["type"]:
+        case kind if key in _OF_OPTION and kind.startswith(
+            key
+        ):  # pydantic finds a fault for each type that an option may have
+            return f"{section} must be a text, a number, true or false"
         case "unexpected_keyword_argument":
             return f"{place}unknown key {key!r}{hint(section, key)}"
         case "missing":
