@@ -62,7 +62,10 @@ class SiteStateStore:
         write_state(self.waiting, left, run, version)
 
     def keep(self) -> None:
-        """Keep the waiting state, because its update was accepted. All but the last two of its run are removed."""
+        """Keep the waiting state, because its update was accepted, and the one before. Others of its run are removed.
+
+        Later ones exist if the coordinator was restored from a backup. They follow from models that no longer exist.
+        """
         if not self.waiting.exists():
             return
         try:
@@ -72,8 +75,9 @@ class SiteStateStore:
             _set_aside(self.waiting, error)
             return
         self.waiting.replace(self._path(run, version))
-        for older in self._versions(run)[:-2]:
-            self._path(run, older).unlink()
+        until_now = [one for one in self._versions(run) if one <= version]
+        for gone in set(self._versions(run)) - set(until_now[-2:]):
+            self._path(run, gone).unlink()
         sync(self._folder / run)
 
     def _versions(self, run: RunId) -> list[int]:

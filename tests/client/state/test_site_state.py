@@ -52,6 +52,15 @@ def test_two_versions_are_kept_and_runs_are_apart(tmp_path: Path) -> None:
     assert kept.before(RunId("other"), 9) == SiteState()
 
 
+def test_after_a_restored_backup_states_are_kept_again(tmp_path: Path) -> None:
+    """States of later versions stayed, so each new state was removed at once until the old version came again."""
+    kept = store(tmp_path)
+    for version in (9, 10, 5, 6):
+        leave(kept, version, {"version": version})
+    assert kept.before(RUN, 7).state == {"version": 6}
+    assert kept.before(RUN, 6).state == {"version": 5}
+
+
 def test_what_was_emptied_stays_empty(tmp_path: Path) -> None:
     kept = store(tmp_path)
     leave(kept, 0, {"a": 1})
