@@ -52,7 +52,7 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         console.print(_group_table(results))
     for one in results.against:
         console.print(*tables(one), sep="\n")
-    for note in (*results.leans, *results.notes, *results.engines):
+    for note in (*results.leans, *results.declines, *results.notes, *results.engines):
         console.print(f"\n{note}", markup=False)
     for run in results.trials:
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:

@@ -13,21 +13,20 @@ from pathlib import Path
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
-from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
-from umbel.aggregation.privacy.section import release_of
+from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import CONTRIBUTION_SECRET_BYTES
-from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.trust.public_keys import short_groups
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused, alarm_of
 from umbel.client.policy.earlier_sums import EarlierSums
 from umbel.client.policy.members_store import MembersStore, members_in_force
-from umbel.client.policy.policy import SecureTerms, SitePolicy
+from umbel.client.policy.policy import SitePolicy
+from umbel.client.policy.terms import Costs, ledger_with, secure_terms
 from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import Begun, SecureStore
 from umbel.client.wire.offers import SecureInvitation
@@ -153,34 +152,17 @@ class Site:
 
         `ledger`: the run's cost with this round; None without noise.
         """
-        if len(names) < 2:
-            raise AttemptRefused("only one client takes part, so the sum would reveal its update")
-        n_invited = len(invitation.context.cohort)
-        if len(names) < roster_min(n_invited):
-            raise AttemptRefused(
-                f"only {len(names)} of {n_invited} invited clients take part, and a secure round needs at least "
-                f"{roster_min(n_invited)}"
-            )
-        plan, parameters = invitation.offer.plan, parameters_for(len(names), n_invited=n_invited)
-        round_ = SecureTerms(
-            cohort=names,
-            minimum=plan.minimum,
-            threshold=parameters.t,
-            n_holders=parameters.k + 1,
-            n_parameters=layout.n_values,
-            colluders=plan.noise.colluders if plan.noise else None,
-            epsilon=_epsilon(ledger, self.policy.epsilon),
-            epsilon_total=_epsilon(self._ledger_of_all_runs(ledger), self.policy.epsilon_total),
-        )
+        n_invited, costs = len(invitation.context.cohort), Costs(ledger, self._ledger_of_all_runs(ledger))
+        terms = secure_terms(self.policy, invitation.offer.plan, names, n_invited, layout.n_values, costs)
         if self._has_policy:
-            self.policy.check_secure_round(round_)
+            self.policy.check_secure_round(terms)
         else:
-            self.policy.check_secure_limits(round_)
+            self.policy.check_secure_limits(terms)
 
     def _ledger_with(self, invitation: SecureInvitation) -> Ledger | None:
         """The cost of the run's private rounds for this site, with this one; None for a round without noise."""
         noise = invitation.offer.plan.noise
-        return self._kept.spent(self.run, self.policy.delta).after(release_of(noise)) if noise else None
+        return ledger_with(self._kept.spent(self.run, self.policy.delta), noise) if noise else None
 
     def _ledger_of_all_runs(self, ledger: Ledger | None) -> Ledger | None:
         """The cost of all runs, with `ledger` for this one; None if no budget needs it."""
@@ -240,18 +222,6 @@ class Site:
                 "round; name the consortium's list in a policy (--policy)"
             )
         self._has_warned = True
-
-
-def _epsilon(ledger: Ledger | None, budget: float | None) -> float | None:
-    """The cost in epsilon; None without noise or without a budget."""
-    if ledger is None or budget is None:
-        return None
-    try:
-        return ledger.epsilon_within(budget)
-    except AccountantMissing as error:
-        raise WorkRefused(
-            f"the cost of this round for this site's privacy budget cannot be computed: {error}"
-        ) from error
 
 
 def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:

@@ -180,11 +180,22 @@ class SecureRound:
                 result.sample_count,
                 words.sample_count_max,
             )
-        metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
-        counts, counted = result.counts, evaluation.counts if evaluation else {}
-        if not self.site.policy.share_metrics:
-            metrics, measured, counts, counted = {}, {}, {}, {}
-        of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
+        work = self.site.policy.as_sent(
+            LocalWork(
+                sample_count=result.sample_count,
+                steps_done=result.steps_done,
+                steps_planned=result.steps_planned,
+                metrics=result.metrics,
+                evaluation=evaluation.metrics if evaluation else {},
+                evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+                counts=result.counts,
+                evaluation_counts=evaluation.counts if evaluation else {},
+            )
+        )
+        of_both = [
+            *((work.metrics, name) for name in words.metrics),
+            *((work.evaluation, name) for name in words.evaluation),
+        ]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(
                 "these metrics are sent as +-%g, the largest value that a masked sum can carry, because they are "
@@ -193,21 +204,11 @@ class SecureRound:
                 ", ".join(sorted(cut)),
             )
         for warning in (
-            *_of_another_length(counts, words.counts),
-            *_of_another_length(counted, words.evaluation_counts),
+            *_of_another_length(work.counts, words.counts),
+            *_of_another_length(work.evaluation_counts, words.evaluation_counts),
         ):
             log.warning("%s: %s", self._id, warning)
-        count = self.site.policy.samples_that_count
-        return LocalWork(
-            sample_count=count(result.sample_count),
-            steps_done=result.steps_done,
-            steps_planned=result.steps_planned,
-            metrics=metrics,
-            evaluation=measured,
-            evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
-            counts=counts,
-            evaluation_counts=counted,
-        )
+        return work
 
     def report(self, update_sha256: str) -> ReportAnswer:
         signature = self.admitted.client.sign_input(bytes.fromhex(update_sha256))

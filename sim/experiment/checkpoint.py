@@ -32,6 +32,7 @@ from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Observation
@@ -79,6 +80,8 @@ class _Stored:
     inputs: dict[str, str]
     engine_why: str = ""  # why "auto" chose it
     rounds_count: int = 0  # of the run's file
+    ledgers: tuple[Ledger, ...] = ()  # what private rounds have cost sites with a budget, each value once
+    spent: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # which of these is a client's
 
 
 _STANDING = ("model", "state", "status", "reason", "now", "observations", "history", "update_bytes")
@@ -108,6 +111,8 @@ def write_checkpoint(
 ) -> None:
     """Replace the checkpoint, durably. `engine`: its name, and why it was chosen. Raises `OSError`."""
     standing, model, memory = run.standing, run.model, run.memory
+    ledgers = tuple(dict.fromkeys(memory.spent.values()))
+    place = {ledger: number for number, ledger in enumerate(ledgers)}
     stored = _Stored(
         version=_VERSION,
         rows=rows,
@@ -120,6 +125,8 @@ def write_checkpoint(
         changes=memory.changes,
         inputs=dict(inputs),
         rounds_count=standing.file.rounds.count,
+        ledgers=ledgers,
+        spent={client: place[ledger] for client, ledger in memory.spent.items()},
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
@@ -177,7 +184,8 @@ def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first:
     for name, value in _under("left/", tensors).items():
         client, _, what = name.partition("/")
         left.setdefault(ClientId(client), {})[what] = value
-    memory = Memory({client: Residual.from_tensors(found) for client, found in left.items()}, kept.has, kept.changes)
+    residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
+    memory = Memory(residuals, kept.has, kept.changes, {one: kept.ledgers[n] for one, n in kept.spent.items()})
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)

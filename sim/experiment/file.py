@@ -31,6 +31,9 @@ masks = false                  # whether clients of secure rounds make keys and 
 [measure]                      # sim/federation/measures.py; more figures in every row
 updates = true
 
+[sites]                        # sim/federation/site_policies.py; what each site's policy allows
+policy = "site.toml"
+
 [sweep]                        # simulates every combination of these
 "training.proximal_mu" = [0, 0.1, 1.0]
 
@@ -71,6 +74,7 @@ from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.engines.device import require_device_name
 from umbel.sim.federation.measures import MeasureSection
+from umbel.sim.federation.site_policies import SitesSection
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -119,6 +123,7 @@ class TrialSpec:
     engine: EngineSection
     measure: MeasureSection = field(default_factory=MeasureSection)
     clients: ClientsSection | None = None
+    sites: SitesSection | None = None  # None: no site has a policy
 
     @property
     def label(self) -> str:
@@ -256,6 +261,7 @@ class _Worlds:
     engine: EngineSection = field(default_factory=EngineSection)
     measure: MeasureSection = field(default_factory=MeasureSection)
     clients: ClientsSection | None = None
+    sites: SitesSection | None = None
 
     def __post_init__(self) -> None:
         if self.clients is not None:
@@ -306,7 +312,7 @@ class _Worlds:
 
 
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients", "sites")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
@@ -329,9 +335,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
     model = ModelSection() if world.model is None and world.clients is None else world.model
-    measured = world.engine, world.measure, world.clients
-    parts_of_world = (world.data, model, world.partition, world.fleet, *measured)
-    return TrialSpec(point, seed, run, *parts_of_world)
+    parts_of_world = (world.data, model, world.partition, world.fleet, world.engine)
+    return TrialSpec(point, seed, run, *parts_of_world, world.measure, world.clients, world.sites)
 
 
 # --- without [fleet] --------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.experiment.world import client_app, population_of, recipe_of
 from umbel.sim.federation.measures import require_measurable
 from umbel.sim.federation.own_clients import OwnClients
+from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
@@ -68,8 +69,7 @@ def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None
             continue  # other seeds have the same clients and data
         seen.add(trial.label)
         with _of_point(trial.label):
-            if words := checks.check(trial):
-                careful[words] = None
+            careful |= dict.fromkeys(filter(None, checks.check(trial)))
     return tuple(careful)
 
 
@@ -93,8 +93,8 @@ class _Checks:
         self._layout = lru_cache(None)(self._checked_model)
         self._fleet = lru_cache(None)(self._built)
 
-    def check(self, trial: TrialSpec) -> str:
-        """Returns a warning, or nothing."""
+    def check(self, trial: TrialSpec) -> tuple[str, str]:
+        """Returns warnings; an empty one is none."""
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if trial.engine.name != "ray":  # which uses devices of other machines
@@ -113,8 +113,9 @@ class _Checks:
         require_measurable(trial.measure, population, loaded if isinstance(loaded, DataSet) else None)
         layout = layout_of_run(trial.run, self._layout(trial.model, trial.data, trial.seed, trial.engine.name))
         require_possible(trial.run, layout, population)
+        unchecked = SitePolicies.read(trial.sites, self._folder, population.n_clients).unchecked_words
         has_equal_sites = trial.partition is not None and trial.partition.scheme == "iid"
-        return "" if has_equal_sites else careful_of_statistics(layout, trial.run.tensor_rules)
+        return "" if has_equal_sites else careful_of_statistics(layout, trial.run.tensor_rules), unchecked
 
     def _load(self, data: DataSection, seed: int) -> DataSet | SyntheticPopulation:
         return load(data, self._data_folder, seed)
@@ -123,8 +124,8 @@ class _Checks:
         population, _ = population_of(self._loaded(data, seed), partition, seed)
         return population
 
-    def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> str:
-        """Make client 0 and the last one, and the client that measures models. Returns a warning, or nothing."""
+    def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> tuple[str, str]:
+        """Make client 0 and the last one, and the client that measures models. Returns warnings, as `check`."""
         app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
         if trial.engine.name in ("processes", "ray"):
             app.to_json()  # raises for a function that other processes cannot import
@@ -140,7 +141,8 @@ class _Checks:
                 )
         clients = OwnClients(SequentialClients(app, 1), app.n_clients, data, np.arange(0))
         require_possible(trial.run, layouts[0], clients, measure_themselves=True)
-        return careful_of_statistics(layouts[0], rules)
+        unchecked = SitePolicies.read(trial.sites, self._folder, app.n_clients).unchecked_words
+        return careful_of_statistics(layouts[0], rules), unchecked
 
     def _layout_of(self, app: ClientApp, number: int, data: Population | None, file: RunFile) -> Layout:
         made = app.make(number, ClientGroup.dealt(np.array([number]), data).share(0))

@@ -142,7 +142,8 @@ def _rows(federation: Federation, trial: TrialSpec, data: DataSet | None, began:
         scores = federation.scores() if _is_scored(attempt, trial) else None
         measured = _measured(federation, attempt, trial, data, is_scored=scores is not None)
         now = time.perf_counter()
-        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.device_time, measured)
+        seconds, declines = (now - last, attempt.standing.now, attempt.device_time), attempt.declines.values()
+        yield Row.of(attempt.record, scores, *seconds, measured, declines)
         last = now
 
 

@@ -32,6 +32,7 @@ from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter, batch_figures
 from umbel.sim.federation.own_clients import OwnClients, drawn_to_test
+from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import ModelState
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
@@ -67,7 +68,8 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     fleet = devices_of(trial.fleet, trial.seed, folder, data_folder, draws_by_size=draws_by_size)
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # "ray" has others
     meter = _meter(recipe, trial.model, device)
-    world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure)
+    sites = SitePolicies.read(trial.sites, folder, population.n_clients)
+    world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure, sites=sites)
     data = loaded if isinstance(loaded, DataSet) else None
     state = model.state_dict()
     layout = layout_of_run(trial.run, Layout.of_state(state))
@@ -99,7 +101,8 @@ def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, d
         else measuring_client(section.test, None if data is None else data.test, trial.seed),
     )
     fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
-    world = World(clients, fleet, None, None, trial.engine.masks, trial.measure, clients)
+    sites = SitePolicies.read(trial.sites, folder, app.n_clients)
+    world = World(clients, fleet, None, None, trial.engine.masks, trial.measure, clients, sites)
     described = loaded if isinstance(loaded, DataSet) else None
     return TrialWorld(world, ModelState.first(shared.shared(), shared.layout), described, partition)
 
@@ -194,6 +197,9 @@ def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder
         found[f"fleet.presence.file ({fleet.presence.file})"] = _of_file(folder / fleet.presence.file)
     if fleet.network is not None and fleet.network.phones is not None and data_folder is not None:
         found[f"fleet.network.phones ({fleet.network.phones})"] = _of_file(data_folder / fleet.network.phones)
+    for name in () if trial.sites is None else dict.fromkeys(trial.sites.files):
+        if name:
+            found[f"sites.policy ({name})"] = _of_file(folder / name)
     named = {} if model is None else {"model.name": model.name}
     if clients is not None:
         named |= {"clients.app": clients.app, "clients.test": clients.test or ""}

@@ -44,6 +44,7 @@ from umbel.sim.engines.work import Changes, CohortWork, Engine
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
 from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
+from umbel.sim.federation.site_policies import SitePolicies, SitesInAttempt
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of, sent_part
 from umbel.sim.federation.window import (
@@ -77,6 +78,7 @@ class World:
     masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
     measure: MeasureSection = field(default_factory=MeasureSection)
     clients: OwnClients | None = None  # real `Client` objects, which are then the population too
+    sites: SitePolicies = field(default_factory=SitePolicies)
 
     @property
     def worker(self) -> Engine | ClientsEngine:
@@ -100,6 +102,7 @@ class SimulatedAttempt:
     device_time: DeviceTime  # which a coordinator does not know
     updates: UpdateFigures | None = None  # if `[measure]` needs them
     works: Mapping[ClientId, WorkDone] = field(default_factory=dict[ClientId, WorkDone])  # of clients that trained
+    declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # clients that declined, and why
 
 
 class _NobodyComes(Exception):
@@ -112,7 +115,8 @@ class Federation:
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
-        self._trained = dict[ClientId, WorkDone]()  # in the attempt under way, as is the next
+        self._trained = dict[ClientId, WorkDone]()  # in the attempt under way, as are the next two
+        self._declines = dict[ClientId, str]()
         self._updates: UpdateSums | None = None
         require_possible(standing.file, model.layout, world.population, measure_themselves=world.clients is not None)
 
@@ -178,6 +182,7 @@ class Federation:
                 found = uplink.result(played, played.ended, works)
             except TotalsRefused as error:
                 played = played.spoiled(str(error))
+        self._declines = played.declined(declines)
         known = self._known(played, played.book(uplink.sizes, declines))
         if isinstance(played.ended, Abandoned):
             return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
@@ -199,7 +204,7 @@ class Federation:
         cohort, reports = self._cohort(opened, uplink.update_bytes)
         if self.world.clients is not None:
             return self._attempted_by_clients(self.world.clients, opened, cohort)
-        window, declines = _window(opened, cohort, uplink), self._unreadable(cohort)
+        window, declines = _window(opened, cohort, uplink), {**self._unreadable(cohort), **cohort.sites.refused}
         if opened.plan.secure is not None:
             declines |= without_enough_work(opened.plan, cohort)
         played = self._played(window, uplink, reports, declines)
@@ -283,7 +288,7 @@ class Federation:
     def _uplink(self, opened: Training) -> Uplink:
         plan, layout, ranks = opened.plan, self.model.layout, ranks_of(opened.cohort)
         if plan.secure is not None:
-            return MaskedUplink(plan, layout, ranks, keeps=self.world.masks)
+            return MaskedUplink(plan, layout, ranks, keeps=self.world.masks, sites=self.world.sites)
         if plan.task.tries_clients:
             return CanaryUplink(plan, layout, ranks)
         return PlainUplink(plan, layout, ranks, self.standing.model.version, self.memory)
@@ -316,11 +321,13 @@ class Federation:
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
         sizes = self.world.population.sizes(numbers)
         steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
-        fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes)
+        sites = self.world.sites.in_attempt(opened.plan, names, self.model.layout.n_values, self.memory.spent)
+        fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes, sites)
+        self.memory.spent |= sites.charged(names, fates)
         measures = training.evaluate and self.world.clients is None  # those measure by themselves
         held = self.world.population.holdout_of(numbers) if measures else None
         reports = Reports.before(sizes, steps, fates, held)
-        return Cohort(names, fates, reports.works), reports
+        return Cohort(names, fates, reports.works, sites), reports
 
     def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
         """Train these clients, note their reports, and take their updates."""
@@ -379,12 +386,17 @@ class Federation:
         """An evaluation: clients that did not train measure the model."""
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        found = self._measured(opened, numbers)
+        sites = self.world.sites.in_attempt(opened.plan, names, self.model.layout.n_values, self.memory.spent)
+        takes_part = np.array([name not in sites.refused for name in names])
+        measured = iter(self._measured(opened, numbers[takes_part]) if takes_part.any() else ())
+        refused = (sites.refused.get(name) for name in names)
+        found = [next(measured) if why is None else ClientReport(None, why) for why in refused]
         nothing = {name: one.refusal for name, one in zip(names, found, strict=True) if one.work is None}
         works: list[Work] = [one.work or EvaluationDone(1, {}) for one in found]
         steps = np.array([max(1, -(-one.sample_count // _EVALUATION_BATCH)) for one in works], dtype=np.int64)
-        fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0)
-        played = Window(opened, Cohort(names, fates, works)).play(nothing)
+        fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0, sites)
+        played = Window(opened, Cohort(names, fates, works, sites)).play(nothing)
+        self._declines = played.declined(nothing)
         known = self._known(played, played.book(dict.fromkeys(names, 0), nothing))
         if isinstance(played.ended, Abandoned):
             return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
@@ -411,7 +423,15 @@ class Federation:
 
     # --- inputs ----------------------------------------------------------------------------------------------
 
-    def _fates(self, opened: Training, numbers: Indices, steps: Indices, batch_size: int, update_bytes: int) -> Fates:
+    def _fates(
+        self,
+        opened: Training,
+        numbers: Indices,
+        steps: Indices,
+        batch_size: int,
+        update_bytes: int,
+        sites: SitesInAttempt,
+    ) -> Fates:
         expected = min(update_bytes, self.standing.update_bytes or update_bytes)
         names, version = sorted(opened.cohort), self.standing.model.version
         ask = CohortAsk(
@@ -423,7 +443,8 @@ class Federation:
             secure=opened.plan.secure is not None,
             update_bytes_max=update_bytes,
         )
-        fates = self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
+        drawn = self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
+        fates = sites.fates_of(names, drawn)
         in_time = fates.fetched_s < np.minimum(fates.lost_s, opened.plan.window_s)
         self.memory.fetched((name for name, has_it in zip(names, in_time.tolist(), strict=True) if has_it), version)
         return fates
@@ -465,8 +486,10 @@ class Federation:
             self.model = model
         self.standing = self.standing.after(end, update_bytes)
         trained, self._trained = self._trained, {}
+        declines, self._declines = self._declines, {}
         updates, self._updates = None if self._updates is None else self._updates.figures(), None
-        return SimulatedAttempt(end.record, self.standing, self.model, device_time or DeviceTime(), updates, trained)
+        spent = device_time or DeviceTime()
+        return SimulatedAttempt(end.record, self.standing, self.model, spent, updates, trained, declines)
 
 
 def _window(opened: Training, cohort: Cohort, uplink: Uplink) -> Window | SecureWindow:

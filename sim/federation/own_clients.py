@@ -218,7 +218,7 @@ class OwnAttempt:
         """The clients that decline, and why."""
         plan = self._opened.plan
         too_little = {} if plan.secure is None else without_enough_work(plan, self._cohort)
-        return {**self._unreadable, **too_little, **self._refused}
+        return {**self._unreadable, **too_little, **self._refused, **self._cohort.sites.refused}
 
     @property
     def window(self) -> Window | SecureWindow:
@@ -310,11 +310,12 @@ class OwnAttempt:
             steps[rank] = done.work.steps_planned if done.was_cut else done.work.steps_done
         if not np.array_equal(steps, fates.ask.steps):
             ask = replace(fates.ask, steps=steps)
-            fates = self._fleet.fates(fates.devices, plan.number, plan.attempt, self._opened.opened_at, ask)
+            drawn = self._fleet.fates(fates.devices, plan.number, plan.attempt, self._opened.opened_at, ask)
+            fates = self._cohort.sites.fates_of(self._cohort.names, drawn)
         works = Reports.before(self._sizes, steps, fates).works
         for rank, done in self._done.items():
             works[rank] = _in_virtual_time(done.work, works[rank], float(fates.step_s[rank]), fates.lines.down[rank])
-        self._cohort = Cohort(self._cohort.names, fates, works)
+        self._cohort = replace(self._cohort, fates=fates, works=works)
         self._window = self._new_window(self._cohort)
 
     def updates(self, played: Played) -> Iterator[tuple[list[ClientId], Tensor, list[WorkDone], list[int]]]:

@@ -1,5 +1,6 @@
 """A line of `rounds.jsonl`: one ended attempt of a simulated run, in numbers."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import RoundRecord
 from umbel.sim.federation.measures import Measured
 from umbel.sim.federation.window import DeviceTime
+
+REASONS_MAX = 5  # for which clients declined, in one row or one point
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Row:
     train_metrics: dict[str, float] = field(default_factory=dict[str, float])  # means of what clients measured training
     counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # exact sums, of training
     evaluation_counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # of held-out data
+    declined: int = 0  # clients that declined, or would have if the attempt had lasted
+    declined_for: dict[str, int] = field(default_factory=dict[str, int])  # the most frequent reasons, with numbers
 
     @property
     def makes_model(self) -> bool:
@@ -76,8 +81,10 @@ class Row:
         now_s: float,
         device_time: DeviceTime,
         measured: Measured | None = None,
+        declines: Iterable[str] = (),
     ) -> "Row":
-        found = scores or {}
+        """`scores`: of the model. `declines`: why clients declined, a reason for each of them."""
+        found, reasons = scores or {}, Counter(declines)
         reports = [one for one in record.clients if one.report_s is not None]
         counted_s = device_time.accepted_s if record.committed else 0.0
         return cls(
@@ -120,6 +127,8 @@ class Row:
             **asdict(measured or Measured()),
             test_metrics=dict(found),
             train_metrics=dict(record.metrics),
+            declined=reasons.total(),
+            declined_for=dict(reasons.most_common(REASONS_MAX)),
         )
 
 

@@ -20,6 +20,7 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
@@ -127,6 +128,7 @@ class Memory:
     left: dict[ClientId, Residual] = field(default_factory=dict[ClientId, Residual])  # of error feedback
     has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # the version of each client asked so far
     changes: tuple[int, ...] = ()  # bytes of each change that leads to the newest version, the oldest first
+    spent: dict[ClientId, Ledger] = field(default_factory=dict[ClientId, Ledger])  # of sites with a privacy budget
 
     def down_bytes(self, clients: Sequence[ClientId], version: int, model: ModelState) -> Indices:
         """What each fetches to have the newest version: nothing, the changes since its own, or the model."""

@@ -40,6 +40,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, sum_sha256, to_integers
+from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import Memory
 from umbel.sim.federation.window import Played
 from umbel.sim.secure.exchange import seeded_bytes
@@ -183,19 +184,28 @@ class PlainUplink(Uplink):
 class MaskedUplink(Uplink):
     """Sums masked updates. With `keeps`, it keeps each client's input in `made` for masking instead of summing it."""
 
-    def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], *, keeps: bool) -> None:
+    def __init__(
+        self,
+        plan: RoundPlan,
+        layout: Layout,
+        ranks: Mapping[ClientId, int],
+        *,
+        keeps: bool,
+        sites: SitePolicies | None = None,
+    ) -> None:
         assert plan.secure is not None, "only secure rounds mask updates"
         self.composition = Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout)
         reader = MaskedReader(self.composition)
         super().__init__(ranks, reader.update_bytes.start)
         self.made = dict[ClientId, Contribution]()
-        self._plan, self._keeps = plan, keeps
+        self._plan, self._keeps, self._sites = plan, keeps, sites or SitePolicies()
         self._total = reader.new_sum()
 
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
-        is_covered = self.composition.secure.noise is not None  # as by a site that has a budget
-        made = contribution(self.composition, lambda: iter([row]), _local(work), secret, is_covered=is_covered)
+        is_covered = self._sites.relies_on(client, self.composition.secure.noise)
+        local = self._sites.as_sent(client, _local(work))
+        made = contribution(self.composition, lambda: iter([row]), local, secret, is_covered=is_covered)
         if self._keeps:
             self.made[client] = made
         else:

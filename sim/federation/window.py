@@ -33,6 +33,7 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.types import ClientId
+from umbel.sim.federation.site_policies import NO_POLICIES, SitesInAttempt
 from umbel.sim.fleet.fates import DeviceStage, Fates
 from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime
 from umbel.sim.secure.exchange import ExchangeParties, exchange
@@ -41,11 +42,12 @@ from umbel.sim.secure.voices import BlankMasking, RealMasking
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """The clients of a cohort by rank, their fates, and the work that each would report."""
+    """The clients of a cohort by rank, their fates, the work that each would report, and what their sites decline."""
 
     names: Sequence[ClientId]
     fates: Fates
     works: Sequence[Work]
+    sites: SitesInAttempt = NO_POLICIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class Played:
     at: float
     cohort: Cohort
     sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False, kw_only=True)  # of levels and words, unmasked
+
+    def declined(self, declines: Mapping[ClientId, str]) -> dict[ClientId, str]:
+        """Why clients have declined, or would have if the attempt had lasted. `declines`: as the window was played."""
+        return {client: why for client, why in declines.items() if client not in self.ended.accepted}
 
     def spoiled(self, reason: str) -> "Played":
         """The same attempt, abandoned because no model can be made of the sum."""
@@ -157,10 +163,15 @@ class SecurePlayed(Played):
 
     up: Mapping[ClientId, int]  # bytes of each client's messages, without model, update and report
     down: Mapping[ClientId, int]
+    refused: Mapping[ClientId, str]  # clients that left the round by their policy, and why
+
+    def declined(self, declines: Mapping[ClientId, str]) -> dict[ClientId, str]:
+        """As `Played.declined`, with the clients that left in the middle of the round."""
+        return Played.declined(self, {**declines, **self.refused})
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
         """As `Played.book`, with the bytes of messages."""
-        book = Played.book(self, sizes, declines)
+        book = Played.book(self, sizes, {**declines, **self.refused})
         for client, member in book.members.items():
             member.bytes_up += self.up[client]
             member.bytes_down += self.down[client]
@@ -175,16 +186,16 @@ def seed_of(plan: RoundPlan) -> str:
 def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
     """The clients that send nothing because they did less of their work than a masked update needs, and the reasons.
 
-    These sites have no policy of their own, so their floor is the run's (`client/rounds/secure.py`).
+    A site without a policy has the run's floor (`client/rounds/secure.py`).
     """
     assert plan.secure is not None, "only secure rounds have such a floor"
-    floor, found = plan.secure.minimum_work, dict[ClientId, str]()
-    late_s = (1 - MODEL_SHARE) * plan.window_s if floor > ONE_STEP else math.inf
-    fates = cohort.fates
+    found, fates, sites = dict[ClientId, str](), cohort.fates, cohort.sites
     facts = zip(cohort.names, cohort.works, fates.fetched_s.tolist(), fates.report_s.tolist(), strict=True)
     for name, work, fetched_s, report_s in facts:
-        if math.isinf(report_s):
-            continue  # it is lost and reports nothing
+        if math.isinf(report_s) or name in sites.refused:
+            continue  # it is lost and reports nothing, or has declined before
+        floor = sites.policies.work_floor(name, plan.secure)
+        late_s = (1 - MODEL_SHARE) * plan.window_s if floor > ONE_STEP else math.inf
         try:
             require_enough(work.steps_done, work.steps_planned, floor)
         except TooLittleWork as error:
@@ -211,7 +222,7 @@ class SecureWindow:
         stage = VirtualTime(self.opened.opened_at)
         masking = BlankMasking(self.composition) if masked is None else RealMasking(self.composition, masked)
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = ExchangeParties(luck, masking, seed_of(self.opened.plan), declines)
+        cast = ExchangeParties(luck, masking, seed_of(self.opened.plan), declines, self.cohort.sites.refusal)
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -219,6 +230,7 @@ class SecureWindow:
             replace(self.cohort, fates=self._as_it_went(done.devices)),
             {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
+            {name: device.declined for name, device in done.devices.items() if device.declined},
             sums=masking.unmasked(done.party) if isinstance(done.state, Closing) else None,
         )
 

@@ -5,7 +5,7 @@ A device hears of its work after a round trip, fetches the model, trains, upload
 `client/wire/timing.py` reserves for the upload. Arrays have one entry a device.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -17,10 +17,11 @@ from umbel.aggregation.secagg.turns import Phase
 from umbel.client.wire.timing import GROWTH, MEASURED_S_MIN, SAFETY, retry_s
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import normals, of_each, uniforms, words
-from umbel.sim.fleet.faults import Kinds
+from umbel.sim.fleet.faults import Fault, Kinds
 from umbel.sim.fleet.presence import HOUR_S, Zones
 
 Stages: TypeAlias = NDArray[np.int8]
+Flags: TypeAlias = NDArray[np.bool_]
 NEVER = np.inf
 
 
@@ -206,10 +207,32 @@ class Fates:
         begun_s = self._at_work_s(np.where(is_up, self.trained_s, 0.0))
         up_s = np.where(is_up, at_work_s - begun_s - lines.latency_s, 0.0)
         down, up = _moved(down_s * lines.down, ask.down_bytes), _moved(up_s * lines.up, ask.update_bytes)
-        has_reported = until >= self.report_s
+        has_reported = (until >= self.report_s) & np.isfinite(self.trained_s)
         return Spent(
             np.where(has_reported, ask.down_bytes, down), np.where(has_reported, ask.update_bytes, up), at_work_s
         )
+
+    def declining(self, who: Flags) -> "Fates":
+        """The same if these devices decline the work when they hear of it: they fetch nothing, and their answer comes a
+        round trip later. Those that are lost before they hear of it say nothing. `who`: bool (k,).
+        """
+        leave = who & self.hears
+        return replace(
+            self,
+            fetched_s=np.where(leave, NEVER, self.fetched_s),
+            trained_s=np.where(leave, NEVER, self.trained_s),
+            steps_done=np.where(leave, 0, self.steps_done),
+            report_s=np.where(leave, 2 * self.lines.latency_s, self.report_s),
+            lost_s=np.where(leave, NEVER, self.lost_s),
+            back_s=np.where(leave, NEVER, self.back_s),
+            stage=np.where(leave, DeviceStage.NONE, self.stage).astype(np.int8),
+            fault=np.where(leave, Fault.NONE, self.fault).astype(np.int8),
+        )
+
+    @property
+    def hears(self) -> Flags:
+        """Which devices hear of the round, because they are not lost before: bool (k,)."""
+        return self.lost_s > self.lines.latency_s
 
     @property
     def _given_up_s(self) -> Floats:

@@ -1,16 +1,17 @@
 """What an experiment has found: its runs, and means over their seeds with confidence intervals."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.lean import Lean
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
 from umbel.sim.experiment.trials import Estimate, TrialResult
-from umbel.sim.federation.rows import Row
+from umbel.sim.federation.rows import REASONS_MAX, Row
 from umbel.sim.recorded.against_trace import AgainstTrace
 
 
@@ -45,6 +46,19 @@ class Point:
     groups_mean: Estimate | None  # the mean of `groups`, each with the same weight; else over clients, if measured
     train_loss_all: Estimate | None  # of the last model, as [measure] asks
     smoothed_rounds_to_target: Estimate | None  # by the mean accuracy of the last measured models, as [measure] asks
+    asked: int  # clients, in all attempts of all seeds; a client that was asked twice counts twice
+    declined: int  # of these
+    declined_for: Mapping[str, int]  # the most frequent reasons, with numbers
+
+    @property
+    def decline_words(self) -> str:
+        """How many clients declined and the most frequent reason, in a sentence; empty if none did."""
+        if not self.declined:
+            return ""
+        said = part_of(self.declined, self.asked, "asked client", "declined", "declined")
+        reason, n_clients = max(self.declined_for.items(), key=lambda one: one[1])
+        often = "for this reason" if n_clients == self.declined else f"most often ({n_clients} times) for this reason"
+        return f"{said}, {often}: {reason}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,6 +91,12 @@ class Findings:
     def leans(self) -> tuple[str, ...]:
         """A sentence for each point that left clients out or took partial work."""
         points = [(point.label, point.lean.words) for point in self.points]
+        return tuple(f"{label}: {words}" if label else words for label, words in points if words)
+
+    @property
+    def declines(self) -> tuple[str, ...]:
+        """A sentence for each point whose clients declined work."""
+        points = [(point.label, point.decline_words) for point in self.points]
         return tuple(f"{label}: {words}" if label else words for label, words in points if words)
 
     @property
@@ -125,6 +145,7 @@ class Findings:
     def _point(self, label: str, group: Sequence[TrialResult]) -> Point:
         lasts = [one.scored[-1] for one in group if one.scored]
         reached = [found for one in group if (found := self._reaching(one)) is not None]
+        reasons = sum((Counter(row.declined_for) for one in group for row in one.rows), Counter[str]())
         leans = [Lean.of(row for row in one.rows if row.makes_model) for one in group]
         return Point(
             label=label,
@@ -154,6 +175,9 @@ class Findings:
             groups_mean=_estimated(_groups_mean(one) for one in group),
             train_loss_all=_estimated(row.train_loss_all for row in lasts),
             smoothed_rounds_to_target=_estimated(self._smoothly_reaching(one) for one in group),
+            asked=sum(row.selected for one in group for row in one.rows),
+            declined=sum(row.declined for one in group for row in one.rows),
+            declined_for=dict(reasons.most_common(REASONS_MAX)),
         )
 
     def _smoothly_reaching(self, one: TrialResult) -> float | None:

@@ -90,7 +90,7 @@ class Results(Findings):
                 figure.savefig(folder / name)
 
     def __repr__(self) -> str:
-        return "\n".join((self.name, as_text(as_table(self)), *self.leans, *self.notes))
+        return "\n".join((self.name, as_text(as_table(self)), *self.leans, *self.declines, *self.notes))
 
     def _repr_html_(self) -> str:
         """Self-contained HTML."""
@@ -100,7 +100,7 @@ class Results(Findings):
         image = b64encode(picture.getvalue()).decode()
         return (
             f"<table><caption>{escape(self.name)}</caption>{''.join(lines)}</table>"
-            f"{''.join(f'<p>{escape(note)}</p>' for note in (*self.leans, *self.notes))}"
+            f"{''.join(f'<p>{escape(note)}</p>' for note in (*self.leans, *self.declines, *self.notes))}"
             f'<img alt="{escape(self.name)}: accuracy over rounds, uploads and virtual time" style="max-width: 100%" '
             f'src="data:image/png;base64,{image}">'
         )

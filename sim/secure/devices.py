@@ -6,9 +6,9 @@ Some fall silent in the middle. They do nothing else wrong; `tests/aggregation/s
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.turns import Phase
@@ -38,6 +38,7 @@ class VirtualTime:
 
 
 Made = TypeVar("Made")
+Refuses: TypeAlias = Callable[[Phase, Sequence[ClientId]], str]
 
 _PHASES = tuple(Phase)
 
@@ -61,7 +62,7 @@ class DeviceFate:
 class SecureMessage:
     """A client's message in a phase. `signature`: of a masked input; elsewhere it is within the body.
 
-    `declined`: why it sends no masked input; empty if it does.
+    `declined`: why it sends no message in this phase, and none later; empty if it does.
     """
 
     client: ClientId
@@ -88,9 +89,10 @@ class Voice(Protocol):
 class SecureDevice:
     """One client, driven by the messages that it gets.
 
-    `declines`: why it sends no update; empty if it sends one. `sends_at`, `reports_at`: when its upload begins, and
-    when its report arrives; inf for never. `input_bytes`: of the upload, with the signature, which the SDK sends in its
-    report.
+    `declines`: why it sends no update; empty if it sends one. `refuses`: why it leaves the round instead of its message
+    in a phase that is about these clients; empty if it goes on. `sends_at`, `reports_at`: when its upload begins, and
+    when its report, or its refusal, arrives; inf for never. `input_bytes`: of the upload, with the signature, which the
+    SDK sends in its report.
     """
 
     def __init__(
@@ -101,22 +103,23 @@ class SecureDevice:
         voice: Voice,
         send: Callable[[SecureMessage], None],
         declines: str = "",
+        refuses: Refuses = lambda _phase, _clients: "",
     ) -> None:
-        self.refusal = ""
+        self.refusal = self.declined = ""  # why it has left the round, and what it has told the coordinator of that
         self.sends_at = self.reports_at = math.inf
         self.input_bytes = 0
         self._stage, self._name, self._luck, self._voice, self._send = stage, name, luck, voice, send
-        self._declines = declines
+        self._declines, self._refuses = declines, refuses
         self._is_released = False
         self._trained_at = stage.now + luck.latency_s + luck.work_s
         stage.plan(stage.now + luck.latency_s, lambda: self._speak(Phase.ADVERTISE_KEYS, voice.advertise))
 
-    def tell(self, phase: Phase, body: bytes) -> None:
-        """Deliver what the client needs in that phase."""
+    def tell(self, phase: Phase, body: bytes, clients: Sequence[ClientId]) -> None:
+        """Deliver what the client needs in that phase, which is about these clients."""
         if self._is_active(phase):
             self._stage.down[self._name] += len(body)
             travels_s = self._luck.latency_s + len(body) / self._luck.down_bytes_per_s
-            self._stage.plan(self._stage.now + travels_s, lambda: self._hear(phase, body))
+            self._stage.plan(self._stage.now + travels_s, lambda: self._hear(phase, body, clients))
 
     def release(self) -> None:
         """Stop the client."""
@@ -126,20 +129,20 @@ class SecureDevice:
         is_silent = self._stage.now >= self._luck.silent_at or not self._luck.speaks_in(phase)
         return not (is_silent or self._is_released or self.refusal)
 
-    def _hear(self, phase: Phase, body: bytes) -> None:
+    def _hear(self, phase: Phase, body: bytes, clients: Sequence[ClientId]) -> None:
         if not self._is_active(phase):
             return
         match phase:
             case Phase.SHARE_KEYS:
-                self._speak(phase, lambda: self._voice.share(body))
+                self._speak(phase, lambda: self._voice.share(body), clients)
             case Phase.MASKED_INPUT:
                 self._take(lambda: self._voice.hear(body))
                 if math.isfinite(self._trained_at):
                     self._stage.plan(self._trained_at, self._upload)
             case Phase.CONSISTENCY_CHECK:
-                self._speak(phase, lambda: self._voice.agree(body))
+                self._speak(phase, lambda: self._voice.agree(body), clients)
             case Phase.UNMASKING:
-                self._speak(phase, lambda: self._voice.reveal(body))
+                self._speak(phase, lambda: self._voice.reveal(body), clients)
             case _:
                 pass
 
@@ -158,12 +161,23 @@ class SecureDevice:
         if self._deliver(message, comes_at):
             self.reports_at = comes_at
 
-    def _speak(self, phase: Phase, say: Callable[[], bytes]) -> None:
-        if not self._is_active(phase) or (body := self._take(say)) is None:
+    def _speak(self, phase: Phase, say: Callable[[], bytes], clients: Sequence[ClientId] = ()) -> None:
+        if not self._is_active(phase):
+            return
+        if why := self._refuses(phase, clients):
+            self._leave(phase, why)
+            return
+        if (body := self._take(say)) is None:
             return
         self._stage.up[self._name] += len(body)
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
         self._deliver(SecureMessage(self._name, phase, body), self._stage.now + travels_s)
+
+    def _leave(self, phase: Phase, why: str) -> None:
+        """Decline in this phase, and say nothing more in this attempt."""
+        self.refusal, comes_at = why, self._stage.now + self._luck.latency_s
+        if self._deliver(SecureMessage(self._name, phase, b"", declined=why), comes_at):
+            self.reports_at, self.declined = comes_at, why
 
     def _deliver(self, message: SecureMessage, at: float) -> bool:
         """Deliver a message then, unless its sender is silent before; whether it is delivered."""

@@ -2,9 +2,9 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -75,7 +75,7 @@ class SimulatedCoordinator:
         opened: Training,
         party: SecureCoordinator,
         masking: Masking,
-        tell: Callable[[ClientId, Phase, bytes], None],
+        tell: Callable[[ClientId, Phase, bytes, Sequence[ClientId]], None],
         release: Callable[[ClientId], None],
     ) -> None:
         self.state: Training | Closing | Abandoned = opened
@@ -93,7 +93,10 @@ class SimulatedCoordinator:
         return self.is_unmasked or isinstance(self.state, Abandoned)
 
     def hear(self, message: SecureMessage) -> None:
-        """Take a message, if its phase is open."""
+        """Take a message, if its phase is open, or the refusal to send it."""
+        if message.declined:
+            self._step(Declined(self._stage.now, message.client, message.declined))
+            return
         match message.phase:
             case Phase.MASKED_INPUT:
                 self._hear_input(message)
@@ -123,9 +126,6 @@ class SimulatedCoordinator:
     # --- vectors and shares -------------------------------------------------------------------------------------------
 
     def _hear_input(self, message: SecureMessage) -> None:
-        if message.declined:
-            self._step(Declined(self._stage.now, message.client, message.declined))
-            return
         event = Reported(self._stage.now, message.client, _WORK)
         if takes(self.state, event):
             index = self._party.context.index_of(message.client)
@@ -187,12 +187,12 @@ class SimulatedCoordinator:
                 party.close_inputs(indices)
                 body = party.inputs()
             case _:
-                names = {index: party.context.names[index] for index in indices}
-                said = {index: self._exchange.said(name, Phase.CONSISTENCY_CHECK) for index, name in names.items()}
+                of_index = {index: party.context.names[index] for index in indices}
+                said = {index: self._exchange.said(name, Phase.CONSISTENCY_CHECK) for index, name in of_index.items()}
                 body = party.agreements({index: base64.b64decode(word) for index, word in said.items()})
-        for index in indices:
-            own = party.inbox(index) if phase is Phase.MASKED_INPUT else body
-            self._tell(party.context.names[index], phase, own)
+        names = [party.context.names[index] for index in indices]
+        for index, name in zip(indices, names, strict=True):
+            self._tell(name, phase, party.inbox(index) if phase is Phase.MASKED_INPUT else body, names)
 
     @property
     def _exchange(self) -> Exchange:
@@ -209,6 +209,7 @@ class ExchangeParties:
     masking: Masking  # of this attempt alone
     seed: str  # of all keys
     declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # clients without update, and why
+    refusal: Callable[[ClientId, Phase, Sequence[ClientId]], str] = lambda _client, _phase, _clients: ""  # of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +233,14 @@ def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: Exchang
         opened,
         party,
         cast.masking,
-        lambda name, phase, body: devices[name].tell(phase, body),
+        lambda name, phase, body, clients: devices[name].tell(phase, body, clients),
         lambda name: devices[name].release(),
     )
     for index, (name, identity) in enumerate(identities.items()):
         random = seeded_bytes(f"{cast.seed}/{name}")
         client = SecureClient(context, index, identity, random, read_roster=read_roster)
-        voice, why = cast.masking.voice(client), cast.declines.get(name, "")
-        devices[name] = SecureDevice(stage, name, cast.luck[name], voice, coordinator.hear, why)
+        voice, why, refuses = cast.masking.voice(client), cast.declines.get(name, ""), partial(cast.refusal, name)
+        devices[name] = SecureDevice(stage, name, cast.luck[name], voice, coordinator.hear, why, refuses)
     stage.play(lambda: coordinator.is_over)
     assert coordinator.is_over, "every phase has its deadline"
     assert not isinstance(coordinator.state, Training)

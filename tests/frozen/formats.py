@@ -101,7 +101,7 @@ _STORED: Mapping[str, type[Any]] = {
     "a client's secure attempt": Begun,
     "a client's remembered sum": RememberedSum,
 }
-_WORLD = ("data", "model", "partition", "fleet", "engine", "measure")
+_WORLD = ("data", "model", "partition", "fleet", "engine", "measure", "sites")
 _NAMED_AFTER_CODE = ("title", "summary", "description", "operationId", "tags")
 
 

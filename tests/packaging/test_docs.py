@@ -50,6 +50,7 @@ from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.experiment.file import EngineSection, experiment_of
 from umbel.sim.federation.measures import MeasureSection
+from umbel.sim.federation.site_policies import SitesSection
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -79,6 +80,7 @@ _WORLD: dict[str, type[Any]] = {
     "fleet": FleetSection,
     "engine": EngineSection,
     "measure": MeasureSection,
+    "sites": SitesSection,
 }
 _CODEC_OF = {
     "error": "auto",
