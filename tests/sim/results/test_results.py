@@ -138,7 +138,6 @@ def wards() -> DataSet:
     return DataSet("wards", samples, np.concatenate(trained), samples.take(np.concatenate(held)), 2, natural)
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_the_last_model_is_measured_for_each_holder_whether_it_takes_part_or_not(tmp_path: Path) -> None:
     described = table(
         data={"name": f"{__name__}:wards"},
