@@ -15,8 +15,16 @@ _UNKNOWN = "unexpected_keyword_argument"
 _OF_OPTION = {"bool", "int", "float", "str"}  # the faults of these types are "bool_type", "string_type" and so on
 
 
-def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hint: Hint) -> tuple[str, T]:
-    """The file's text, and what it says. `kind`: the kind of file, such as "run file".
+def read_toml(
+    path: Path,
+    adapter: TypeAdapter[T],
+    bytes_max: int,
+    kind: str,
+    hint: Hint,
+    part: Callable[[dict[str, Any]], dict[str, Any]] = lambda table: table,
+) -> tuple[str, T]:
+    """The file's text, and what it says. `kind`: the kind of file, such as "run file". `part`: what of the file's
+    table the adapter reads; it may raise `ValueError`.
 
     It is parsed by way of JSON, as strictly as by the coordinator: `true` is no count. Raises `OSError`, or
     `ValueError` with a sentence that names the file.
@@ -27,13 +35,18 @@ def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hi
         raise ValueError(f"{path} is no {kind}: it has more than {bytes_max} bytes")
     try:
         text = data.decode()
-        return text, adapter.validate_json(json.dumps(tomllib.loads(text), default=_refuse), strict=True)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {findings(error, hint)}") from error
+        table = tomllib.loads(text)
+        json.dumps(table, default=_refuse)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except (ValueError, TypeError, RecursionError) as error:  # not UTF-8, numbers of thousands of digits, dates
         raise ValueError(f"{path} does not parse: {error}") from error
+    try:
+        return text, adapter.validate_json(json.dumps(part(table)), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {findings(error, hint)}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def findings(error: ValidationError, hint: Hint) -> str:

@@ -11,13 +11,13 @@ from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFe
 from umbel.client.cli.options import AsJson
 from umbel.client.cli.output import print_run
 from umbel.client.operator.operator import Operator
-from umbel.client.operator.run_files import read_run_file
+from umbel.client.operator.run_files import only_simulated, read_run_file
 from umbel.client.policy.members_store import read_members_file
 
 
 def create_run(
     operator: Operator,
-    file: Annotated[Path, typer.Argument(help="The run file, in TOML.")],
+    file: Annotated[Path, typer.Argument(help="The run file, in TOML. An experiment's file serves too.")],
     model: Annotated[Path, typer.Option("--model", help="The first model, in safetensors.")],
     members: Annotated[
         Path | None,
@@ -46,7 +46,8 @@ def create_run(
             "--members FILE to send the list",
             err=True,
         )
-    for careful in (*first.remarks, unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):
+    terms = careful_of_absence(run_file), careful_of_overrides(run_file)
+    for careful in (*first.remarks, unsigned, *terms, careful_of_simulation(text)):
         if careful:
             typer.echo(careful, err=True)
 
@@ -92,6 +93,12 @@ def careful_of_overrides(run_file: RunFile) -> str:
         "list refuse such a change during a run (terms_change), so the run would stop at that round. Leave the "
         'override out, or ask the sites to set terms_change = "warn" in their policies'
     )
+
+
+def careful_of_simulation(text: str) -> str:
+    """A note of what a run does not read of an experiment's file; else empty."""
+    left_out = only_simulated(text)
+    return f"careful: the run does not use {', '.join(left_out)}: only umbel simulate does" if left_out else ""
 
 
 def _list_for(run_file: RunFile, path: Path) -> SignedMembers:

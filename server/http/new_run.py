@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.file import RunFile, require_named
+from umbel.aggregation.run.of_experiment import run_part
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, read_members
 from umbel.server.http.deps import parse_json
 from umbel.server.http.limits import RUN_FILE_BYTES_MAX
@@ -49,14 +50,16 @@ def read_new_run(body: bytes, content_type: str) -> NewRun:
 
 
 def read_run_file(body: bytes) -> RunFile:
-    """Parse a run file's TOML by way of JSON, which pydantic reads strictly (`true` is not a number). Raises `Refused`.
+    """Parse a run file's TOML by way of JSON, which pydantic reads strictly (`true` is not a number). What only the
+    simulator reads is left out. Raises `Refused`.
 
     Run it in a thread: it can take a second.
     """
     if len(body) > RUN_FILE_BYTES_MAX:
         raise Refused("body-too-large", f"the run file has {len(body)} bytes; at most {RUN_FILE_BYTES_MAX} are allowed")
     try:
-        return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
+        table, _ = run_part(tomllib.loads(body.decode()))
+        return _RUN_FILE.validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         raise Refused("malformed-request", f"run file, {first_error(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:  # invalid TOML, numbers with thousands of digits, dates

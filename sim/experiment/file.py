@@ -66,6 +66,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.of_experiment import TOP_KEYS, WORLD_KEYS
 from umbel.aggregation.types import require_within
 from umbel.client.operator.run_files import run_file_hint
 from umbel.client.toml_file import findings, read_toml
@@ -198,7 +199,7 @@ def experiment_of(
         whole["seeds"] = [whole.pop("seed")]
     text = canonical({"seeds": [0], **whole})
     try:
-        top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+        top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in TOP_KEYS if key in whole}), strict=True)
     except ValidationError as error:
         raise ValueError(findings(error, run_file_hint)) from error
     for key in changes or {}:
@@ -235,7 +236,7 @@ class _Top:
         for name, values in self.sweep.items():
             check_values(name, values)
         for key in self.swept:
-            if key == "seed" or key.split(".")[0] in _TOP_KEYS:
+            if key == "seed" or key.split(".")[0] in TOP_KEYS:
                 raise ValueError(f"sweep: {key} cannot be swept; to try several seeds, list them in the key seeds")
         settings_of = [{key for one in values for key in settings(name, one)} for name, values in self.sweep.items()]
         for i, keys in enumerate(settings_of):
@@ -311,8 +312,6 @@ class _Worlds:
             )
 
 
-_TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-_WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients", "sites")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
@@ -322,7 +321,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     for name, value in chosen.items():
         for key, one in settings(name, value).items():
             _put(whole, key, one)
-    parts = {key: whole.pop(key) for key in _WORLD_KEYS if key in whole}
+    parts = {key: whole.pop(key) for key in WORLD_KEYS if key in whole}
     whole["seed"] = seed
     try:
         world = _WORLD.validate_json(json.dumps(parts), strict=True)

@@ -183,6 +183,11 @@ class Taking(Operator):
         (NAMED + override_of(3, "learning_rate = 0.001"), "pilot-1.json", ["are enough (minimum)", "[[override]]"]),
         (NAMED + NOISE, None, ["without --members FILE"]),
         (NAMED + NOISE, "pilot-1.json", []),
+        (
+            '[engine]\nname = "sequential"\n[clients]\napp = "wards:make_ward"\n',
+            None,
+            ["not use [engine], [clients]: only"],
+        ),
         ("", None, []),
     ],
 )
