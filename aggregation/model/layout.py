@@ -190,6 +190,12 @@ class Layout:
         """The tensors that own values: all but the tied ones."""
         return (spec for spec in self.tensors if spec.tied_to is None)
 
+    def pieces(self) -> Iterator[tuple[TensorSpec, slice]]:
+        """The pieces in which a client reads a weight change: each tensor that owns values, and where in its values."""
+        for spec in self.owners():
+            for first in range(0, spec.n_values, PIECE_VALUES):
+                yield spec, slice(first, min(first + PIECE_VALUES, spec.n_values))
+
     def difference(self, other: "Layout") -> str:
         """The first difference between two layouts, in words; empty if they are equal."""
         ours, theirs = ({spec.name: spec for spec in layout.tensors} for layout in (self, other))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.model.layout import PIECE_VALUES, Layout
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
@@ -93,11 +93,9 @@ class SharedState:
         """
         local = self.shared()
         self.layout.require(local, "the trained model")
-        for spec in self.layout.update.owners():
+        for spec, piece in self.layout.update.pieces():
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
-            for first in range(0, spec.n_values, PIECE_VALUES):
-                piece = slice(first, first + PIECE_VALUES)
-                yield weight_change(spec, values[piece].to(device), start_values[piece].to(device))
+            yield weight_change(spec, values[piece].to(device), start_values[piece].to(device))
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 

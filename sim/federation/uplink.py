@@ -10,8 +10,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -200,17 +201,23 @@ class MaskedUplink(Uplink):
         self.made = dict[ClientId, Contribution]()
         self._plan, self._keeps, self._sites = plan, keeps, sites or SitePolicies()
         self._total = reader.new_sum()
+        # The last bit of a norm depends on the pieces, so a row is read in those of a client.
+        self._pieces = [piece.stop - piece.start for _, piece in layout.pieces()]
 
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
         is_covered = self._sites.relies_on(client, self.composition.secure.noise)
         local = self._sites.as_sent(client, _local(work))
-        made = contribution(self.composition, lambda: iter([row]), local, secret, is_covered=is_covered)
+        change = partial(self._pieces_of, row)
+        made = contribution(self.composition, change, local, secret, is_covered=is_covered)
         if self._keeps:
             self.made[client] = made
         else:
             self._total.add((*made.levels(), made.words), 1)
         return self.update_bytes
+
+    def _pieces_of(self, row: Tensor) -> Iterator[Tensor]:
+        return iter(row.split(self._pieces))
 
     def totals(self, clients: Sequence[ClientId], unmasked: tuple[Tensor, Tensor] | None) -> Totals:
         """The decoded sums of these clients. `unmasked`: the sums of levels and words, where they were unmasked.

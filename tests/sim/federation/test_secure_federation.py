@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sim.engines.clients.sites import Scripted, careless_training
 from tests.sim.federation.worlds import attempts_of, hashes, table
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.messages import RunStatus
@@ -19,13 +20,16 @@ from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.secagg.messages import share_keys_bytes
+from umbel.aggregation.secagg.numbers.contribution import contribution
 from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import totals
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
+from umbel.client.training.shared_state import SharedState
 from umbel.sim.bench.secagg.cohort import secure_plan
 from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
+from umbel.sim.federation import uplink as uplink_module
 from umbel.sim.federation.federation import SimulatedAttempt
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import Memory, ModelState
@@ -277,6 +281,25 @@ def test_the_model_is_that_of_the_sum_of_the_integers() -> None:
     assert model.after(found.mean, 1.0, None).file == model.after(plain.mean, 1.0, None).file
     exact = (values.double() * torch.tensor(WEIGHTS).unsqueeze(1)).sum(0) / sum(WEIGHTS)
     torch.testing.assert_close(found.mean.mean_slice(0, 350), exact, rtol=0, atol=0.05)
+
+
+def test_a_row_is_read_in_the_pieces_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of an update's norm depends on them."""
+    client = Scripted(careless_training)
+    client.model = torch.nn.Linear(400, 400)
+    shared = SharedState(client)
+    sent = [len(piece) for piece in shared.changes(shared.shared())]
+    assert len(sent) == 3, "the weights are more than one piece"
+    plan, model = a_round(**shared.shared())
+    read = list[list[int]]()
+
+    def noting(composition: Any, change: Any, *rest: Any, **named: Any) -> Any:
+        read.append([len(piece) for piece in change()])
+        return contribution(composition, change, *rest, **named)
+
+    monkeypatch.setattr(uplink_module, "contribution", noting)
+    MaskedUplink(plan, model.layout, RANKS, keeps=False).add(CLIENTS[:1], torch.zeros(1, sum(sent)), WORKS[:1], [3])
+    assert read == [sent]
 
 
 def test_counts_of_simulated_clients_are_added_up_as_words() -> None:
