@@ -136,7 +136,7 @@ def client() -> Role:
 
 def main() -> None:
     site = TorchClient(writer(with_adapters=False), "tokens", samples("\n".join(roles(0))), device="cpu")
-    plan = LocalPlan(steps=int(os.environ.get("STEPS", "1500")), batch_size=32, learning_rate=1e-3, optimizer="adamw")
+    plan = LocalPlan(steps=int(os.environ.get("STEPS", "3000")), batch_size=32, learning_rate=1e-3, optimizer="adamw")
     print(site.train(site.model, plan).metrics)
     save_file(site.model.state_dict(), os.environ["SHAKESPEARE_BASE"])
     adapted = Role(roles(1)[0], with_adapters=True)

@@ -1,7 +1,9 @@
 """Every experiment of examples/simulate/ is one, and its rounds run."""
 
+import gzip
 import os
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,29 @@ def test_an_example_has_a_page_with_its_command_that_others_link_to(path: Path) 
     page = ROOT / "docs" / "tutorial" / "recipes" / f"{path.stem}.md"
     assert f"umbel simulate {path.relative_to(ROOT).as_posix()}" in page.read_text()
     assert f"recipes/{page.name}" in (ROOT / "docs" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_of_the_example_with_adapters_only_adapters_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its base is made first, and its hash goes into the experiment, as the file's first lines say."""
+    rows = [f"{n}\t{play}\t\t{speaker}\tWhat, is it {n}?" for play in "AB" for speaker in "XY" for n in range(500)]
+    with gzip.open(tmp_path / "lines.tsv.gz", "wt") as file:
+        file.write("\n".join(["line_id\tplay\tline_number\tspeaker\ttext", *rows]))
+    monkeypatch.setenv("SHAKESPEARE_DATA", str(tmp_path / "lines.tsv.gz"))
+    monkeypatch.setenv("SHAKESPEARE_BASE", str(tmp_path / "base.safetensors"))
+    monkeypatch.setenv("STEPS", "2")
+    monkeypatch.syspath_prepend(ROOT)
+    example = import_module("examples.shakespeare_adapters")
+    example.roles.cache_clear()
+    example.main()
+    base_sha256 = capsys.readouterr().out.split("base_sha256=")[1].strip()
+    small = {"clients.count": 2, "rounds.count": 1, "rounds.target": 2, "engine": {"name": "sequential"}}
+    path = ROOT / "examples" / "shakespeare_adapters.toml"
+    (adapters,) = simulate(path, changes={**small, "base_sha256": base_sha256}).trials
+    whole = {"clients.app": "examples.shakespeare_adapters:make_whole_client"}
+    (all_of_it,) = simulate(path, changes={**small, **whole}).trials
+    example.roles.cache_clear()
+    assert adapters.status is all_of_it.status is RunStatus.FINISHED
+    assert 10 * adapters.rows[0].update_bytes < all_of_it.rows[0].update_bytes
