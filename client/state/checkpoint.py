@@ -93,9 +93,8 @@ class DiskCheckpoint(Checkpoint):
     def _write(self, state: Mapping[str, object]) -> None:
         packing = Packing()
         packed = packing.pack(state)
-        tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
         make_private(self._path.parent)
-        write_tensors(self._path, tensors, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
+        write_tensors(self._path, packing.separate(), {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
 
     def _give_up(self, error: Exception) -> None:
         """Continue without a checkpoint. Each failure delays the next try; only the first is logged."""

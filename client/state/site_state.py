@@ -82,7 +82,8 @@ class SiteStateStore:
 
     def _versions(self, run: RunId) -> list[int]:
         """The versions with a state, in ascending order."""
-        return sorted(int(path.stem) for path in (self._folder / run).glob("*.safetensors") if path.stem.isdigit())
+        stems = (path.stem for path in (self._folder / run).glob("*.safetensors"))
+        return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdigit())
 
     def _path(self, run: RunId, version: int) -> Path:
         return self._folder / run / f"{version}.safetensors"
@@ -102,7 +103,7 @@ def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
     """The JSON and the tensors of a state's file. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packing = Packing()
     packed = json.dumps(packing.pack({"state": left.state, "private": dict(left.private)}), allow_nan=True)
-    tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
+    tensors = packing.separate()
     n_bytes = len(packed) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if n_bytes > STATE_BYTES_MAX or len(packed) > _JSON_BYTES_MAX:
         raise StateTooLarge(
@@ -119,7 +120,7 @@ def read_state(path: Path) -> SiteState | None:
         # Copies: the values may be changed in place, and the file must stay as it is.
         found = unpack(json.loads(metadata[_KEY]), {name: tensor.clone() for name, tensor in tensors.items()})
         return SiteState(dict(found["state"]), dict(found["private"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         _set_aside(path, error)
         return None
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.types import RunId
 from umbel.client.state import site_state
+from umbel.client.state.model_files import write_tensors
 from umbel.client.state.site_state import SiteState, SiteStateStore, StateTooLarge
 
 RUN = RunId("demo")
@@ -97,6 +98,48 @@ def test_too_much_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_stored_is_refused_by_its_type(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a set cannot be kept on disk"):
         store(tmp_path).wait(RUN, 0, SiteState({"seen": {1, 2}}))
+
+
+def test_a_tensor_and_a_part_of_it_are_kept(tmp_path: Path) -> None:
+    """safetensors refuses tensors with memory in common, with an error that ended the client."""
+    whole, kept = torch.arange(6.0).reshape(3, 2), store(tmp_path)
+    leave(kept, 0, {"whole": whole, "row": whole[1], "again": whole})
+    found = kept.before(RUN, 1).state
+    assert torch.equal(found["whole"], whole)
+    assert torch.equal(found["row"], whole[1])
+    assert found["again"] is found["whole"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"before": found}
+    return found
+
+
+def test_values_in_too_many_others_are_refused(tmp_path: Path) -> None:
+    kept, endless = store(tmp_path), dict[str, Any]()
+    endless["me"] = endless
+    for state in (nested(400), endless):
+        with pytest.raises(ValueError, match="in more than 100 others"):
+            leave(kept, 0, state)
+    leave(kept, 0, nested(95))
+    assert kept.before(RUN, 1).state == nested(95)
+
+
+def test_a_file_of_values_in_too_many_others_is_set_aside(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    leave(kept, 0, {"rounds": 1})
+    path = tmp_path / "site" / RUN / "0.safetensors"
+    write_tensors(path, {}, {"umbel.run": RUN, "umbel.version": "0", "umbel.state": "[" * 100_000})
+    assert not kept.before(RUN, 1)
+    assert path.with_suffix(".damaged").exists()
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.zeros(2, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_without_plain_memory_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="make it dense"):
+        leave(store(tmp_path), 0, {"tensor": tensor})
 
 
 def test_a_state_may_be_changed_in_place_without_changing_what_is_stored(tmp_path: Path) -> None:
