@@ -28,7 +28,7 @@ from umbel.client.check.plan_checks import KEYS, check_gradients, check_stops
 from umbel.client.check.practice_run import STEPS, PracticeRun, practice_run
 from umbel.client.check.repeat_checks import check_evaluates, check_repeats
 from umbel.client.check.result_checks import check_failed, check_left, check_result
-from umbel.client.check.round_checks import Rounds, check_resumes, check_rounds, check_secure, logged
+from umbel.client.check.round_checks import CheckedRounds, check_resumes, check_rounds, check_secure, logged
 from umbel.client.check.trainee import Trainee
 from umbel.client.errors import AppError, TrainingFailed
 from umbel.client.local.devices import generators, set_generators
@@ -182,7 +182,7 @@ class _Checks:
     def _of_rounds(self, baseline: ObservedTraining) -> Iterator[ClientFinding]:
         ignored = frozenset(self._ignored | ({"evaluate"} if self._is_wrong("evaluate") else set()))
         first = self._first
-        rounds = Rounds(self._run, first.shared.layout, self._start, self._folder, ignored)
+        rounds = CheckedRounds(self._run, first.shared.layout, self._start, self._folder, ignored)
         yield check_rounds(rounds, first.reset())
         if not self._is_wrong("determinism", "evaluate"):
             yield check_resumes(rounds, self._fresh.reset(), self._restarted.reset(), baseline)

@@ -27,7 +27,7 @@ from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.client.check.coordinator import CheckCoordinator, Refused, stream
+from umbel.client.check.coordinator import AnswerRefused, CheckCoordinator, stream
 
 PEERS = ("other-1", "other-2")  # with the real client they are the smallest cohort
 _PEER_WORK = LocalWork(1, 1, 1)
@@ -166,5 +166,5 @@ class SecureCheckCoordinator(CheckCoordinator):
     @property
     def _present(self) -> SecureAttempt:
         if self._attempt is None:
-            raise Refused(404, "unknown-assignment", "no assignment was given yet")
+            raise AnswerRefused(404, "unknown-assignment", "no assignment was given yet")
         return self._attempt

@@ -74,7 +74,7 @@ class CheckCoordinator:
         with self._lock:
             try:
                 return self._answer(request, body)
-            except Refused as error:
+            except AnswerRefused as error:
                 return _json(error.problem, error.problem.status)
 
     def _answer(self, request: httpx.Request, body: bytes) -> httpx.Response:
@@ -86,7 +86,7 @@ class CheckCoordinator:
         if path.startswith("/v1/models/"):
             return stream(200, self.model)
         if (found := _PATH.fullmatch(path)) is None:
-            raise Refused(404, "not-found", f"the check's coordinator has no {path}")
+            raise AnswerRefused(404, "not-found", f"the check's coordinator has no {path}")
         return self._answer_of_assignment(found[1], found[2] or "", request, body)
 
     def _answer_of_assignment(self, name: str, what: str, request: httpx.Request, body: bytes) -> httpx.Response:
@@ -102,7 +102,7 @@ class CheckCoordinator:
                 self.shutdown.request("the client declined")
                 return stream(204, b"")
             case _:
-                raise Refused(404, "not-found", f"the check's coordinator has no {what}")
+                raise AnswerRefused(404, "not-found", f"the check's coordinator has no {what}")
 
     def _enrol(self, enrolment: Enrolment) -> httpx.Response:
         self._keys[enrolment.client] = enrolment.public_key
@@ -111,7 +111,7 @@ class CheckCoordinator:
     def _check_in(self, message: CheckIn) -> CheckedIn:
         if message.layout_digest != self.layout.digest:
             detail = "the client's model has other tensors than the run's"
-            raise Refused(409, "wrong-layout", detail, self.file)
+            raise AnswerRefused(409, "wrong-layout", detail, self.file)
         if self.round > self.file.rounds.count:
             return CheckedIn(RunStatus.FINISHED, "all rounds are done", 0.0)
         return CheckedIn(RunStatus.RUNNING, "", 0.0, self._assignment())
@@ -131,7 +131,7 @@ class CheckCoordinator:
         """The update whose report has come. It is not kept."""
         update = self._uploads.pop(name).data
         if hashlib.sha256(update).hexdigest() != update_sha256:
-            raise Refused(422, "malformed-update", "the update is not the one that the report names")
+            raise AnswerRefused(422, "malformed-update", "the update is not the one that the report names")
         return update
 
     def _report(self, name: str, body: bytes) -> ReportAnswer:
@@ -180,7 +180,7 @@ class CheckCoordinator:
         )
 
 
-class Refused(Exception):
+class AnswerRefused(Exception):
     """Becomes a problem document. `file`: the run file whose [tensors] the document carries."""
 
     def __init__(self, status: int, kind: str, detail: str, file: RunFile | None = None) -> None:

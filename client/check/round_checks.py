@@ -28,7 +28,7 @@ _LOG = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class CheckedRounds:
     """What the checks of rounds need."""
 
     run: PracticeRun
@@ -45,7 +45,7 @@ def too_large(check: str, n_values: int, most: int) -> ClientFinding | None:
     return skipped(check, f"the update has {n_values:,} values, and this check takes at most {most:,} into memory")
 
 
-def check_rounds(rounds: Rounds, client: ObservedClient) -> ClientFinding:
+def check_rounds(rounds: CheckedRounds, client: ObservedClient) -> ClientFinding:
     """Two rounds, the second one with partial work."""
     if (large := too_large("rounds", rounds.layout.update.n_values, ROUNDS_VALUES_MAX)) is not None:
         return large
@@ -61,7 +61,7 @@ def check_rounds(rounds: Rounds, client: ObservedClient) -> ClientFinding:
     return passed("rounds", f"both reports of two rounds were accepted, with {steps} steps")
 
 
-def check_secure(rounds: Rounds, client: ObservedClient) -> ClientFinding:
+def check_secure(rounds: CheckedRounds, client: ObservedClient) -> ClientFinding:
     """One secure round with two other clients."""
     if (large := too_large("secure", rounds.layout.update.n_values, SECURE_VALUES_MAX)) is not None:
         return large
@@ -104,7 +104,7 @@ def _killed(plan: ObservedPlan) -> LocalPlan:
 
 
 def check_resumes(
-    rounds: Rounds, client: ObservedClient, resumed: ObservedClient, baseline: ObservedTraining
+    rounds: CheckedRounds, client: ObservedClient, resumed: ObservedClient, baseline: ObservedTraining
 ) -> ClientFinding:
     """Kill a training of `client` in the middle, and let `resumed`, which was made anew, resume it.
 
@@ -129,7 +129,7 @@ _KEEP = 'Iterate over plan.drive(data, keep={"model": model, "optimizer": optimi
 
 
 def _resumed(
-    rounds: Rounds, client: ObservedClient, coordinator: CheckCoordinator, baseline: ObservedTraining
+    rounds: CheckedRounds, client: ObservedClient, coordinator: CheckCoordinator, baseline: ObservedTraining
 ) -> ClientFinding:
     came = _take_part(client, coordinator, rounds.folder / "kill")
     if came.error or not coordinator.reports:

@@ -62,7 +62,7 @@ def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None
 
     Returns warnings, each once.
     """
-    checks = _Checks(folder, data_folder)
+    checks = _Rehearsal(folder, data_folder)
     seen, careful = set[str](), dict[str, None]()
     for trial in trials:
         if trial.label in seen:
@@ -83,7 +83,7 @@ def _of_point(label: str) -> Generator[None]:
         raise ValueError(f"{error} (with {label})") from error
 
 
-class _Checks:
+class _Rehearsal:
     """Checks, each made once for equal sections. Only the last data are kept."""
 
     def __init__(self, folder: Path, data_folder: Path | None) -> None:

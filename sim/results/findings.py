@@ -103,7 +103,7 @@ class Findings:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row of every run, with its point and its seed: the content of `rounds.jsonl`."""
         for one in self.trials:
-            best = Best(one.trial.measure.smooth)
+            best = BestSoFar(one.trial.measure.smooth)
             for row in one.rows:
                 yield {"point": one.trial.label, "seed": one.trial.seed, **asdict(row), **best.after(row)}
 
@@ -182,7 +182,7 @@ class Findings:
 
     def _smoothly_reaching(self, one: TrialResult) -> float | None:
         """The round after which the smoothed accuracy first is the target; None if it never is, or is not asked."""
-        best = Best(one.trial.measure.smooth)
+        best = BestSoFar(one.trial.measure.smooth)
         for row in one.rows:
             smoothed = best.after(row).get("smoothed_accuracy")
             if self.target_accuracy is not None and smoothed is not None and smoothed >= self.target_accuracy:
@@ -201,7 +201,7 @@ class Findings:
         return None
 
 
-class Best:
+class BestSoFar:
     """Follows the accuracy of one run. `smooth`: how many measured models to average; None: nothing is followed."""
 
     def __init__(self, smooth: int | None) -> None:

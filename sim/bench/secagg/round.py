@@ -67,19 +67,19 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class RoundRows:
     """Rows, and the times of single steps."""
 
     rows: Sequence[BenchRow]
     notes: Sequence[str]
 
 
-def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
+def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> RoundRows:
     """The share step, a client's whole round, and the coordinator's end of one."""
     cohort = advertised(N, os.urandom)
     client_row, client_note = _client(cohort, n_values)
     coordinator_rows, coordinator_note = _coordinator(advertised(N, os.urandom), n_values, 1 if quick else 4)
-    return Rounds((*share_rows(), client_row, *coordinator_rows), (client_note, coordinator_note))
+    return RoundRows((*share_rows(), client_row, *coordinator_rows), (client_note, coordinator_note))
 
 
 # --- a client ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from umbel.sim.bench.measuring import in_child
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.simulate.cohorts import cohort_rows
 from umbel.sim.bench.simulate.own_clients import OWN_WORDS, own_clients_rows
-from umbel.sim.bench.simulate.peers import TRAINING, Best, Peers, find_peers, peer_rows
+from umbel.sim.bench.simulate.peers import TRAINING, BestSetup, Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
 from umbel.sim.bench.simulate.timing import (
     PlainLoop,
@@ -71,7 +71,7 @@ learning_rate = 0.05
 """
 
 
-def start_rows(peers: Sequence[Best]) -> list[BenchRow]:
+def start_rows(peers: Sequence[BestSetup]) -> list[BenchRow]:
     """The start with 100 clients, of which ten are asked; the promise excludes the import of torch, measured at once.
 
     `peers`: the same for them, with imports and Ray, but with the data made before.

@@ -36,7 +36,7 @@ TRAINING = "training"  # the figure of ours that has promises
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestSetup:
     """The fastest setup of a peer. `title`: which one, with its versions."""
 
     peer: str
@@ -53,17 +53,17 @@ class Peers:
     limit_s: float = _LIMIT_S
     notes: list[str] = field(default_factory=list[str])
 
-    def best(self, job: Job) -> list[Best]:
+    def best(self, job: Job) -> list[BestSetup]:
         """The best setup of each peer. Raises `BenchFailed`, also for a peer that trains other weights."""
-        found, said = list[Best](), list[str]()
+        found, said = list[BestSetup](), list[str]()
         for peer, setups in self._setups(job.n_asked).items():
-            taken = [Best(peer, setup.title, self._measured(setup, job)) for setup in setups]
+            taken = [BestSetup(peer, setup.title, self._measured(setup, job)) for setup in setups]
             found.append(min(taken, key=lambda one: one.times.round_s))
             said += [f"{one.title} {1e3 * one.times.round_s:,.0f}" for one in taken]
         self.notes.append(f"{job.workload.name}, ms of a round: {'; '.join(said)}.")
         return found
 
-    def starts(self) -> list[Best]:
+    def starts(self) -> list[BestSetup]:
         """Each peer in one setup, with 100 clients of which ten are asked: workload A with its first clients."""
         workload = next(one for one in workloads() if one.name == "A")
         population, cohort = workload.population(), np.arange(workload.n_asked)
@@ -72,7 +72,7 @@ class Peers:
             loop.round(population.data_of(cohort), seeds_of(workload, cohort, 1))
         job = Job(workload, population, (cohort,), loop.state)
         setups = {peer: ways[0] for peer, ways in self._setups(job.n_asked).items()}
-        return [Best(peer, setup.title, self._measured(setup, job)) for peer, setup in setups.items()]
+        return [BestSetup(peer, setup.title, self._measured(setup, job)) for peer, setup in setups.items()]
 
     def _measured(self, setup: Setup, job: Job) -> PeerTimes:
         times = run_peer(self.python, setup, job, self.limit_s)
@@ -109,7 +109,7 @@ def peer_rows(
     return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]
 
 
-def _row(workload: str, how: str, seconds: float, best: Best) -> BenchRow:
+def _row(workload: str, how: str, seconds: float, best: BestSetup) -> BenchRow:
     times = _PROMISES.get((workload, best.peer)) if how.endswith(TRAINING) else None
     promise = None if times is None else Hold(round(1 / times, 6))
     return BenchRow(f"{workload}: {how}", 1e3 * seconds, best.title, 1e3 * best.times.round_s, "ms", promise)

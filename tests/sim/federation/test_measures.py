@@ -26,7 +26,7 @@ from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.measures import CannotMeasure, MeasureSection, UpdateSums, of_clients
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.window import DeviceTime
-from umbel.sim.results.findings import Best
+from umbel.sim.results.findings import BestSoFar
 
 HERE = __name__
 ALL = {"train_loss": True, "updates": True, "clients": True, "groups": True, "smooth": 2}
@@ -150,7 +150,7 @@ def test_updates_are_measured_before_codecs_and_masks(codec: dict[str, Any]) -> 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=12), st.integers(1, 4))
 def test_best_and_smoothed_are_those_of_the_list(accuracies: list[float | None], smooth: int) -> None:
     (row,) = simulated_rows()
-    best = Best(smooth)
+    best = BestSoFar(smooth)
     for n, accuracy in enumerate(accuracies, 1):
         found = best.after(replace(row, accuracy=accuracy))
         known = [one for one in accuracies[:n] if one is not None]
