@@ -52,7 +52,7 @@ def init_verb(
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
     run_file: Annotated[
         Path | None,
-        typer.Option("--run-file", help="The run file, if its [tensors] says what of the model travels."),
+        typer.Option("--run-file", help="The run file, if its section tensors says what of the model travels."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of torch's generator. The same seed gives the same weights.")] = 0,
     as_json: AsJson = False,

@@ -16,6 +16,7 @@ import pytest
 import typer
 from click import UsageError
 from pydantic import TypeAdapter
+from rich.text import Text
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
@@ -158,6 +159,20 @@ def test_every_command_and_option_that_is_named_exists(page: Path, cli: TyperGro
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
         for option in (word for word in words if re.fullmatch(r"--[a-z-]+", word)):
             assert option in known, f"{page.name}: {line!r} uses {option}, which {command.name} does not have"
+
+
+def every_command(command: Any, context: Any = NO_CONTEXT) -> Iterator[Any]:
+    yield command
+    if isinstance(command, TyperGroup):
+        for name in command.list_commands(context):
+            yield from every_command(command.get_command(context, name))
+
+
+def test_help_shows_what_its_author_wrote(cli: TyperGroup) -> None:
+    """Rich takes a word in square brackets for markup, and shows nothing in its place."""
+    for command in every_command(cli):
+        for told in (command.help, *(getattr(one, "help", None) for one in command.params)):
+            assert not told or Text.from_markup(told).plain == told, f"umbel ... {command.name}: {told}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
