@@ -48,6 +48,7 @@ from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.uplink import contribution_secret
 from umbel.sim.fleet.fates import CohortAsk, DeviceStage, Fates, LineRates
@@ -234,10 +235,13 @@ def _fates(devices: Indices, roles: Sequence[Role], ask: CohortAsk) -> Fates:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`roles`: by attempt, what each client of the cohort was to do."""
+    """`roles`: by attempt, what each client of the cohort was to do, if its site's policy allows it. `refusals`: by
+    attempt, why the others have declined.
+    """
 
     made: list[Made]
     roles: Mapping[Attempt, Mapping[str, Role]]
+    refusals: list[Mapping[str, str]]
 
 
 def simulated_by_engine(run_file: str, script: Script) -> Simulated:
@@ -251,22 +255,37 @@ def simulated_by_engine(run_file: str, script: Script) -> Simulated:
     return _played(Federation(world, beginning(file, first), first), everyone)
 
 
-def simulated_by_clients(run_file: str, script: Script, app: str, engine: str) -> Simulated:
-    """The federation of an experiment's file that names the app; under masks, with masks."""
+def simulated_by_clients(
+    run_file: str, script: Script, app: str, engine: str, policies: Mapping[int, SitePolicy] | None = None
+) -> Simulated:
+    """The federation of an experiment's file that names the app; under masks, with masks. `policies`: of some sites."""
     table = tomllib.loads(run_file)
     seed = table.pop("seed")
     world = {"clients": {"app": app, "count": len(SIZES)}, "engine": {"name": engine, "workers": 2, "masks": True}}
     (trial,) = experiment_of({**table, "seeds": [seed], "fleet": {}, **world}).trials
     everyone, made = ScriptedDevices(script), make_world(trial, Path(), None)
     try:
-        run = Federation(replace(made.world, fleet=everyone), beginning(trial.run, made.model), made.model)
+        scripted = replace(made.world, fleet=everyone, sites=SitePolicies(None, policies or {}))
+        run = Federation(scripted, beginning(trial.run, made.model), made.model)
         return _played(run, everyone)
     finally:
         made.world.close()
 
 
 def _played(run: Federation, everyone: ScriptedDevices) -> Simulated:
-    return Simulated([Made.of(one.record) for one in run.attempts()], everyone.roles)
+    records = [one.record for one in run.attempts()]
+    refusals = [refusals_of(record) if run.world.sites else {} for record in records]
+    declined = {(one.round, one.attempt): why for one, why in zip(records, refusals, strict=True)}
+    roles = {
+        attempt: {name: role for name, role in asked.items() if name not in declined[attempt]}
+        for attempt, asked in everyone.roles.items()
+    }
+    return Simulated(list(map(Made.of, records)), roles, refusals)
+
+
+def refusals_of(record: RoundRecord) -> dict[str, str]:
+    """Why clients have declined."""
+    return {one.client: one.reason for one in record.clients if one.fate is Fate.DECLINED}
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -408,7 +427,8 @@ class Sites:
     folder: Path
     tokens: Sequence[str]
     make: MakeClient
-    policy: SitePolicy | None = None
+    policy: SitePolicy | None = None  # of those that have none in `policies`
+    policies: Mapping[int, SitePolicy] = field(default_factory=dict[int, SitePolicy])
     director: Director = field(default_factory=Director)
     ends: dict[str, RunEnd] = field(default_factory=dict[str, RunEnd])
 
@@ -429,7 +449,7 @@ class Sites:
                     self.run,
                     self.tokens[number],
                     name,
-                    policy=self.policy,
+                    policy=self.policies.get(number, self.policy),
                     transport=MortalLine(name, self.director),
                     secure_random=AsSimulated(),
                 )
@@ -459,6 +479,7 @@ def over_http(
     roles: Mapping[Attempt, Mapping[str, Role]],
     make: MakeClient,
     policy: SitePolicy | None = None,
+    policies: Mapping[int, SitePolicy] | None = None,
 ) -> list[Made]:
     """The federation for real. Between attempts the run is paused until all that live wait for work, so that the cohort
     is drawn from the same candidates as in the simulation.
@@ -468,7 +489,7 @@ def over_http(
     first = SharedState(make(0, len(SIZES)), file.tensor_rules)
     operator.create_run(name, run_file, operator.upload_model(encode_model(first.shared(), first.layout)))
     operator.pause_run(name, "until all are there")
-    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), make, policy)
+    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), make, policy, policies or {})
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))
     for n_ended, (attempt, of_attempt) in enumerate(roles.items(), 1):
         sites.director.begin(of_attempt)

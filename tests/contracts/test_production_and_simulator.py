@@ -29,12 +29,14 @@ from tests.contracts.scripted_federation import (
     Script,
     listed,
     over_http,
+    refusals_of,
     simulated_by_clients,
     simulated_by_engine,
 )
 from tests.contracts.test_life_of_a_run import House
 from tests.suite.nights import at_night
 from umbel.aggregation.model.base import base_sha256
+from umbel.client import SitePolicy
 from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
@@ -132,6 +134,20 @@ def test_a_run_of_which_a_part_travels_makes_the_same_models_over_http_and_in_th
         assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
     if kinds == FROZEN:
         assert without_metrics(simulated_by_engine(run_file, PART).made) == without_metrics(found.made)
+
+
+@pytest.mark.nightly
+def test_a_site_whose_policy_refuses_declines_the_same_over_http_and_in_an_experiment(
+    house: House, tmp_path: Path
+) -> None:
+    policies = {2: SitePolicy(max_parameters=10), 5: SitePolicy(epsilon=8.0), 6: SitePolicy(max_parameters=10_000)}
+    run_file = RUN.format(name="refusing", target=8, over_selection=1.0).replace("count = 4", "count = 2")
+    found = simulated_by_clients(run_file, {}, f"{HERE}:make_torch_client", "sequential", policies)
+    assert [sorted(one) for one in found.refusals] == [["client-0000002", "client-0000005"]] * 2
+    with house.operator() as operator:
+        made = over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policies=policies)
+        assert made == found.made
+        assert [refusals_of(record) for record in operator.progress("refusing").ended] == found.refusals
 
 
 EVERYTHING = """

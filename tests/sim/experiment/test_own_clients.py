@@ -231,3 +231,16 @@ def test_counts_of_clients_are_added_up_in_the_rows_under_masks_as_without() -> 
     assert (masked.counts, masked.evaluation_counts) == (plain.counts, plain.evaluation_counts)
     figures = {name for name in plain.evaluation if name.startswith("confusion.")}
     assert {name: masked.evaluation[name] for name in figures} == {name: plain.evaluation[name] for name in figures}
+
+
+def test_a_client_is_asked_only_while_its_device_is_online(tmp_path: Path) -> None:
+    """As a device that is asleep, uncharged or on a metered network does not check in."""
+    periods = [*((number, 0, 90_000) for number in range(4)), (4, 90_000, 100_000), (5, 90_000, 100_000)]
+    lines = ["device,from_s,until_s", *(f"d{number},{begins},{ends}" for number, begins, ends in periods)]
+    (tmp_path / "online.csv").write_text("\n".join(lines) + "\n")
+    fleet = {"presence": {"file": "online.csv"}}
+    described = table(fleet=fleet, measure={"clients": True}, rounds={"count": 4, "target": 4, "minimum": 4})
+    (trial,) = simulate(experiment_of(described, folder=tmp_path)).trials
+    online = [f"client-{number:07}" for number in range(4)]
+    assert [row.round for row in trial.rows] == [1, 2, 3, 4]
+    assert [[one["client"] for one in row.clients] for row in trial.rows] == [online] * 4
