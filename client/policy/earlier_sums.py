@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from umbel.aggregation.canonical import canonical, later_fields
 from umbel.aggregation.plans.training import TrainingPlan
@@ -44,17 +45,34 @@ class _Earlier:
     clients: frozenset[str]  # the clients of the sum, or of its cohort, that count in a difference
 
 
-class EarlierSums:
-    """The sums that an update of this client may be in, kept on disk.
+class KeptSums(Protocol):
+    """The sums that a site remembers; `SecureStore` keeps them on disk."""
+
+    def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
+        """The newest sums of this run, the oldest first."""
+        ...
+
+    def sums_of_all_runs(self) -> dict[RunId, tuple[RememberedSum, ...]]: ...
+
+    def revealed(self, run: RunId) -> list[RevealedSum]:
+        """Every sum of this run that the site has revealed shares of."""
+        ...
+
+    def revealed_of_all_runs(self) -> dict[RunId, list[RevealedSum]]: ...
+
+
+class SumChecks:
+    """The checks of a new sum against those that an update of this client may be in.
 
     The argument `members` of its checks holds the names on the list that the policy names; None if it names none.
+    `warns`: whether the log says what the policy only warns of.
     """
 
-    def __init__(self, run: RunId, policy: SitePolicy, kept: SecureStore) -> None:
+    def __init__(self, run: RunId, policy: SitePolicy, kept: KeptSums, *, warns: bool = True) -> None:
         self._run = run
         self._policy = policy
         self._kept = kept
-        self._own: RememberedSum | None = None  # the entry of the attempt under way, if this process made it
+        self._warns = warns
         self._warned_of = set[int]()  # hashes of terms, and of pairs of client sets, which may have many long names
 
     @property
@@ -98,33 +116,6 @@ class EarlierSums:
         self._check_change(invitation, frozenset(clients), earlier)
         self._check_terms(invitation, frozenset(clients), members)
 
-    # --- what the site does ---
-
-    def sending(self, invitation: SecureInvitation) -> None:
-        """Remember, before the masked update is sent, that it may be in a sum; this client may never see which."""
-        offer, names = invitation.assignment, tuple(invitation.context.names)
-        key = secrets.token_hex(_KEY_BYTES)
-        one = RememberedSum(key, invitation.context.attempt_id, offer.round, offer.model.sha256, names)
-        self._remember(replace(one, terms_sha256=terms_sha256(invitation)))
-
-    def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
-        """Remember the sum's clients, before they are signed."""
-        self._remember(replace(self._own_of(invitation), clients=tuple(clients)))
-
-    def revealing(self, invitation: SecureInvitation) -> None:
-        """Remember that shares are revealed, before they are sent."""
-        self._remember(replace(self._own_of(invitation), is_revealed=True))
-
-    def _remember(self, one: RememberedSum) -> None:
-        self._kept.remember(self._run, one)
-        self._own = one
-
-    def _own_of(self, invitation: SecureInvitation) -> RememberedSum:
-        """The entry of this attempt. Raises `LookupError` if this process sent nothing in it."""
-        if self._own is None or self._own.attempt_id != invitation.context.attempt_id:
-            raise LookupError("no update was sent in this attempt")
-        return self._own
-
     # --- the rules applied ---
 
     def _check_second_update(self, invitation: SecureInvitation) -> None:
@@ -152,7 +143,7 @@ class EarlierSums:
                 continue
             before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check_terms_change(self._policy, before, now, n_invited, f"round {one.round}")
-            if found is not None and hash(terms) not in self._warned_of:
+            if found is not None and self._warns and hash(terms) not in self._warned_of:
                 log.warning("round %d: %s.%s", invitation.assignment.round, found, _KEEP_TERMS)
                 self._note([hash(terms)])
 
@@ -169,7 +160,8 @@ class EarlierSums:
             check = check_cohort_change if one.is_binding else cohort_change_between
             if check(policy, one.clients, now, one.name) is not None:
                 near.append(one)
-        if new := [one for one in near if _pair(one.clients, now) not in self._warned_of]:
+        new = [one for one in near if _pair(one.clients, now) not in self._warned_of]
+        if new and self._warns:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
                 "round %d: %s. In the same way, a round without this site would reveal this site's update.%s%s",
@@ -190,6 +182,45 @@ class EarlierSums:
         """The sums over the same model, of any run and however old, that this client revealed shares of."""
         model, every = invitation.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
+
+
+class EarlierSums(SumChecks):
+    """The sums that an update of this client may be in, kept on disk, and their checks."""
+
+    def __init__(self, run: RunId, policy: SitePolicy, kept: SecureStore) -> None:
+        super().__init__(run, policy, kept)
+        self._store = kept
+        self._own: RememberedSum | None = None  # the entry of the attempt under way, if this process made it
+
+    def sending(self, invitation: SecureInvitation) -> None:
+        """Remember, before the masked update is sent, that it may be in a sum; this client may never see which."""
+        offer, names = invitation.assignment, tuple(invitation.context.names)
+        key = secrets.token_hex(_KEY_BYTES)
+        one = RememberedSum(key, invitation.context.attempt_id, offer.round, offer.model.sha256, names)
+        self._remember(replace(one, terms_sha256=terms_sha256(invitation)))
+
+    def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
+        """Remember the sum's clients, before they are signed."""
+        self._remember(replace(self._own_of(invitation), clients=tuple(clients)))
+
+    def revealing(self, invitation: SecureInvitation) -> None:
+        """Remember that shares are revealed, before they are sent."""
+        self._remember(replace(self._own_of(invitation), is_revealed=True))
+
+    def _remember(self, one: RememberedSum) -> None:
+        self._store.remember(self._run, one)
+        self._own = one
+
+    def _own_of(self, invitation: SecureInvitation) -> RememberedSum:
+        """The entry of this attempt. Raises `LookupError` if this process sent nothing in it."""
+        if self._own is None or self._own.attempt_id != invitation.context.attempt_id:
+            raise LookupError("no update was sent in this attempt")
+        return self._own
+
+
+def not_signed(error: AttemptRefused) -> AttemptRefused:
+    """The refusal of a sum whose masked update is already sent."""
+    return AttemptRefused(f"this client does not sign this sum and reveals no shares: {error}")
 
 
 def _pair(before: frozenset[str], now: frozenset[str]) -> int:

@@ -52,6 +52,7 @@ from umbel.client.errors import (
     alarm_of,
 )
 from umbel.client.local.plan import LocalPlan
+from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
@@ -226,7 +227,7 @@ class SecureRound:
         except SecAggError as error:
             raise alarm_of(error) from error
         except AttemptRefused as error:
-            raise AttemptRefused(f"this client does not sign this sum and reveals no shares: {error}") from error
+            raise not_signed(error) from error
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
             return False

@@ -212,7 +212,7 @@ class SecureStore:
         if one.key in {other.key for other in before}:
             after = [one if other.key == one.key else other for other in before]
         else:
-            newest = _newest(before, SUMS_MAX - 1)
+            newest = newest_sums(before, SUMS_MAX - 1)
             for old in before:
                 if old.is_revealed and old not in newest:
                     self._archive(run).add(old.revealed)
@@ -244,7 +244,7 @@ def _spent_file(root: Path, run: RunId) -> JsonFile[Ledger]:
     return JsonFile(root / "spent" / f"{run}.json", _SPENT, _IF_SPENT_DAMAGED)
 
 
-def _newest(sums: tuple[RememberedSum, ...], n_most: int) -> list[RememberedSum]:
+def newest_sums(sums: tuple[RememberedSum, ...], n_most: int = SUMS_MAX) -> list[RememberedSum]:
     """The newest `n_most` sums in their order; revealed ones take precedence over all others."""
     ranked = sorted(range(len(sums)), key=lambda place: (sums[place].is_revealed, place))
     return [sums[place] for place in sorted(ranked[-n_most:])]

@@ -43,6 +43,8 @@ from umbel.sim.engines.choose import AutoClients, AutoEngine
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
+from umbel.sim.federation.site_policies import SiteMemory
+from umbel.sim.federation.site_sums import PlayedSum
 from umbel.sim.federation.standing import FileDigest, Memory, ModelState, Standing
 
 ROWS_FILE, CHECKPOINT_FILE, BEFORE_END_FILE = "rounds.jsonl", "checkpoint.safetensors", "before-end.safetensors"
@@ -82,6 +84,7 @@ class _Stored:
     rounds_count: int = 0  # of the run's file
     ledgers: tuple[Ledger, ...] = ()  # what private rounds have cost sites with a budget, each value once
     spent: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # which of these is a client's
+    sums: tuple[PlayedSum, ...] = ()  # the secure rounds that sites with a policy remember
 
 
 _STANDING = ("model", "state", "status", "reason", "now", "observations", "history", "update_bytes")
@@ -111,7 +114,7 @@ def write_checkpoint(
 ) -> None:
     """Replace the checkpoint, durably. `engine`: its name, and why it was chosen. Raises `OSError`."""
     standing, model, memory = run.standing, run.model, run.memory
-    ledgers = tuple(dict.fromkeys(memory.spent.values()))
+    ledgers = tuple(dict.fromkeys(memory.sites.spent.values()))
     place = {ledger: number for number, ledger in enumerate(ledgers)}
     stored = _Stored(
         version=_VERSION,
@@ -126,7 +129,8 @@ def write_checkpoint(
         inputs=dict(inputs),
         rounds_count=standing.file.rounds.count,
         ledgers=ledgers,
-        spent={client: place[ledger] for client, ledger in memory.spent.items()},
+        spent={client: place[ledger] for client, ledger in memory.sites.spent.items()},
+        sums=tuple(memory.sites.sums),
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
@@ -185,7 +189,8 @@ def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first:
         client, _, what = name.partition("/")
         left.setdefault(ClientId(client), {})[what] = value
     residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
-    memory = Memory(residuals, kept.has, kept.changes, {one: kept.ledgers[n] for one, n in kept.spent.items()})
+    sites = SiteMemory({client: kept.ledgers[place] for client, place in kept.spent.items()}, list(kept.sums))
+    memory = Memory(residuals, kept.has, kept.changes, sites)
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)

@@ -45,12 +45,14 @@ from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_se
 from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
 from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
 from umbel.sim.federation.site_policies import SitePolicies, SitesInAttempt
+from umbel.sim.federation.site_sums import invitation_of
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of, sent_part
 from umbel.sim.federation.window import (
     Cohort,
     DeviceTime,
     Played,
+    SecurePlayed,
     SecureWindow,
     Window,
     seed_of,
@@ -183,6 +185,8 @@ class Federation:
             except TotalsRefused as error:
                 played = played.spoiled(str(error))
         self._declines = played.declined(declines)
+        if isinstance(played, SecurePlayed):
+            self.memory.sites.sums += played.remembered
         known = self._known(played, played.book(uplink.sizes, declines))
         if isinstance(played.ended, Abandoned):
             return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
@@ -201,7 +205,7 @@ class Federation:
     def _attempted(self, opened: Training) -> tuple[Played, Uplink, Sequence[WorkDone], dict[ClientId, str]]:
         """The attempt after its clients have trained, with their updates, their reports by rank, and who declined."""
         uplink = self._uplink(opened)
-        cohort, reports = self._cohort(opened, uplink.update_bytes)
+        cohort, reports = self._cohort(opened, uplink)
         if self.world.clients is not None:
             return self._attempted_by_clients(self.world.clients, opened, cohort)
         window, declines = _window(opened, cohort, uplink), {**self._unreadable(cohort), **cohort.sites.refused}
@@ -314,20 +318,27 @@ class Federation:
             declines |= uplink.refused
         return played
 
-    def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
+    def _cohort(self, opened: Training, uplink: Uplink) -> tuple[Cohort, Reports]:
         """The clients of the cohort, their fates, and their reports."""
         training = self.standing.file.training_plan(opened.plan.number)
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
         sizes = self.world.population.sizes(numbers)
         steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
-        sites = self.world.sites.in_attempt(opened.plan, names, self.model.layout.n_values, self.memory.spent)
-        fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes, sites)
-        self.memory.spent |= sites.charged(names, fates)
+        sites = self._sites(opened, names, uplink)
+        fates = self._fates(opened, numbers, steps, training.batch_size, uplink.update_bytes, sites)
+        self.memory.sites.spent |= sites.charged(names, fates)
         measures = training.evaluate and self.world.clients is None  # those measure by themselves
         held = self.world.population.holdout_of(numbers) if measures else None
         reports = Reports.before(sizes, steps, fates, held)
         return Cohort(names, fates, reports.works, sites), reports
+
+    def _sites(self, opened: Training, names: Sequence[ClientId], uplink: Uplink | None = None) -> SitesInAttempt:
+        """What the sites of this cohort decline. `uplink`: None of an evaluation."""
+        sites, n_values, invitation = self.world.sites, self.model.layout.n_values, None
+        if sites and isinstance(uplink, MaskedUplink):
+            invitation = invitation_of(opened, self._offer(opened.plan), uplink.composition)
+        return sites.in_attempt(opened.plan, names, n_values, self.memory.sites, invitation)
 
     def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
         """Train these clients, note their reports, and take their updates."""
@@ -386,7 +397,7 @@ class Federation:
         """An evaluation: clients that did not train measure the model."""
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        sites = self.world.sites.in_attempt(opened.plan, names, self.model.layout.n_values, self.memory.spent)
+        sites = self._sites(opened, names)
         takes_part = np.array([name not in sites.refused for name in names])
         measured = iter(self._measured(opened, numbers[takes_part]) if takes_part.any() else ())
         refused = (sites.refused.get(name) for name in names)

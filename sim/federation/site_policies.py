@@ -6,8 +6,8 @@ policy = "site.toml"                                   # one policy for every cl
 # policy = ["lyon.toml", "", "bern.toml", "graz.toml"] # one for each client by number; "": this site has none
 ```
 
-The limits are those of the SDK (`client/policy/`), in its words. Member lists, keys, links and earlier sums are not
-checked, because a simulation has no keys and no stored messages.
+The limits are those of the SDK (`client/policy/`), in its words. Member lists, keys and links are not checked, because
+a simulation has none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,16 @@ from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import ClientId
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import AttemptRefused, WorkRefused
+from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.policy import SitePolicy, read_policy
 from umbel.client.policy.terms import Costs, ledger_with, secure_terms
+from umbel.client.wire.offers import SecureInvitation
 from umbel.sim.data.population import client_number
+from umbel.sim.federation.site_sums import PlayedSum, checks_of
 from umbel.sim.fleet.fates import Fates
 
-UNCHECKED = (
-    *("members_sha256", "members_epoch", "links", "link_hosts"),
-    *("cohort_change", "terms_change", "retrain_after_release"),
-)
+UNCHECKED = ("members_sha256", "members_epoch", "links", "link_hosts")
 """Keys of a policy that have no effect in a simulation. Of `members`, only whether a list is named counts."""
 _NO_POLICY = SitePolicy()
 _PATH_CHARACTERS_MAX = 4096
@@ -61,8 +61,12 @@ class SitesSection:
         return (self.policy,) if isinstance(self.policy, str) else self.policy
 
 
-Spent = dict[ClientId, Ledger]
-"""What private rounds have cost each site that has a privacy budget."""
+@dataclass(slots=True)
+class SiteMemory:
+    """What sites with a policy keep from round to round."""
+
+    spent: dict[ClientId, Ledger] = field(default_factory=dict[ClientId, Ledger])  # of sites with a privacy budget
+    sums: list[PlayedSum] = field(default_factory=list[PlayedSum])  # the secure rounds so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class SitePolicies:
             return ""
         return (
             f"a simulation does not check these keys of the sites' policies: {', '.join(set_)}, because simulated "
-            "clients have no listed keys, follow no links and remember no sums"
+            "clients have no listed keys and follow no links"
         )
 
     def work_floor(self, client: ClientId, secure: SecurePlan) -> float:
@@ -126,36 +130,46 @@ class SitePolicies:
         policy = self.of(client)
         return work if policy is None else policy.as_sent(work)
 
-    def in_attempt(self, plan: RoundPlan, cohort: Sequence[ClientId], n_values: int, spent: Spent) -> "SitesInAttempt":
-        """What the sites decline in an attempt with this cohort. `n_values`: of the model. `spent`: before it."""
+    def in_attempt(
+        self,
+        plan: RoundPlan,
+        cohort: Sequence[ClientId],
+        n_values: int,
+        before: SiteMemory,
+        invitation: SecureInvitation | None = None,
+    ) -> "SitesInAttempt":
+        """What the sites decline in an attempt with this cohort. `n_values`: of the model. `before`: what sites
+        remember. `invitation`: of a secure round.
+        """
         if not self:
             return NO_POLICIES
-        known, refused, after = dict[tuple[SitePolicy, Ledger | None], str](), dict[ClientId, str](), dict(spent)
+        known, refused, after = dict[tuple[SitePolicy, Ledger | None], str](), dict[ClientId, str](), dict(before.spent)
         for client in cohort:
             if (policy := self.of(client)) is None:
                 continue
-            key = policy, _with_this(policy, plan, spent.get(client))
+            key = policy, _with_this(policy, plan, before.spent.get(client))
             if key not in known:
                 known[key] = _refusal(policy, plan, cohort, len(cohort), n_values, key[1])
-            if known[key]:
-                refused[client] = known[key]
+            if why := known[key] or _refused_sum(client, policy, before.sums, invitation):
+                refused[client] = why
             elif key[1] is not None:
                 after[client] = key[1]
-        return SitesInAttempt(self, plan, len(cohort), n_values, refused, after)
+        return SitesInAttempt(self, plan, n_values, refused, SiteMemory(after, before.sums), invitation)
 
 
 @dataclass(frozen=True, slots=True)
 class SitesInAttempt:
     """What the sites decline in one attempt. `plan`, `n_values`: of the round and the model; None where no site has a
-    policy. `refused`: the clients that decline when they hear of it. `spent`: with this attempt.
+    policy. `refused`: the clients that decline when they hear of it. `memory`: `spent` is with this attempt, `sums` are
+    before it. `invitation`: of a secure round.
     """
 
     policies: SitePolicies = field(default_factory=SitePolicies)
     plan: RoundPlan | None = None
-    n_invited: int = 0
     n_values: int = 0
     refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    spent: Spent = field(default_factory=dict[ClientId, Ledger])
+    memory: SiteMemory = field(default_factory=SiteMemory)
+    invitation: SecureInvitation | None = None
 
     def refusal(self, client: ClientId, phase: Phase, clients: Sequence[ClientId]) -> str:
         """Why this client declines instead of its message in this phase; empty if it sends it. `clients`: those that
@@ -163,18 +177,28 @@ class SitesInAttempt:
         """
         if phase is Phase.ADVERTISE_KEYS:
             return self.refused.get(client, "")
-        if phase is not Phase.SHARE_KEYS or self.plan is None or (policy := self.policies.of(client)) is None:
+        if self.plan is None or self.invitation is None or (policy := self.policies.of(client)) is None:
             return ""
-        return _refusal(policy, self.plan, clients, self.n_invited, self.n_values, self.spent.get(client))
+        if phase is Phase.SHARE_KEYS:
+            n_invited, ledger = len(self.invitation.context.cohort), self.memory.spent.get(client)
+            return _refusal(policy, self.plan, clients, n_invited, self.n_values, ledger)
+        if phase is not Phase.CONSISTENCY_CHECK:
+            return ""
+        try:
+            checks_of(client, policy, self.memory.sums, self.invitation).check_sum(self.invitation, clients)
+        except AttemptRefused as error:
+            return not_signed(error).public_reason
+        return ""
 
     def fates_of(self, cohort: Sequence[ClientId], fates: Fates) -> Fates:
         """The fates of a cohort in which clients that decline fetch and train nothing. `fates`: without policies."""
         return fates.declining(np.array([name in self.refused for name in cohort])) if self.refused else fates
 
-    def charged(self, cohort: Sequence[ClientId], fates: Fates) -> Spent:
+    def charged(self, cohort: Sequence[ClientId], fates: Fates) -> dict[ClientId, Ledger]:
         """What the clients that begin this attempt have spent with it, whether or not a sum is made."""
         hears = zip(cohort, fates.hears.tolist(), strict=True)
-        return {one: self.spent[one] for one, does in hears if does and one in self.spent and one not in self.refused}
+        spent = self.memory.spent
+        return {one: spent[one] for one, does in hears if does and one in spent and one not in self.refused}
 
 
 NO_POLICIES = SitesInAttempt()
@@ -223,6 +247,21 @@ def _refusal(
         else:
             costs = Costs(ledger, ledger)
             policy.check_secure_round(secure_terms(policy, plan.secure, clients, n_invited, n_values, costs))
+    except WorkRefused as error:
+        return error.public_reason
+    return ""
+
+
+def _refused_sum(
+    client: ClientId, policy: SitePolicy, before: Sequence[PlayedSum], invitation: SecureInvitation | None
+) -> str:
+    """Why a site declines a secure round for the sums that it was in; empty if it takes part. A secure run has no plain
+    rounds after its first secure one.
+    """
+    if invitation is None:
+        return ""
+    try:
+        checks_of(client, policy, before, invitation).check_invitation(invitation)
     except WorkRefused as error:
         return error.public_reason
     return ""

@@ -20,7 +20,6 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import Weighting
-from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
@@ -33,6 +32,7 @@ from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.aggregation.types import CHANGES_MAX, ClientId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import Population
+from umbel.sim.federation.site_policies import SiteMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Memory:
     left: dict[ClientId, Residual] = field(default_factory=dict[ClientId, Residual])  # of error feedback
     has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # the version of each client asked so far
     changes: tuple[int, ...] = ()  # bytes of each change that leads to the newest version, the oldest first
-    spent: dict[ClientId, Ledger] = field(default_factory=dict[ClientId, Ledger])  # of sites with a privacy budget
+    sites: SiteMemory = field(default_factory=SiteMemory)
 
     def down_bytes(self, clients: Sequence[ClientId], version: int, model: ModelState) -> Indices:
         """What each fetches to have the newest version: nothing, the changes since its own, or the model."""

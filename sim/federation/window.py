@@ -31,9 +31,10 @@ from umbel.aggregation.round.states import (
 from umbel.aggregation.run.ledger import Book, MemberFacts
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
-from umbel.aggregation.secagg.turns import MODEL_SHARE
+from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
 from umbel.aggregation.types import ClientId
 from umbel.sim.federation.site_policies import NO_POLICIES, SitesInAttempt
+from umbel.sim.federation.site_sums import PlayedSum
 from umbel.sim.fleet.fates import DeviceStage, Fates
 from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime
 from umbel.sim.secure.exchange import ExchangeParties, exchange
@@ -164,10 +165,19 @@ class SecurePlayed(Played):
     up: Mapping[ClientId, int]  # bytes of each client's messages, without model, update and report
     down: Mapping[ClientId, int]
     refused: Mapping[ClientId, str]  # clients that left the round by their policy, and why
+    said: Mapping[Phase, tuple[ClientId, ...]]  # the clients that sent a message in each phase
+
+    @property
+    def remembered(self) -> list[PlayedSum]:
+        """What its sites remember of it, if any has a policy."""
+        if (invitation := self.cohort.sites.invitation) is None:
+            return []
+        said = (Phase.MASKED_INPUT, Phase.CONSISTENCY_CHECK, Phase.UNMASKING)
+        return [PlayedSum.of(invitation, sorted(self.ended.accepted), *(self.said[phase] for phase in said))]
 
     def declined(self, declines: Mapping[ClientId, str]) -> dict[ClientId, str]:
-        """As `Played.declined`, with the clients that left in the middle of the round."""
-        return Played.declined(self, {**declines, **self.refused})
+        """As `Played.declined`, with the clients that left in the middle of the round, or did not sign the sum."""
+        return {**Played.declined(self, declines), **self.refused}
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
         """As `Played.book`, with the bytes of messages."""
@@ -231,6 +241,7 @@ class SecureWindow:
             {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
             {name: device.declined for name, device in done.devices.items() if device.declined},
+            {phase: tuple(name for name, one in sorted(done.devices.items()) if phase in one.said) for phase in Phase},
             sums=masking.unmasked(done.party) if isinstance(done.state, Closing) else None,
         )
 

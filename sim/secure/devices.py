@@ -107,7 +107,7 @@ class SecureDevice:
     ) -> None:
         self.refusal = self.declined = ""  # why it has left the round, and what it has told the coordinator of that
         self.sends_at = self.reports_at = math.inf
-        self.input_bytes = 0
+        self.input_bytes, self.said = 0, set[Phase]()  # `said`: the phases of its messages, also of those that are lost
         self._stage, self._name, self._luck, self._voice, self._send = stage, name, luck, voice, send
         self._declines, self._refuses = declines, refuses
         self._is_released = False
@@ -155,6 +155,8 @@ class SecureDevice:
         message = SecureMessage(self._name, phase, update, signature)
         if self._declines:
             message = SecureMessage(self._name, phase, b"", declined=self._declines)
+        else:
+            self.said.add(phase)
         self.sends_at, self.input_bytes = self._stage.now, len(message.body) + len(message.signature)
         self._stage.up[self._name] += self.input_bytes
         comes_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
@@ -169,6 +171,7 @@ class SecureDevice:
             return
         if (body := self._take(say)) is None:
             return
+        self.said.add(phase)
         self._stage.up[self._name] += len(body)
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
         self._deliver(SecureMessage(self._name, phase, body), self._stage.now + travels_s)

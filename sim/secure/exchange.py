@@ -62,6 +62,12 @@ def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -
     )
 
 
+def simulated_context(opened: Training, layout: Layout) -> Context:
+    """The context of an attempt among simulated clients, whose identity keys follow from their names."""
+    keys = {name: public_key_text(_identity(name).public_key().public_bytes_raw()) for name in opened.cohort}
+    return context_of(opened, keys, layout)
+
+
 class SimulatedCoordinator:
     """Drives one attempt from its opening until its sum can be unmasked, or it is abandoned.
 
@@ -224,8 +230,7 @@ class Exchanged:
 def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: ExchangeParties) -> Exchanged:
     """Play the attempt. `stage`: at the time of its opening; `layout`: of the model."""
     identities = {name: _identity(name) for name in sorted(opened.cohort)}
-    keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
-    context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
+    context, read_roster = simulated_context(opened, layout), lru_cache(maxsize=1)(Session.of_message)
     devices, opening = dict[ClientId, SecureDevice](), bytes.fromhex(opened.exchange.opening if opened.exchange else "")
     party = cast.masking.coordinator(context, opening)
     coordinator = SimulatedCoordinator(

@@ -241,7 +241,7 @@ class Simulated:
 
     made: list[Made]
     roles: Mapping[Attempt, Mapping[str, Role]]
-    refusals: list[Mapping[str, str]]
+    refusals: list[dict[str, str]]
 
 
 def simulated_by_engine(run_file: str, script: Script) -> Simulated:

@@ -6,6 +6,7 @@ every version has the same SHA-256.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.contracts.own_clients import (
 )
 from tests.contracts.scripted_federation import (
     MINIMUM_WORK,
+    SIZES,
     Death,
     Made,
     MakeClient,
@@ -184,6 +186,22 @@ def test_adapters_make_the_same_models_over_http_and_in_an_experiment(house: Hou
     found = simulated_by_clients(run_file, PART, f"{HERE}:make_adapted_client", "sequential")
     with house.operator() as operator:
         assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_adapted_client) == found.made
+
+
+@pytest.mark.nightly
+def test_policies_limit_what_is_masked_the_same_over_http_and_in_an_experiment(house: House, tmp_path: Path) -> None:
+    """A site that counts as few samples, and one that shares no metrics."""
+    policy = listed(house.url, tmp_path)
+    policies = dict.fromkeys(range(len(SIZES)), policy)
+    policies |= {1: replace(policy, weight_max=3), 4: replace(policy, weight_max=2, share_metrics=False)}
+    masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
+    run_file = RUN.format(name="limited", target=5, over_selection=1.2) + masked
+    app = f"{HERE}:make_torch_client"
+    found = simulated_by_clients(run_file, MASKED, app, "sequential", policies)
+    assert found.made != simulated_by_clients(run_file, MASKED, app, "sequential").made
+    with house.operator() as operator:
+        made = over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policies=policies)
+    assert made == found.made
 
 
 def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Simulated sites decline what their policies do not allow, in the words of production and from the same round on."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from umbel.aggregation.privacy.section import release_of
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.policy import SecureTerms, SitePolicy, read_policy
+from umbel.client.policy.two_sums import check_cohort_change
 from umbel.sim import simulate
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import TrialSpec, experiment_of
@@ -192,6 +194,61 @@ def test_metrics_that_a_site_does_not_share_are_not_in_the_sum(folder: Path) -> 
     assert all(one.record.metrics["loss"] > 0 for one in spoken)
 
 
+FIVE: dict[str, Any] = {"target": 4, "minimum": 3, "count": 3, "attempts_max": 4}
+
+
+def sums_of(ended: list[SimulatedAttempt]) -> list[tuple[int, set[str], set[str]]]:
+    """Of each attempt: its round, the clients that were asked, and those of the sum."""
+    records = [one.record for one in ended]
+    return [
+        (one.round, {c.client for c in one.clients}, {c.client for c in one.clients if c.report_s is not None})
+        for one in records
+    ]
+
+
+def test_a_cohort_that_differs_too_little_from_an_earlier_sum_is_declined_in_the_words_of_production(
+    folder: Path,
+) -> None:
+    described = with_policies(folder, LISTED, count=5, rounds=FIVE, **MASKED)
+    ended, policy, n_declined = attempts_of(described), read_policy(folder / "site-0.toml"), 0
+    before = list[tuple[int, set[str]]]()  # the sums that were unmasked
+    for one, (number, asked, summed) in zip(ended, sums_of(ended), strict=True):
+        near = [(earlier, names) for earlier, names in before if 0 < len(names ^ asked) < policy.minimum_cohort]
+        for client, why in one.declines.items():
+            said = next(earlier for earlier in near if client in earlier[1])
+            with pytest.raises(AttemptRefused) as refusal:
+                check_cohort_change(policy, said[1], asked, f"round {said[0]}")
+            assert why == str(refusal.value)
+            n_declined += 1
+        if one.record.committed:
+            assert not near
+            before.append((number, summed))
+        else:
+            assert {client for client, _ in one.declines.items()} == asked & near[0][1]
+    assert n_declined
+    warned = with_policies(folder, LISTED + 'cohort_change = "warn"', count=5, rounds=FIVE, **MASKED)
+    assert all(one.record.committed and not one.declines for one in attempts_of(warned))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_sum_that_lacks_a_client_of_an_earlier_one_is_not_signed(masks: bool, folder: Path) -> None:
+    lost = {"dropouts": {"per_round": 0.2, "download": 0.0, "training": 0.0, "upload": 1.0}}
+    phases = dict.fromkeys(("advertise_keys", "share_keys", "consistency_check", "unmasking"), 0.0)
+    fleet = {"dropouts": {**lost["dropouts"], **phases}}
+    rounds = {**FIVE, "target": 5, "count": 8, "attempts_max": 3, "window_s": 60.0}
+    engine = {"name": "sequential", "masks": masks}
+    described = with_policies(folder, LISTED, count=5, rounds=rounds, fleet=fleet, engine=engine, **MASKED)
+    ended = attempts_of(described)
+    unsigned = [
+        one for one in ended if any(why.startswith("this client does not sign") for why in one.declines.values())
+    ]
+    assert unsigned
+    for one in unsigned:
+        assert not one.record.committed
+        assert "declined by client-" in one.record.reason
+        assert {c.reason for c in one.record.clients if c.fate is Fate.DECLINED} <= set(one.declines.values())
+
+
 def test_an_evaluation_is_declined_too(folder: Path) -> None:
     described = with_policies(folder, LISTED, "", "", "", rounds={"target": 3, "minimum": 3, "count": 1})
     described |= {"evaluation": {"every": 1, "clients": 4}, "rounds": {**described["rounds"], "over_selection": 4 / 3}}
@@ -217,9 +274,20 @@ class _Stops(Watcher):
             raise KeyboardInterrupt
 
 
-def test_a_resumed_run_has_the_budgets_of_one_that_was_not_interrupted(folder: Path) -> None:
+def private_run(folder: Path) -> dict[str, Any]:
     text = f"{LISTED}minimum_cohort = 4\nepsilon = 6.0\ndelta = 1e-5"
-    described = with_policies(folder, text, rounds={"count": 8}, **PRIVATE)
+    return with_policies(folder, text, rounds={"count": 8}, **PRIVATE)
+
+
+def run_of_changing_cohorts(folder: Path) -> dict[str, Any]:
+    return with_policies(folder, LISTED, count=5, rounds=FIVE, **MASKED)
+
+
+@pytest.mark.parametrize("described_in", [private_run, run_of_changing_cohorts])
+def test_a_resumed_run_remembers_what_one_that_was_not_interrupted_does(
+    described_in: Callable[[Path], dict[str, Any]], folder: Path
+) -> None:
+    described = described_in(folder)
     whole = simulate(described)
     with pytest.raises(KeyboardInterrupt):
         simulate(described, folder / "out", watcher=_Stops())
@@ -229,7 +297,7 @@ def test_a_resumed_run_has_the_budgets_of_one_that_was_not_interrupted(folder: P
         for one in (whole, resumed)
     ]
     assert rows[0] == rows[1]
-    assert rows[0][-1][3]
+    assert any(declined_for for _, _, _, declined_for in rows[0])
     assert whole.trials[0].reason == resumed.trials[0].reason
 
 
@@ -259,7 +327,7 @@ def test_what_is_wrong_with_the_policies_is_said_before_the_first_round(policy: 
 
 
 def test_the_results_name_the_keys_that_a_simulation_does_not_check(folder: Path) -> None:
-    text = f'{LISTED}members_epoch = 2\nlinks = "none"'
+    text = f'{LISTED}members_epoch = 2\nlinks = "none"\ncohort_change = "warn"'
     (note,) = simulate(with_policies(folder, text, rounds={"count": 1}, **MASKED)).notes
     assert "does not check these keys of the sites' policies: members_epoch, links, because" in note
 
