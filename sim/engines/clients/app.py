@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -127,10 +128,19 @@ def measuring_client(name: str, test: SampleSet | None, seed: int) -> Client:
 
 
 def own_failure(error: BaseException) -> str:
-    """An error of the user's own code in words, with the place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    """An error of the user's own code in words, with the last line of this code that it passed. An error that passed
+    libraries alone has the last line of these.
+    """
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    own = [one for one in frames if not _is_library(one[0])]
+    place = next(reversed(own or frames), None)
+    where = "" if place is None else f" ({place[0].f_code.co_filename}, line {place[1]})"
     return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__"))
+    return "site-packages" in frame.f_code.co_filename or module.partition(".")[0] == "umbel"
 
 
 def _takes_data(found: object, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -144,9 +154,11 @@ def _takes_data(found: object, name: str, arguments: Mapping[str, Any]) -> bool:
     try:
         signature.bind(0, 1, **({"data": None} if takes_data else {}), **arguments)
     except TypeError as error:
-        raise EngineError(
-            f"{name}{signature} cannot be called with a client's number and the number of clients ({error}); {EXAMPLE}"
-        ) from error
+        given, remedy = "a client's number and the number of clients", EXAMPLE
+        if arguments:
+            given += f" and the arguments {', '.join(arguments)}"
+            remedy = f"change these arguments in [clients], or {EXAMPLE}"
+        raise EngineError(f"{name}{signature} cannot be called with {given} ({error}); {remedy}") from error
     return takes_data
 
 

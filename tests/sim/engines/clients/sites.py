@@ -43,6 +43,10 @@ def make_client(number: int, of: int) -> TorchClient:
     return TorchClient(net(), nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
 
 
+def make_wide(number: int, of: int, hidden: int = 4) -> TorchClient:
+    return TorchClient(net(hidden), nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
+
+
 def make_counting(number: int, of: int) -> TorchClient:
     """Counts what it trained on and what it holds out, beside the means."""
 

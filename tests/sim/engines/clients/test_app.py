@@ -29,6 +29,18 @@ def test_data_that_no_client_would_see_are_refused() -> None:
         app_of("make_client", has_data=True)
 
 
+def test_an_unknown_argument_is_refused_with_its_name() -> None:
+    words = r"the number of clients and the arguments widht \(.*\); change these arguments in \[clients\], or write it"
+    with pytest.raises(EngineError, match=words):
+        app_of("make_wide", widht=8)
+
+
+def test_an_error_in_a_library_has_the_line_of_the_users_own_code() -> None:
+    app = app_of("make_wide", hidden="eight")
+    with pytest.raises(EngineError, match=r"could not make client 3: TypeError: .* \(\S*sites.py, line \d+\)$"):
+        app.make(3, None)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
