@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, cast
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
@@ -39,11 +41,19 @@ _NO_POLICY = SitePolicy()
 _PATH_CHARACTERS_MAX = 4096
 
 
+def _files(given: object) -> object:
+    """A text, or a tuple of texts. Raises `ValueError` with a sentence for anything else."""
+    names = tuple(cast(list[object], given)) if isinstance(given, list | tuple) else (given,)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError('it must be a file, such as "site.toml", or a list with one for each client, "" for none')
+    return given if isinstance(given, str) else names
+
+
 @dataclass(frozen=True, slots=True)
 class SitesSection:
     """What the sites allow; the module explains the key."""
 
-    policy: str | tuple[str, ...]
+    policy: Annotated[str | tuple[str, ...], BeforeValidator(_files)]
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:

@@ -28,18 +28,18 @@ class PlayedSum:
     terms_sha256: str
     cohort: tuple[ClientId, ...]  # the invited clients
     clients: tuple[ClientId, ...]  # of the sum
-    sent: tuple[ClientId, ...]  # clients that sent masked updates, as are the next two of these
-    signed: tuple[ClientId, ...]
-    revealed: tuple[ClientId, ...]
+    sent: frozenset[ClientId]  # clients that sent masked updates
+    signed: frozenset[ClientId]  # of these, clients that signed the list of clients in the sum
+    revealed: frozenset[ClientId]  # of these, clients that revealed shares
 
     @classmethod
     def of(
         cls,
         invitation: SecureInvitation,
         clients: Sequence[ClientId],
-        sent: tuple[ClientId, ...],
-        signed: tuple[ClientId, ...],
-        revealed: tuple[ClientId, ...],
+        sent: frozenset[ClientId],
+        signed: frozenset[ClientId],
+        revealed: frozenset[ClientId],
     ) -> "PlayedSum":
         """The fields as above."""
         offer, context = invitation.assignment, invitation.context

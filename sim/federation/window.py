@@ -165,7 +165,7 @@ class SecurePlayed(Played):
     up: Mapping[ClientId, int]  # bytes of each client's messages, without model, update and report
     down: Mapping[ClientId, int]
     refused: Mapping[ClientId, str]  # clients that left the round by their policy, and why
-    said: Mapping[Phase, tuple[ClientId, ...]]  # the clients that sent a message in each phase
+    said: Mapping[Phase, frozenset[ClientId]]  # the clients that sent a message in each phase
 
     @property
     def remembered(self) -> list[PlayedSum]:
@@ -241,7 +241,7 @@ class SecureWindow:
             {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
             {name: device.declined for name, device in done.devices.items() if device.declined},
-            {phase: tuple(name for name, one in sorted(done.devices.items()) if phase in one.said) for phase in Phase},
+            {phase: frozenset(name for name, one in done.devices.items() if phase in one.said) for phase in Phase},
             sums=masking.unmasked(done.party) if isinstance(done.state, Closing) else None,
         )
 

@@ -338,6 +338,32 @@ def test_a_section_without_any_policy_is_refused(policy: Any) -> None:
         experiment_of(table(sites={"policy": policy}))
 
 
+@pytest.mark.parametrize("policy", [5, ["site.toml", 5], {"file": "site.toml"}, True])
+def test_a_policy_is_a_file_or_a_list_of_files(policy: Any) -> None:
+    with pytest.raises(ValueError, match=r"sites.policy: it must be a file, such as") as refusal:
+        experiment_of(table(sites={"policy": policy}))
+    assert ";" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sections", [{}, MASKED])
+def test_a_device_whose_site_declines_answers_after_a_round_trip_and_fetches_nothing(
+    sections: dict[str, Any], folder: Path
+) -> None:
+    fleet = {"network": {"latency_s": 0.5, "down_bytes_per_s": 100.0}}
+    policies = (LISTED + "max_parameters = 10", "", "", "", "")
+    rounds = {"target": 5, "minimum": 4, "count": 1, "window_s": 600.0}
+    described = with_policies(folder, *policies, count=5, rounds=rounds, fleet=fleet, **sections)
+    (one,), (without,) = (
+        attempts_of(described),
+        attempts_of({key: value for key, value in described.items() if key != "sites"}),
+    )
+    first, *others = one.record.clients
+    assert one.record.committed
+    assert (first.fate, first.bytes_up, first.bytes_down) == (Fate.DECLINED, 0, 0)
+    assert all(other.bytes_down >= one.record.model_bytes for other in others)
+    assert one.device_time.busy_s < without.device_time.busy_s
+
+
 def test_clients_without_an_app_have_policies_too(folder: Path) -> None:
     (folder / "site.toml").write_text("max_parameters = 10")
     described = table(
