@@ -22,7 +22,6 @@ from pydantic import TypeAdapter
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
-from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.numbers.plan import require_floor, usual_floor
 from umbel.aggregation.trust.members import COHORT_MIN, MemberList
 from umbel.aggregation.trust.public_keys import members_sha256_of
@@ -189,17 +188,6 @@ class SitePolicy:
             raise WorkRefused(
                 f"this site's policy does not allow run {run[:63]!r}; to take part, add it to allowed_runs"
             )
-
-    def as_sent(self, work: LocalWork) -> LocalWork:
-        """What a masked sum counts of this work: no more samples than `weight_max`, and metrics only if they may be
-        sent.
-        """
-        count = self.samples_that_count
-        evaluation_count = count(work.evaluation_sample_count)
-        counted_work = replace(work, sample_count=count(work.sample_count), evaluation_sample_count=evaluation_count)
-        if self.share_metrics:
-            return counted_work
-        return replace(counted_work, metrics={}, evaluation={}, counts={}, evaluation_counts={})
 
     def check_members(self, members: MemberList) -> None:
         """Raise `WorkRefused` for a list that is older than this site accepts."""

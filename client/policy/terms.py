@@ -1,14 +1,16 @@
-"""What a secure round asks of a site, as its policy limits it: the clients of its sum, and the cost in privacy. Pure.
+"""What a secure round asks of a site, as its policy limits it: the clients of its sum, the cost in privacy, and what
+of its work is sent. Pure.
 
 Sites use it before the first message (`site.py`), and so does the simulator, which has no keys and no messages.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
 from umbel.aggregation.privacy.section import release_of
+from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.policy import SecureTerms, SitePolicy
@@ -64,3 +66,13 @@ def _epsilon(ledger: Ledger | None, budget: float | None) -> float | None:
         raise WorkRefused(
             f"the cost of this round for this site's privacy budget cannot be computed: {error}"
         ) from error
+
+
+def as_sent(policy: SitePolicy, work: LocalWork) -> LocalWork:
+    """What a masked sum counts of this work: at most `weight_max` samples, and metrics only if they may be sent."""
+    count = policy.samples_that_count
+    evaluation_count = count(work.evaluation_sample_count)
+    counted_work = replace(work, sample_count=count(work.sample_count), evaluation_sample_count=evaluation_count)
+    if policy.share_metrics:
+        return counted_work
+    return replace(counted_work, metrics={}, evaluation={}, counts={}, evaluation_counts={})

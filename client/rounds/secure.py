@@ -54,6 +54,7 @@ from umbel.client.errors import (
 from umbel.client.local.plan import LocalPlan
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.site import Admitted, Site
+from umbel.client.policy.terms import as_sent
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
@@ -181,7 +182,8 @@ class SecureRound:
                 result.sample_count,
                 words.sample_count_max,
             )
-        work = self.site.policy.as_sent(
+        work = as_sent(
+            self.site.policy,
             LocalWork(
                 sample_count=result.sample_count,
                 steps_done=result.steps_done,
@@ -191,7 +193,7 @@ class SecureRound:
                 evaluation_sample_count=evaluation.sample_count if evaluation else 0,
                 counts=result.counts,
                 evaluation_counts=evaluation.counts if evaluation else {},
-            )
+            ),
         )
         of_both = [
             *((work.metrics, name) for name in words.metrics),

@@ -29,7 +29,7 @@ from umbel.aggregation.types import ClientId
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.policy import SitePolicy, read_policy
-from umbel.client.policy.terms import Costs, ledger_with, secure_terms
+from umbel.client.policy.terms import Costs, as_sent, ledger_with, secure_terms
 from umbel.client.wire.offers import SecureInvitation
 from umbel.sim.data.population import client_number
 from umbel.sim.federation.site_sums import PlayedSum, checks_of
@@ -138,7 +138,7 @@ class SitePolicies:
     def as_sent(self, client: ClientId, work: LocalWork) -> LocalWork:
         """What a masked sum counts of this client's work."""
         policy = self.of(client)
-        return work if policy is None else policy.as_sent(work)
+        return work if policy is None else as_sent(policy, work)
 
     def in_attempt(
         self,

@@ -27,9 +27,8 @@ KEYS = (DOCS / "reference" / "site-policy.md").read_text()
 
 
 def toml(page: str) -> str:
-    """The one TOML example of a page."""
-    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    return str(example)
+    """The first TOML example of a page."""
+    return str(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
 
 
 def commands() -> Iterator[list[str]]:
