@@ -7,12 +7,15 @@ a sensitivity.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from heapq import nsmallest
 from typing import TypeAlias
 
 from umbel.aggregation.types import METRICS_MAX, require_metric_name
 
 NUMBERS_MAX = 4096  # in one report, over all names
 COUNT_MAX = 1 << 40  # of one number of one client: a sum over 2^20 clients stays below 2^63
+RECORD_NAMES_MAX = 256  # of metrics, and of counts, in one record; clients that make up names cannot make it grow
+RECORD_NUMBERS_MAX = 4 * NUMBERS_MAX  # of all counts in one record
 CountsByName: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -43,11 +46,25 @@ def sum_of_counts(reported: Iterable[CountsByName]) -> dict[str, tuple[int, ...]
     """The exact sums of clients' counts, by name in the order of the names.
 
     Counts of one name add up only if they have equally many numbers. If clients differ in that, the length that most of
-    them have is added up, of equally frequent lengths the shortest; the others are left out. The order of clients has
-    no effect.
+    them have is added up, of equally frequent lengths the shortest; the others are left out. Beyond
+    `RECORD_NAMES_MAX` names or `RECORD_NUMBERS_MAX` numbers, those that fewest clients report are left out. The order
+    of clients has no effect.
     """
-    rows = list(reported)
-    return {name: _sum_of_one(rows, name) for name in sorted({name for row in rows for name in row})}
+    rows, summed, n_left = list(reported), dict[str, tuple[int, ...]](), RECORD_NUMBERS_MAX
+    for name in most_reported(rows):
+        numbers = _sum_of_one(rows, name)
+        if len(numbers) <= n_left:
+            summed[name] = numbers
+            n_left -= len(numbers)
+    return dict(sorted(summed.items()))
+
+
+def most_reported(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """The `RECORD_NAMES_MAX` names that most clients report, the most frequent first. Equally frequent ones come in the
+    order of the names.
+    """
+    frequencies = Counter(name for row in rows for name in row)
+    return nsmallest(RECORD_NAMES_MAX, frequencies, key=lambda name: (-frequencies[name], name))
 
 
 def _sum_of_one(rows: Iterable[CountsByName], name: str) -> tuple[int, ...]:

@@ -103,6 +103,8 @@ def _require_option(name: str, value: object) -> None:
     match value:
         case bool():
             return
+        case str() if unprintable := next((one for one in value if not (one.isprintable() or one in "\n\t")), ""):
+            raise ValueError(f"the option {name} must have no control characters, such as {unprintable!r}")
         case str() if len(value) > OPTION_CHARS_MAX:
             raise ValueError(f"the option {name} must have at most {OPTION_CHARS_MAX} characters, not {len(value)}")
         case int() if abs(value) > EXACT_MAX:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from umbel.aggregation.counts import sum_of_counts
+from umbel.aggregation.counts import most_reported, sum_of_counts
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
@@ -144,11 +144,13 @@ def _progress(state: Training) -> str:
 
 def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Each metric's mean over the clients that have it, weighted by their sample counts."""
+    measured = list(rows)
+    kept = set(most_reported(metrics for metrics, _ in measured))
     sums: dict[str, tuple[float, int]] = {}
-    for metrics, weight in rows:
-        for name, value in metrics.items():
+    for metrics, weight in measured:
+        for name in metrics.keys() & kept:
             total, weights = sums.get(name, (0.0, 0))
-            sums[name] = (total + value * weight, weights + weight)
+            sums[name] = (total + metrics[name] * weight, weights + weight)
     return {name: total / weights for name, (total, weights) in sorted(sums.items()) if weights}
 
 

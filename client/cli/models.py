@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 import umbel
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.records import VersionRecord
 from umbel.client.cli.options import App, AsJson, RunName
@@ -65,8 +66,8 @@ def init_verb(
     with one_sentence_errors():
         rules = None if run_file is None else read_run_file(run_file)[1].tensor_rules
         facts = _written(out, SharedState(load_initial_model(app, seed), rules))
-    kinds = "".join(f", {n} {kind}" for kind, n in facts.tensors.items() if n and kind != "mean")
-    text = f"{out}: {facts.n_values} values, {facts.size_bytes} bytes" + (kinds and f" ({kinds[2:]} tensors)")
+    kinds = ", ".join(counted(n, f"{kind} tensor") for kind, n in facts.tensors.items() if n and kind != "mean")
+    text = f"{out}: {facts.n_values} values, {facts.size_bytes} bytes" + (kinds and f" ({kinds})")
     if facts.base_sha256:
         text += f'\nfor the top of the run file: base_sha256 = "{facts.base_sha256}"'
     print_result(facts, text, as_json)

@@ -24,10 +24,10 @@ class TrainResult:
     steps_done: int
     steps_planned: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training
+    counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the training; kept as tuples
     steps_full: int | None = None  # of a whole round's work, where only a share was asked
     first_loss: float | None = None  # of the first step
     last_loss: float | None = None  # of the last step
-    counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the training; kept as tuples
 
     def __post_init__(self) -> None:
         for name in ("sample_count", "steps_done", "steps_planned"):

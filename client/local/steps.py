@@ -118,10 +118,10 @@ class LocalSteps:
             self.steps_done,
             self.steps_planned,
             {**self._means.result(), **(metrics or {})},
-            self._steps_full,
-            self._means.first("loss"),
-            self._means.last("loss"),
-            counts=self._counts.result(),
+            self._counts.result(),
+            steps_full=self._steps_full,
+            first_loss=self._means.first("loss"),
+            last_loss=self._means.last("loss"),
         )
 
     def _tell(self) -> None:

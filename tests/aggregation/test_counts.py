@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.counts import COUNT_MAX, NUMBERS_MAX, CountsByName, require_counts, sum_of_counts
+from umbel.aggregation.counts import (
+    COUNT_MAX,
+    NUMBERS_MAX,
+    RECORD_NAMES_MAX,
+    RECORD_NUMBERS_MAX,
+    CountsByName,
+    most_reported,
+    require_counts,
+    sum_of_counts,
+)
 
 NUMBERS = st.integers(0, COUNT_MAX)
 ROWS = st.lists(
@@ -62,3 +71,20 @@ def test_counts_at_their_bounds_are_accepted() -> None:
 def test_counts_out_of_bounds_are_refused(counts: CountsByName, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         require_counts(counts)
+
+
+def test_names_that_one_client_makes_up_do_not_crowd_out_those_of_many() -> None:
+    honest: CountsByName = {"scores": (1, 2)}
+    flood: list[CountsByName] = [{f"a{i}-{j}": (1,) for j in range(64)} for i in range(9)]
+    found = sum_of_counts([honest, *flood, honest])
+    assert len(found) == RECORD_NAMES_MAX
+    assert found["scores"] == (2, 4)
+    assert list(found) == sorted(found)
+    assert most_reported([honest, *flood, honest])[0] == "scores"
+
+
+def test_a_records_counts_have_a_bounded_number_of_numbers() -> None:
+    found = sum_of_counts([{"scores": (1,)}] * 2 + [{f"a{i}": (1,) * NUMBERS_MAX} for i in range(9)])
+    assert found["scores"] == (2,)
+    assert sum(map(len, found.values())) <= RECORD_NUMBERS_MAX
+    assert len(found) == 4

@@ -16,7 +16,7 @@ def test_numbers_of_the_usual_libraries_are_taken(whole: Any, number: Any) -> No
     result = TrainResult(
         whole(30), whole(2), whole(3), {"loss": number(4)}, whole(9), first_loss=number(5), last_loss=number(6)
     )
-    assert result == TrainResult(30, 2, 3, {"loss": 4.0}, 9, 5.0, 6.0)
+    assert result == TrainResult(30, 2, 3, {"loss": 4.0}, steps_full=9, first_loss=5.0, last_loss=6.0)
     assert (type(result.sample_count), type(result.metrics["loss"]), type(result.first_loss)) == (int, float, float)
     assert Evaluation(whole(7), {"loss": number(4)}) == Evaluation(7, {"loss": 4.0})
 

@@ -41,7 +41,7 @@ def test_an_override_of_the_rate_is_scheduled_too() -> None:
 
 
 def test_options_are_scalars_and_keep_their_types() -> None:
-    options = {"stage": "head", "augment": True, "n": 3, "rate": 1.0}
+    options = {"stage": "head\n\tonly é", "augment": True, "n": 3, "rate": 1.0}
     found = read(options=options).training_plan(1).options
     assert dict(found) == options
     assert [type(value) for value in found.values()] == [str, bool, int, float]
@@ -55,6 +55,8 @@ def test_options_are_scalars_and_keep_their_types() -> None:
         ({"a": math.inf}, "the option a must be finite"),
         ({"a": 1 << 53}, r"the option a must lie within \+-\(2\^53 - 1\)"),
         ({"a": "x" * 1025}, "at most 1024 characters, not 1025"),
+        ({"a": "head\x1b[31m"}, r"the option a must have no control characters, such as '\\x1b'"),
+        ({"a": "head\u202e"}, "must have no control characters"),
         ({"": 1}, "must be 1 to 63 letters"),
         ({"1st": 1}, "must be 1 to 63 letters"),
         ({f"k{i}": 1 for i in range(65)}, "at most 64 keys, not 65"),

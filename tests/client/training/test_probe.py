@@ -102,7 +102,7 @@ def test_a_whole_round_is_estimated_where_the_site_does_not_tell(
 
 
 def test_losses_are_taken_from_where_they_are() -> None:
-    told = TrainResult(100, 2, 2, {"loss": 0.5}, 200, 0.75, 0.25)
+    told = TrainResult(100, 2, 2, {"loss": 0.5}, steps_full=200, first_loss=0.75, last_loss=0.25)
     probe = probe_of(Ward(), told, 3.0, offer(), Bandwidth(down=7e6))
     assert (probe.steps_full, probe.step_s, probe.download_bytes_per_s) == (200, 3.0, 7e6)
     assert (probe.first_loss, probe.last_loss, probe.is_loss_finite) == (0.75, 0.25, True)
