@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, SupportsFloat
 
 from umbel.aggregation.counts import require_counts
@@ -25,6 +25,7 @@ class TrainResult:
     steps_planned: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training
     counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the training; kept as tuples
+    _: KW_ONLY
     steps_full: int | None = None  # of a whole round's work, where only a share was asked
     first_loss: float | None = None  # of the first step
     last_loss: float | None = None  # of the last step

@@ -14,7 +14,13 @@ from umbel.client import Evaluation, TrainResult
 @pytest.mark.parametrize("number", [float, int, np.float32, torch.tensor])
 def test_numbers_of_the_usual_libraries_are_taken(whole: Any, number: Any) -> None:
     result = TrainResult(
-        whole(30), whole(2), whole(3), {"loss": number(4)}, whole(9), first_loss=number(5), last_loss=number(6)
+        whole(30),
+        whole(2),
+        whole(3),
+        {"loss": number(4)},
+        steps_full=whole(9),
+        first_loss=number(5),
+        last_loss=number(6),
     )
     assert result == TrainResult(30, 2, 3, {"loss": 4.0}, steps_full=9, first_loss=5.0, last_loss=6.0)
     assert (type(result.sample_count), type(result.metrics["loss"]), type(result.first_loss)) == (int, float, float)

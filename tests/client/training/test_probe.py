@@ -112,7 +112,10 @@ def test_losses_are_taken_from_where_they_are() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_said_and_not_sent(bad: float) -> None:
-    for result in (TrainResult(100, 1, 1, {"loss": bad}), TrainResult(100, 1, 1, {}, 1, 1.0, bad)):
+    for result in (
+        TrainResult(100, 1, 1, {"loss": bad}),
+        TrainResult(100, 1, 1, {}, steps_full=1, first_loss=1.0, last_loss=bad),
+    ):
         probe = probe_of(Ward(), result, 3.0, offer(), Bandwidth())
         assert (probe.last_loss, probe.is_loss_finite) == (None, False)
 
