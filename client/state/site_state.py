@@ -46,10 +46,16 @@ class SiteStateStore:
         self._folder, self.waiting = folder, waiting
 
     def before(self, run: RunId, version: int) -> SiteState:
-        """The state with which a training from this model version begins. A damaged file is set aside, and an older one
-        is taken.
+        """The state with which a training from this model version begins: the newest of an older version. A damaged
+        file is set aside, and an older one is taken.
+
+        A coordinator that was restored from a backup asks for versions before all that are here. Then it is the newest
+        of a later version: a site's own layers that know later models are better than none.
         """
-        found = newest_state(self._path(run, one) for one in self._versions(run) if one < version)
+        versions = self._versions(run)
+        later = [one for one in versions if one > version]
+        of_age = [*later, *(one for one in versions if one < version)]
+        found = newest_state(self._path(run, one) for one in of_age)
         return SiteState() if found is None else found[1]
 
     def wait(self, run: RunId, version: int, left: SiteState) -> None:
@@ -62,9 +68,8 @@ class SiteStateStore:
         write_state(self.waiting, left, run, version)
 
     def keep(self) -> None:
-        """Keep the waiting state, because its update was accepted, and the one before. Others of its run are removed.
-
-        Later ones exist if the coordinator was restored from a backup. They follow from models that no longer exist.
+        """Keep the waiting state, because its update was accepted, and the one with which its training began. Others of
+        its run are removed.
         """
         if not self.waiting.exists():
             return
@@ -75,8 +80,9 @@ class SiteStateStore:
             _set_aside(self.waiting, error)
             return
         self.waiting.replace(self._path(run, version))
-        until_now = [one for one in self._versions(run) if one <= version]
-        for gone in set(self._versions(run)) - set(until_now[-2:]):
+        versions = self._versions(run)
+        later, until_now = [one for one in versions if one > version], [one for one in versions if one <= version]
+        for gone in set(versions) - set([*later[-1:], *until_now][-2:]):
             self._path(run, gone).unlink()
         sync(self._folder / run)
 

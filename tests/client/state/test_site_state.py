@@ -62,6 +62,16 @@ def test_after_a_restored_backup_states_are_kept_again(tmp_path: Path) -> None:
     assert kept.before(RUN, 6).state == {"version": 5}
 
 
+def test_after_a_restored_backup_a_site_goes_on_with_the_newest_state_that_it_has(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    for version in (9, 10):
+        leave(kept, version, {"version": version})
+    assert kept.before(RUN, 5).state == {"version": 10}
+    leave(kept, 5, {"version": 5})
+    assert kept.before(RUN, 5).state == {"version": 10}, "an attempt that is repeated begins as the first did"
+    assert kept.before(RUN, 6).state == {"version": 5}
+
+
 def test_what_was_emptied_stays_empty(tmp_path: Path) -> None:
     kept = store(tmp_path)
     leave(kept, 0, {"a": 1})
