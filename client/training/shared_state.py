@@ -44,6 +44,7 @@ class SharedState:
         self._kinds: dict[str, TensorKind] = {name: _kind_of(name, shares, rules) for name in state}
         self.kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)  # names
         self.layout = Layout.of_state(state, self._kinds.__getitem__)
+        self._checked_places: tuple[object, ...] | None = None  # of the tensors that had the layout last
         self._checked_base: tuple[object, ...] | None = None  # the identity of base tensors whose hash was right
 
     @property
@@ -92,10 +93,22 @@ class SharedState:
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors.
         """
         local = self.shared()
-        self.layout.require(local, "the trained model")
+        self._require_layout(local)
         for spec, piece in self.layout.update.pieces():
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             yield weight_change(spec, values[piece].to(device), start_values[piece].to(device))
+
+    def _require_layout(self, local: State) -> None:
+        """Raise `LayoutError` unless these tensors have the layout. Tensors at the places of the last ones that had it
+        are not compared, because the layout of a small model takes as long as a training step.
+        """
+        is_dense = all(one.layout is torch.strided for one in local.values())
+        places = (
+            tuple((name, one.data_ptr(), one.shape, one.dtype) for name, one in local.items()) if is_dense else None
+        )
+        if places is None or places != self._checked_places:
+            self.layout.require(local, "the trained model")
+            self._checked_places = places
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 

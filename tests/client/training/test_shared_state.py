@@ -203,3 +203,14 @@ def test_a_site_with_the_runs_base_takes_part_until_training_changes_the_base() 
 def test_another_base_is_declined_with_what_to_do(shared: SharedState, words: str) -> None:
     with pytest.raises(WorkRefused, match=words):
         shared.require_base()
+
+
+def test_a_tensor_that_training_has_made_sparse_or_put_in_place_of_another_is_refused_though_the_first_fitted() -> None:
+    model = nn.Linear(3, 2)
+    shared = SharedState(model)
+    start = {name: tensor.clone() for name, tensor in shared.shared().items()}
+    assert len(list(shared.changes(start))) == len(list(shared.changes(start))) == 2
+    for other in (nn.Parameter(torch.zeros(2, 4)), nn.Parameter(torch.eye(2, 3).to_sparse())):
+        model.weight = other
+        with pytest.raises(LayoutError):
+            list(shared.changes(start))
