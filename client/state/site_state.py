@@ -132,7 +132,7 @@ def read_state(path: Path) -> SiteState | None:
 
 
 def newest_state(paths: Iterable[Path]) -> tuple[Path, SiteState] | None:
-    """The last of these files that is not damaged, and the state in it; None: there is none."""
+    """The last of these files that is not damaged, and the state in it; None if no file is left."""
     for path in reversed(list(paths)):
         if (state := read_state(path)) is not None:
             return path, state

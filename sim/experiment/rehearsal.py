@@ -94,7 +94,7 @@ class _Rehearsal:
         self._fleet = lru_cache(None)(self._built)
 
     def check(self, trial: TrialSpec) -> tuple[str, str]:
-        """Returns warnings; an empty one is none."""
+        """Returns two warnings, or an empty text in place of one that is not needed."""
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if trial.engine.name != "ray":  # which uses devices of other machines

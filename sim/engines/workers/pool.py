@@ -14,10 +14,10 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import EngineError
@@ -165,7 +165,7 @@ class WorkerPool:
             case "ready":
                 worker.is_ready, worker.n_failed_starts = True, 0
             case "failed":
-                raise _failure(worker, message)
+                raise failure_of(message.fields, f"worker {worker.number}")
             case _:
                 chunk, worker.chunk = worker.chunk, None
                 assert chunk is not None
@@ -196,11 +196,10 @@ def _has_died(worker: PoolWorker, waiting: deque[WorkerChunk]) -> None:
     waiting.appendleft(chunk)
 
 
-def _failure(worker: PoolWorker, message: WorkerMessage) -> EngineError:
-    """A worker's error. One that is a whole sentence is passed on as it is."""
-    sentence = message.fields.get("sentence")
-    error = EngineError(sentence or f"training failed in worker {worker.number}: {message.fields['error']}")
-    error.add_note(message.fields["traceback"])
+def failure_of(fields: Mapping[str, Any], where: str) -> EngineError:
+    """The error of a worker that answers "failed" with these fields. A whole sentence is passed on as it is."""
+    error = EngineError(fields.get("sentence") or f"training failed in {where}: {fields['error']}")
+    error.add_note(fields["traceback"])
     return error
 
 

@@ -21,8 +21,8 @@ from umbel.sim.engines.clients.messages import Arrays, packed_group, packed_work
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWork, GlobalModel, TrainedClients
 from umbel.sim.engines.device import chunks, one_thread, rows_of_block
-from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.client_worker import Answer, ClientWorker
+from umbel.sim.engines.workers.pool import failure_of
 from umbel.sim.engines.workers.ray_cluster import RayCluster, dtypes_of, unpacked_samples, use_paths
 
 _Bytes = NDArray[np.uint8]
@@ -30,11 +30,13 @@ _States = dict[int, bytes]  # the files of clients' states, by number
 
 
 class RayClientWorker:
-    """`paths`: of the caller's modules. `app`: what a worker process is told of the app."""
+    """`paths`: of the caller's modules. `n_actors`: that may share the memory of one machine. `app`: what a worker
+    process is told of the app.
+    """
 
-    def __init__(self, paths: Sequence[str], app: Mapping[str, Any]) -> None:
+    def __init__(self, paths: Sequence[str], n_actors: int, app: Mapping[str, Any]) -> None:
         use_paths(paths)
-        self._worker = ClientWorker(app)
+        self._worker = ClientWorker({**app, "n_processes": n_actors})
         self._model: int | None = None
 
     def answer(
@@ -82,8 +84,8 @@ class RayClients:
         device: str = "cpu",
         address: str | None = None,
     ) -> None:
-        told = {"app": app.to_json(), "n_alive": n_alive, "n_processes": n_workers or 1}
-        self._cluster = RayCluster(RayClientWorker, [told], n_workers, device, address)
+        made_by = {"app": app.to_json(), "n_alive": n_alive}
+        self._cluster = RayCluster(RayClientWorker, [made_by], n_workers, device, address)
         self._n_models = 0
 
     def sizes(self, group: ClientGroup) -> Indices:
@@ -142,19 +144,12 @@ class RayClients:
 
         def begin(actor: Any, positions: Indices) -> Any:
             fields, arrays = packed(positions)
-            told = {**fields, **common, "n_clients": len(positions)}
-            return actor.answer.remote(told, arrays, inputs, targets, body, lent(positions))
+            job_fields = {**fields, **common, "n_clients": len(positions)}
+            return actor.answer.remote(job_fields, arrays, inputs, targets, body, lent(positions))
 
         waiting = chunks(group.effort, len(self._cluster), rows_of_block(n_values))
         for positions, found in self._cluster.run(waiting, begin):
-            _require_done(found[0])
+            kind, fields, _ = found[0]
+            if kind == "failed":
+                raise failure_of(fields, "a Ray actor")
             yield positions, found
-
-
-def _require_done(answer: Answer) -> None:
-    """Raise the `EngineError` of a client's own code."""
-    kind, fields, _ = answer
-    if kind == "failed":
-        error = EngineError(fields["sentence"])
-        error.add_note(fields["traceback"])
-        raise error

@@ -55,7 +55,8 @@ def dtypes_of(samples: SampleSet) -> list[str]:
 
 
 class RayCluster:
-    """Actors of the class `worker`, made with `arguments` and this process's module paths (`use_paths`).
+    """Actors of the class `worker`, made with this process's module paths (`use_paths`), the number of actors, and
+    `arguments`.
 
     `n_workers`: actors, by default one for each CPU of the cluster, or with `device = "cuda"` for each GPU; further
     actors share them. `address`: of a running cluster, or "auto"; None: a cluster of this machine alone. An existing
@@ -73,7 +74,7 @@ class RayCluster:
         self._samples: tuple[SampleSet, Any, Any] | None = None
         self._ray, self._is_ours = _connected(address)
         paths = [os.path.abspath(path) for path in sys.path]
-        self._actors = self._started(worker, [paths, *arguments], "GPU" if device == "cuda" else "CPU", n_workers)
+        self._actors = self._started(worker, paths, arguments, "GPU" if device == "cuda" else "CPU", n_workers)
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -118,7 +119,9 @@ class RayCluster:
         if self._is_ours:
             self._ray.shutdown()
 
-    def _started(self, worker: type, arguments: list[object], resource: str, n_workers: int | None) -> list[Any]:
+    def _started(
+        self, worker: type, paths: list[str], arguments: Sequence[object], resource: str, n_workers: int | None
+    ) -> list[Any]:
         there = self._ray.cluster_resources().get(resource, 0)
         if there < 1 or (n_workers is not None and n_workers < 1):
             raise EngineError(
@@ -128,7 +131,7 @@ class RayCluster:
         n_actors = n_workers or int(there)
         share = {f"num_{resource.lower()}s": min(1.0, there / n_actors)}
         kind = self._ray.remote(worker).options(max_restarts=-1, max_task_retries=_RETRIES, **{"num_cpus": 0, **share})
-        return [kind.remote(*arguments) for _ in range(n_actors)]
+        return [kind.remote(paths, n_actors, *arguments) for _ in range(n_actors)]
 
     def _result(self, done: Any, positions: Indices) -> Any:
         try:

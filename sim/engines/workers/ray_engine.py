@@ -33,7 +33,7 @@ from umbel.sim.engines.workers.ray_cluster import (
 class RayWorker:
     """`paths`: of the caller's modules."""
 
-    def __init__(self, paths: Sequence[str], recipe: str, device: str, arithmetic: Arithmetic) -> None:
+    def __init__(self, paths: Sequence[str], _n_actors: int, recipe: str, device: str, arithmetic: Arithmetic) -> None:
         use_paths(paths)
         self._trainer = LocalTrainer(ModelRecipe.from_json(recipe), device, arithmetic)
         self._cohort: int | None = None
