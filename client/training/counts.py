@@ -18,7 +18,7 @@ The coordinator derives sensitivity, AUC and others from their sums (`aggregatio
 import torch
 from torch import Tensor
 
-IGNORED = -100  # a target that is not counted, as torch.nn.functional.cross_entropy has it
+from umbel.client.training.losses import IGNORED
 
 
 def confusion_counts(scores: Tensor, target: Tensor, threshold: float = 0.0) -> Tensor:

@@ -44,7 +44,7 @@ def tokens(output: Tensor, target: Tensor) -> Tensor:
 
 def one_logit(output: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy. `output`: logits (n,) or (n, 1). `target`: 0 or 1, any dtype, (n,) or (n, 1)."""
-    logits, truth = _of_one(output, target)
+    logits, truth = _of_one("one-logit", output, target)
     return functional.binary_cross_entropy_with_logits(logits, truth)
 
 
@@ -57,7 +57,9 @@ def multi_label(output: Tensor, target: Tensor) -> Tensor:
 
 def regression(output: Tensor, target: Tensor) -> Tensor:
     """Mean squared error. `output` and `target`: one shape, or (n, 1) and (n,)."""
-    found, truth = _of_one(output, target) if output.dim() <= 2 and target.dim() == 1 else (output, target)
+    found, truth = output, target
+    if output.dim() <= 2 and target.dim() == 1:
+        found, truth = _of_one("regression", output, target)
     if found.shape != truth.shape:
         raise ValueError(_shapes_differ("regression", output, target, "(n, ...)", "(n, ...)"))
     return functional.mse_loss(found, truth.to(found.dtype))
@@ -77,7 +79,7 @@ def _accuracy_of_tokens(output: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def _accuracy_of_one_logit(output: Tensor, target: Tensor) -> dict[str, Tensor]:
-    logits, truth = _of_one(output, target)
+    logits, truth = _of_one("one-logit", output, target)
     return {"accuracy": ((logits > 0) == (truth > 0.5)).to(torch.float32).mean()}
 
 
@@ -115,11 +117,11 @@ def _share_right(said: Tensor, target: Tensor) -> Tensor:
     return (said == target)[counted].to(torch.float32).mean() if bool(counted.any()) else said.new_zeros(()).float()
 
 
-def _of_one(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (n,), the target in the output's dtype."""
+def _of_one(name: str, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (n,), the target in the output's dtype. `name`: of the loss."""
     n = len(output) if output.dim() else 0
     if output.shape not in ((n,), (n, 1)) or target.shape not in ((n,), (n, 1)):
-        raise ValueError(_shapes_differ("one-logit", output, target, "(n,) or (n, 1)", "(n,) or (n, 1)"))
+        raise ValueError(_shapes_differ(name, output, target, "(n,) or (n, 1)", "(n,) or (n, 1)"))
     return output.reshape(-1), target.reshape(-1).to(output.dtype)
 
 

@@ -180,12 +180,14 @@ class _Step:
         self._zero()
         for batch, size in zip(batches, sizes, strict=True):
             found = self._found(batch)
-            if isinstance(found, (tuple, Tensor)):
-                self._scaler.scale(self._noted(found, size, steps, size / sum(sizes))).backward()
-            else:
+            if not isinstance(found, (tuple, Tensor)):
                 self._take_turns(found, size, steps, len(batches))
-                return
-        self._move(self._optimizers)
+                break
+            self._scaler.scale(self._noted(found, size, steps, size / sum(sizes))).backward()
+        else:
+            self._move(self._optimizers)
+        for schedule in self._schedules:
+            schedule.step()
 
     def _take_turns(self, losses: Iterator[StepLoss], size: int, steps: LocalSteps, n_parts: int) -> None:
         """One step of each optimizer with a loss of its own, which is computed after the previous optimizer's step."""
@@ -227,8 +229,6 @@ class _Step:
         for optimizer in optimizers:
             self._scaler.step(optimizer)
         self._scaler.update()
-        for schedule in self._schedules:
-            schedule.step()
 
 
 def _configured(configured: Configured) -> tuple[list[Optimizer], list[LRScheduler]]:
@@ -303,13 +303,12 @@ def _n_measured(batch: Any) -> int:
 
 
 def _count_of(train: Data, told: int | None) -> int:
-    """The number of samples. Raises `ValueError` for data without any, or that do not tell."""
+    """The number of samples. Raises `TypeError` for data that do not tell, `ValueError` for data without any."""
     found = n_samples(train) if told is None else told
     if found is None:
         raise TypeError(
             "the data do not tell how many samples they hold, and this number weights the client's update: set "
-            "sample_count, or "
-            "give the data set a length (__len__)"
+            "sample_count, or give the data set a length (__len__)"
         )
     if found < 1 or n_batches(train, 1) == 0:
         raise ValueError("the training data are empty; a client needs at least one sample, and one batch")

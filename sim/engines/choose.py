@@ -84,7 +84,7 @@ def named_clients_engine(
             return RayClients(app, n_alive, n_workers, device)
         case _:
             raise EngineError(
-                f"the engine {name!r} cannot run clients that train themselves: take auto, sequential or processes"
+                f"the engine {name!r} cannot run clients that train themselves: take auto, sequential, processes or ray"
             )
 
 

@@ -22,6 +22,7 @@ from umbel.client.training.losses import LOSSES, accuracy_of_classes
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
+from umbel.sim.engines.clients.trainer import NO_HASH
 from umbel.sim.engines.device import CPU
 from umbel.sim.engines.model import Loss, MeanLoss, cross_entropy
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
@@ -125,9 +126,6 @@ class Meter:
         return found
 
 
-_NO_HASH = "0" * 64  # of updates, which are not kept
-
-
 @dataclass(frozen=True, slots=True)
 class Reports:
     """`works`: by rank. `held`: held-back data to measure the model on; None: it is not measured."""
@@ -153,7 +151,7 @@ class Reports:
         for size, done, asked, train_s, n_held, rate in facts:
             metrics, evaluation = dict[str, float](), dict[str, float]()
             reports.works.append(
-                WorkDone(size, done, asked, _NO_HASH, train_s, metrics, evaluation, n_held, upload_bytes_per_s=rate)
+                WorkDone(size, done, asked, NO_HASH, train_s, metrics, evaluation, n_held, upload_bytes_per_s=rate)
             )
             reports._metrics.append(metrics)
             reports._evaluations.append(evaluation)

@@ -161,6 +161,8 @@ def of_model(section: MeasureSection, meter: Meter, population: Population, data
         found["train_loss_all"] = train_loss_of_all(meter, population)
     if section.groups:
         scores = list(group_scores(meter, data).values()) or client_scores(meter, population)
+        if not scores:  # every client has too few samples to hold one back
+            return found
         if all("accuracy" in one for one in scores):  # some losses have none
             found["groups_accuracy"] = math.fsum(one["accuracy"] for one in scores) / len(scores)
             found["groups_accuracy_least"] = min(one["accuracy"] for one in scores)

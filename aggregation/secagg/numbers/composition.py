@@ -130,7 +130,7 @@ class Words:
 
         A number beyond 2^40 counts as 2^40, and one below 0 as 0.
         """
-        asked = [*((found, *one) for one in _in_order(self.counts))]
+        asked = [(found, *one) for one in _in_order(self.counts)]
         asked += [(evaluation, *one) for one in _in_order(self.evaluation_counts)]
         return [_counted(of.get(name), length) for of, name, length in asked]
 

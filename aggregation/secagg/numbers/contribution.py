@@ -82,9 +82,8 @@ class Contribution:
 
     composition: Composition
     words: Tensor = field(repr=False)  # int64, `n_words`, to be masked as uint64
-    values: Tensor = field(
-        repr=False
-    )  # the weighted change: float32, in layout order, zero at exact values, any device
+    # The weighted change: float32, in layout order, zero at exact values, on any device.
+    values: Tensor = field(repr=False)
     secret: bytes = field(repr=False)  # from which its dither and its noise are drawn
     remarks: tuple[str, ...] = field(
         default=(), repr=False

@@ -204,6 +204,20 @@ def test_optimizers_may_take_turns_with_losses_of_their_own() -> None:
     assert all(itertools.starmap(torch.equal, same))
 
 
+def test_the_schedules_of_optimizers_that_take_turns_advance_once_in_a_step() -> None:
+    schedules = list[StepLR]()
+
+    class WithSchedules(Gan):
+        def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:
+            optimizers = [torch.optim.SGD(part.parameters(), plan.learning_rate) for part in model.children()]
+            schedules.extend(StepLR(one, 3) for one in optimizers)
+            return optimizers, schedules
+
+    client = WithSchedules(pair_of_nets(), None, pairs(), device="cpu")
+    result = client.train(client.model, PLAN)
+    assert [one.last_epoch for one in schedules] == [result.steps_done, result.steps_done]
+
+
 def test_more_losses_than_optimizers_are_refused() -> None:
     class Wrong(Gan):
         def configure(self, model: nn.Module, plan: LocalPlan) -> Configured:

@@ -75,7 +75,7 @@ def test_a_regression_of_a_column_beside_a_row_is_not_broadcast() -> None:
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_with_both(name: str, output: Tensor, target: Tensor) -> None:
-    with pytest.raises(ValueError, match="but they have"):
+    with pytest.raises(ValueError, match=f"the loss '{name}' needs an output of shape .*, but they have"):
         LOSSES[name].loss(output, target)
 
 

@@ -132,6 +132,13 @@ def test_natural_holders_have_the_same_weight_each() -> None:
     assert "mean of groups" in repr(results)
 
 
+def test_groups_have_no_figures_if_no_client_has_enough_samples_to_hold_one_back() -> None:
+    described = table(partition={"holdout": 0.01}, fleet=None, measure={"groups": True}, rounds={"count": 1})
+    (row,) = simulate(described).trials[0].rows
+    assert row.groups_loss is None
+    assert row.groups_accuracy is None
+
+
 def test_groups_without_held_out_data_are_refused_before_the_first_round() -> None:
     with pytest.raises(CannotMeasure, match=r"\[measure\] groups needs held-out data of each client: set holdout"):
         simulate(table(measure={"groups": True}))
