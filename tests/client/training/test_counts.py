@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
-from umbel.client.training.counts import IGNORED, class_confusion_counts, confusion_counts, score_histogram
+from umbel.client.training.counts import class_confusion_counts, confusion_counts, score_histogram
+from umbel.client.training.losses import IGNORED
 
 BINARY = st.lists(st.tuples(st.floats(-4, 4, width=32), st.integers(0, 1)), min_size=1, max_size=40)
 SCORED = st.lists(st.tuples(st.floats(0, 1, width=32), st.integers(0, 1)), min_size=1, max_size=40)
