@@ -1,9 +1,6 @@
-"""A hospital's own client. From the repository's root, for the hospitals 0 to 3:
+"""One of four hospitals, with a quarter of the breast cancer records of scikit-learn. From the repository's root:
 
-    HOSPITAL=0 umbel join --server http://localhost:8750 --token TOKEN --run breast-cancer \
-        --app examples.my_hospital:client
-
-The data are the Wisconsin breast cancer records that scikit-learn carries, a quarter for each hospital.
+    HOSPITAL=0 umbel join --server URL --token TOKEN --run breast-cancer --app examples.my_hospital:client
 """
 
 import os
