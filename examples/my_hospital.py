@@ -1,6 +1,6 @@
 """One of four hospitals, with a quarter of the breast cancer records of scikit-learn. From the repository's root:
 
-    HOSPITAL=0 umbel join --server URL --token TOKEN --run breast-cancer --app examples.my_hospital:client
+HOSPITAL=0 umbel join --server URL --token TOKEN --run breast-cancer --app examples.my_hospital:client
 """
 
 import os

@@ -91,7 +91,9 @@ def signs_with(public_key: str) -> None:
 
 def admin_key_made(path: Path) -> None:
     """A warning, because an earlier key of this coordinator is no longer valid."""
-    _log.warning("made a new admin key, in %s; from now on only this key is accepted; give it to operators only", path)
+    _log.warning(
+        "created the admin key in %s; any earlier admin key is no longer valid; give it only to operators", path
+    )
 
 
 def listening(host: str) -> None:
@@ -186,6 +188,12 @@ def refused(scope: Scope, kind: str, detail: str) -> None:
     _refusals.log(
         level, "refused %s from %s at %s: %s: %s", where, _sender(scope), _peer(scope), kind, _shortened(detail)
     )
+
+
+def asked_again(scope: Scope, kind: str, detail: str) -> None:
+    """A client's first request lacks what clients send only when the coordinator asks for it. It is no refusal."""
+    where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
+    _log.debug("asked %s at %s to repeat %s: %s: %s", _sender(scope), _peer(scope), where, kind, _shortened(detail))
 
 
 def _sender(scope: Scope) -> str:

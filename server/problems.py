@@ -96,7 +96,8 @@ KINDS: Mapping[str, Kind] = {
 class Refused(Exception):
     """A request is refused. `kind`: of the table; `detail`: one sentence that says what to do.
 
-    `tensors`: the run's rules, for a client that must apply them and come again.
+    `tensors`: the run's rules, for a client that must apply them and come again. `is_handshake`: whether every client
+    begins like this and the answer says what to send instead, so that nobody need act.
     """
 
     def __init__(
@@ -105,12 +106,14 @@ class Refused(Exception):
         detail: str,
         headers: Mapping[str, str] | None = None,
         tensors: TensorRules | None = None,
+        is_handshake: bool = False,
     ) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.headers = dict(headers or {})
         self.tensors = tensors
+        self.is_handshake = is_handshake
         assert kind in KINDS, kind
 
 
@@ -175,6 +178,9 @@ async def answer_to(request: Request, error: Exception) -> Response:
     """The answer to a request that failed with this error."""
     where = f"{request.method} {request.url.path}"
     match error:
+        case Refused(is_handshake=True):
+            journal.asked_again(request.scope, error.kind, error.detail)
+            return problem_response(error.kind, error.detail, error.headers, error.tensors)
         case Refused():
             return refusal(request.scope, error.kind, error.detail, error.headers, error.tensors)
         case ProtocolViolation():

@@ -31,7 +31,6 @@ class Unfit:
 
     refusal: Refused  # the answer
     in_place_of: str = ""  # the less detailed refusal that this one replaces
-    is_expected: bool = False  # whether the answer says what the client needs to come again, so nobody need act
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +107,14 @@ async def _wrong_layout(models: ModelStore, model: RunModel, message: CheckIn) -
     theirs = await models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
     if theirs is None:
         # A client that has not heard the rules of the run applies them now. A second refusal is the operator's matter.
-        return Unfit(_refusal(digests, rules), is_expected=rules is not None)
+        return Unfit(_refusal(digests, rules, is_handshake=rules is not None))
     words = layout.difference(theirs)
     short = words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}…"
     return Unfit(_refusal(short, rules), _sentence(digests))
 
 
-def _refusal(difference: str, rules: TensorRules | None) -> Refused:
-    return Refused("wrong-layout", _sentence(difference), tensors=rules)
+def _refusal(difference: str, rules: TensorRules | None, is_handshake: bool = False) -> Refused:
+    return Refused("wrong-layout", _sentence(difference), tensors=rules, is_handshake=is_handshake)
 
 
 def _sentence(difference: str) -> str:

@@ -60,8 +60,7 @@ class Coordinator:
         for name in await self.services.rounds.revisions():
             if driver := await self._open(name):
                 await self._let_go_if_idle(driver)
-        await self.count_outage()
-        await self.services.uptime.sign()
+        await self._sign_on()
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
     async def close(self) -> None:
@@ -107,6 +106,7 @@ class Coordinator:
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
             is_new = await self._add_run(file, model_sha256, members)
+            await self._sign_on()  # the last sign may be of before the run: time without a run is no outage of it
             driver = await self._open(RunId(file.name))
         assert driver is not None, "the run was just stored, and runs are never deleted"
         if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
@@ -246,6 +246,11 @@ class Coordinator:
                         driver.name,
                     )
             await self.services.uptime.sign()
+
+    async def _sign_on(self) -> None:
+        """Count an outage, then write a sign of life."""
+        await self.count_outage()
+        await self.services.uptime.sign()
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:
         driver = None if name in self._over else self.drivers.get(name) or await self._open(name)

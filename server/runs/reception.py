@@ -145,9 +145,9 @@ class Reception:
         await self._turn_away(driver, visit.client, found)
 
     async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> NoReturn:
-        """Note the refusal for the operator, unless it is expected, and refuse."""
+        """Note the refusal for the operator, unless it belongs to the handshake, and refuse."""
         now, reason = self._services.clock.now(), str(found.refusal)
-        if found.is_expected:
+        if found.refusal.is_handshake:
             raise found.refusal
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.now.changed()
@@ -293,6 +293,7 @@ async def _refuse_uncounted() -> NoReturn:
     raise Refused(
         "sample-count-needed",
         "this run draws or weights clients by sample counts, and the check-in has none; send sample_count",
+        is_handshake=True,
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.federations.server_device import Device, House, house, problem, run_file, small_state, update_of
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
@@ -173,6 +174,33 @@ def test_work_that_comes_too_late_is_ordinary(caplog: pytest.LogCaptureFixture, 
     journal.refused({"method": "PUT", "path": "/", "client": None}, kind, "the target was in")
     [line] = caplog.records
     assert line.levelno == level
+
+
+def test_the_questions_of_a_handshake_are_no_refusals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A client tells its sample count, and applies the run's rules of tensors, only when it is asked to."""
+    caplog.set_level(logging.DEBUG, logger="umbel.server.journal")
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file() + '[tensors]\nprivate = ["*.head"]\n', small_state())
+            whole = Layout.of_state({**small_state(), "site.head": torch.zeros(3)})
+            [device] = await it.devices(1)
+            assert problem(await device.check_in(whole, wait_s=0.0)) == "wrong-layout"
+            assert problem(await device.check_in(layout, wait_s=0.0, sample_count=0)) == "sample-count-needed"
+            shown = {"run": "demo", "layout_digest": whole.digest, "layout": whole.to_json()}
+            answer = await device.send("POST", "/v1/check-ins", json.dumps(shown | {"sample_count": 10}).encode())
+            assert problem(answer) == "wrong-layout"
+
+    asyncio.run(scenario())
+    asked = [
+        line for line in caplog.records if "asked d0 at 127.0.0.1 to repeat POST /v1/check-ins" in line.getMessage()
+    ]
+    assert [(line.levelno, line.getMessage().split(": ")[1]) for line in asked] == [
+        (logging.DEBUG, "wrong-layout"),
+        (logging.DEBUG, "sample-count-needed"),
+    ]
+    [refused] = [line.getMessage() for line in caplog.records if line.name.endswith(".refusals")]
+    assert "tensor 'site.head' is not in the model" in refused
 
 
 def test_refusals_are_thinned_out_and_the_others_counted() -> None:

@@ -205,7 +205,7 @@ def test_a_new_admin_key_is_a_warning_and_an_old_one_is_none(tmp_path: Path, cap
     for _ in range(2):
         AdminKey.load(tmp_path / "admin.key")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"made a new admin key, in {tmp_path / 'admin.key'}" in caplog.text
+    assert f"created the admin key in {tmp_path / 'admin.key'}" in caplog.text
 
 
 @pytest.mark.parametrize(("key", "mode", "why"), [("", 0o600, "0 characters"), ("k" * 43, 0o644, "chmod 600")])

@@ -20,6 +20,7 @@ from umbel.server.store.replicas import OUTAGE_S, Uptime
 WINDOW_S = 20.0
 AWAY_S = 100.0  # longer than the window; a signature may be 300 s old
 FILE = run_file(target=2, minimum=2, window_s=WINDOW_S)
+AWAY = "no coordinator could accept reports"
 
 
 both_databases = pytest.mark.usefixtures("any_database")
@@ -137,4 +138,37 @@ def test_a_coordinator_without_a_run_is_not_said_to_have_been_away(
                 assert (await device.check_in(layout, wait_s=0.0)).json()["run_status"] == "stopped"
 
     asyncio.run(scenario())
-    assert "no coordinator could take reports" not in caplog.text
+    assert AWAY not in caplog.text
+
+
+def test_a_run_that_is_created_late_after_the_last_sign_of_life_saw_no_outage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            clock.late_s += AWAY_S
+            await it.state.coordinator.count_outage()  # signs: without a run, a coordinator signs this seldom
+            clock.late_s += OUTAGE_S - 0.5
+            await it.begin(run_file(), small_state())
+            clock.late_s += 1.0
+            await it.state.coordinator.count_outage()
+            assert await it.state.services.uptime.outage() is None
+
+    asyncio.run(scenario())
+    assert AWAY not in caplog.text
+
+
+def test_a_coordinator_with_a_run_that_was_cut_off_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(run_file(), small_state())
+            clock.late_s += AWAY_S
+            for _ in range(2):
+                await it.state.coordinator.count_outage()
+
+    asyncio.run(scenario())
+    assert caplog.text.count(AWAY) == 1
