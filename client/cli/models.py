@@ -1,9 +1,9 @@
 """Model files on the command line: `umbel model init`, `umbel run versions` and `umbel run export`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 from rich.text import Text
@@ -12,8 +12,18 @@ import umbel
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.records import VersionRecord
-from umbel.client.cli.options import App, AsJson, RunName
-from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, print_result, screen, table_lines
+from umbel.client.cli.options import VERSION_METAVAR, AllColumns, App, AsJson, RunName, version_or_best
+from umbel.client.cli.output import (
+    Column,
+    left_out_words,
+    moment,
+    one_sentence_errors,
+    print_json,
+    print_result,
+    screen,
+    table_lines,
+    table_width,
+)
 from umbel.client.cli.view_rounds import measured
 from umbel.client.errors import printable
 from umbel.client.operator.operator import Operator
@@ -86,7 +96,7 @@ def _written(out: Path, shared: "SharedState") -> InitialModel:
     return InitialModel(str(out), out.stat().st_size, layout.n_values, layout.digest, tensors, base)
 
 
-def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+def list_versions(operator: Operator, run: RunName, shows_all: AllColumns = False, as_json: AsJson = False) -> None:
     """List a run's model versions: what made each version, its metrics, and whether it was deleted."""
     versions = operator.versions(run)
     if as_json:
@@ -103,8 +113,9 @@ def list_versions(operator: Operator, run: RunName, as_json: AsJson = False) -> 
         Column("made", 20, [moment(one.created_at) for one in versions]),
         Column("state", 90, [_state(one) for one in versions]),
     ]
-    console = screen()
-    console.print(Text("\n").join(table_lines(columns, console.width)))
+    width, left_out = table_width(shows_all), left_out_words(columns, table_width(shows_all))
+    lines = [*table_lines(columns, width), *([left_out] if left_out is not None else [])]
+    screen(shows_all).print(Text("\n").join(lines))
 
 
 def export_model(
@@ -112,7 +123,8 @@ def export_model(
     run: RunName,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
     version: Annotated[
-        int | None, typer.Option("--version", min=0, help="The version to write; by default the newest.")
+        str | None,
+        typer.Option("--version", metavar=VERSION_METAVAR, help="The version to write; by default the newest."),
     ] = None,
     full_precision: Annotated[
         bool,
@@ -123,8 +135,7 @@ def export_model(
     as_json: AsJson = False,
 ) -> None:
     """Write a model version to a file, after checking its SHA-256. The file is written whole or not at all."""
-    newest = operator.run(run).model.version
-    found = _kept(operator.versions(run, first=newest if version is None else version, count=1), run, version, newest)
+    found = _wanted(operator, run, None if version is None else version_or_best("--version", version))
     sha256 = found.master_sha256 if full_precision else found.sha256
     if full_precision:
         operator.download_master(run, found, out)
@@ -137,12 +148,28 @@ def export_model(
     print_result(facts, text, as_json)
 
 
-def _kept(found: Sequence[VersionRecord], run: str, version: int | None, newest: int) -> VersionRecord:
+def _wanted(operator: Operator, run: str, version: int | Literal["best"] | None) -> VersionRecord:
+    """The record of this version, or of the newest. Raises `ValueError` if there is none or its model was deleted."""
+    if version == "best":
+        return _best(operator, run)
+    newest = operator.run(run).model.version
+    found = operator.versions(run, first=newest if version is None else version, count=1)
     if not found or (version is not None and found[0].version != version):
         raise ValueError(f"run {run} has no version {version}, only 0 to {newest}")
     if found[0].deleted_at is not None:
         raise ValueError(f"version {version} was deleted; `umbel run versions {run}` lists those that are kept")
     return found[0]
+
+
+def _best(operator: Operator, run: str) -> VersionRecord:
+    """The best version by the metric of the run file's [stop], which is always kept."""
+    best = next((one for one in operator.versions(run) if one.is_best), None)
+    if best is None:
+        raise ValueError(
+            f"run {run} has no best version, because its run file has no [stop] that names a metric, or that metric "
+            f"was not measured yet; give a number (umbel run versions {run} lists them)"
+        )
+    return best
 
 
 def _origin(version: VersionRecord) -> str:

@@ -4,7 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,10 +37,14 @@ KeyFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+AllColumns = Annotated[
+    bool, typer.Option("--all", help="Show all columns of the tables, however wide. By default they fit the terminal.")
+]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; for scripts.")]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 State = Annotated[Path, typer.Option("--state", help="The client's own directory, for its key and its unsent work.")]
+VERSION_METAVAR = "VERSION|best"
 STATE_DEFAULT = Path("~/.umbel")
 
 
@@ -70,6 +74,15 @@ def operator_verb(action: Callable[..., None]) -> Callable[..., None]:
 
 def _connection_flags(server: Server, admin_key_file: KeyFile = None) -> None:
     """The flags that `operator_verb` adds."""
+
+
+def version_or_best(flag: str, text: str) -> int | Literal["best"]:
+    """A model version as a flag names it. Raises `ValueError`."""
+    if text == "best":
+        return "best"
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ValueError(f"{flag} must be a version's number, or best, not {text!r}")
+    return int(text)
 
 
 def labels_of(texts: Sequence[str]) -> dict[str, str]:

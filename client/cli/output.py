@@ -1,5 +1,5 @@
 """How the command line prints: text, tables and JSON on standard output, one-sentence errors and the log on standard
-error. Nothing is wrapped in a file or a pipe.
+error. In a file or a pipe no sentence is wrapped, and a table of rounds is at most `PIPE_COLUMNS` wide.
 """
 
 import logging
@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, NoReturn
 
 import typer
@@ -17,18 +18,28 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from umbel.aggregation.phrases import counted
+from umbel.aggregation.phrases import counted, some
 from umbel.aggregation.run.records import RunView
 from umbel.client.errors import ClientError, printable
 
+PIPE_COLUMNS = 100
 _UNWRAPPED_COLUMNS = 1 << 16
 _GAP = 2  # between two columns
+_LEFT_OUT_NAMED = 8
 
 
-def screen() -> Console:
-    """Standard output: as wide as the terminal, and unwrapped where it is no terminal."""
+def screen(shows_all: bool = False) -> Console:
+    """Standard output: as wide as the terminal; unwrapped if it is no terminal, or if tables show all columns."""
     console = Console()
-    return console if console.is_terminal else Console(width=_UNWRAPPED_COLUMNS)
+    return console if console.is_terminal and not shows_all else Console(width=_UNWRAPPED_COLUMNS)
+
+
+def table_width(shows_all: bool) -> int:
+    """The width that a table must fit: the terminal's, or `PIPE_COLUMNS`."""
+    if shows_all:
+        return _UNWRAPPED_COLUMNS
+    console = Console()
+    return console.width if console.is_terminal else PIPE_COLUMNS
 
 
 def json_text(value: object) -> str:
@@ -87,6 +98,7 @@ class Column:
     worth: int  # columns of greater worth get room first
     cells: Sequence[str | Text]
     least: int | None = None  # the width that it may be cut to; None: never cut
+    group: str = ""  # written once, above neighbouring columns of the same group
 
     @property
     def texts(self) -> list[Text]:
@@ -103,12 +115,19 @@ class Column:
 
 
 def table_lines(columns: Sequence[Column], width: int) -> list[Text]:
-    """Lay out a table: one line for the heads, then one for each row."""
+    """Lay out a table: a line for the groups if there are any, one for the heads, then one for each row."""
     widths = _widths(columns, width)
     shown = [(columns[place], widths[place]) for place in sorted(widths)]
     heads = [Text(column.head, "bold") for column, _ in shown]
     rows = zip(*(column.texts for column, _ in shown), strict=True)
-    return [_line(cells, [width for _, width in shown]) for cells in (heads, *rows)]
+    return [*_group_line(shown), *(_line(cells, [width for _, width in shown]) for cells in (heads, *rows))]
+
+
+def left_out_words(columns: Sequence[Column], width: int) -> Text | None:
+    """Name the columns that `table_lines` leaves out at this width, and say how to see them; None if it shows all."""
+    shown = _widths(columns, width)
+    names = [f"{one.group} {one.head}".strip() for place, one in enumerate(columns) if place not in shown]
+    return Text(f"no room for: {some(names, _LEFT_OUT_NAMED)} (--all and --json show them)", "dim") if names else None
 
 
 def figure(value: float) -> str:
@@ -142,7 +161,22 @@ def _widths(columns: Sequence[Column], width: int) -> dict[int, int]:
         more = min(left, columns[place].wanted - widths[place])
         widths[place] += more
         left -= more
+    for group, places in groupby(sorted(widths), lambda place: columns[place].group):
+        *rest, last = places
+        more = min(left, max(0, len(group) - sum(widths[place] + _GAP for place in rest) - widths[last]))
+        widths[last] += more
+        left -= more
     return widths
+
+
+def _group_line(shown: Sequence[tuple[Column, int]]) -> list[Text]:
+    """The line above the heads; none if no column is of a group."""
+    groups = [(name, [width for _, width in found]) for name, found in groupby(shown, lambda one: one[0].group)]
+    if not any(name for name, _ in groups):
+        return []
+    return [
+        _line([Text(name, "bold") for name, _ in groups], [sum(each) + _GAP * (len(each) - 1) for _, each in groups])
+    ]
 
 
 def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,8 +14,24 @@ from umbel.aggregation.run.records import RoundRecord, RunProgress, RunView
 from umbel.client.cli.audit import audit_run, replay_run, verify_file
 from umbel.client.cli.models import export_model, list_versions
 from umbel.client.cli.new_run import create_run
-from umbel.client.cli.options import AsJson, RunName, Yes, operator_verb
-from umbel.client.cli.output import json_text, one_sentence_errors, print_json, print_run, print_table, screen
+from umbel.client.cli.options import (
+    VERSION_METAVAR,
+    AllColumns,
+    AsJson,
+    RunName,
+    Yes,
+    operator_verb,
+    version_or_best,
+)
+from umbel.client.cli.output import (
+    json_text,
+    one_sentence_errors,
+    print_json,
+    print_run,
+    print_table,
+    screen,
+    table_width,
+)
 from umbel.client.cli.trace import export_trace
 from umbel.client.cli.view import RunPicture
 from umbel.client.cli.view_rounds import Events
@@ -37,13 +53,15 @@ def list_runs(operator: Operator, as_json: AsJson = False) -> None:
         print_table(("run", "status", "rounds", "model", ""), map(_cells, runs))
 
 
-def show_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+def show_run(operator: Operator, run: RunName, shows_all: AllColumns = False, as_json: AsJson = False) -> None:
     """Show one run: its rounds so far and the one under way."""
     progress = _whole_progress(operator, run)
     if as_json:
         print_json(progress)
     else:
-        screen().print(RunPicture(progress.run, progress.ended, progress.live, progress.turned_away))
+        width = table_width(shows_all)
+        picture = RunPicture(progress.run, progress.ended, progress.live, progress.turned_away, table_width=width)
+        screen(shows_all).print(picture)
 
 
 def watch_run(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
@@ -103,14 +121,14 @@ def resume_run(operator: Operator, run: RunName, as_json: AsJson = False) -> Non
 def roll_back(
     operator: Operator,
     run: RunName,
-    to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to continue from.")],
+    to: Annotated[str, typer.Option("--to", metavar=VERSION_METAVAR, help="The version to continue from.")],
     reason: Annotated[
         str, typer.Option("--reason", help="The reason for the rollback.")
     ] = "rolled back by the operator",
     as_json: AsJson = False,
 ) -> None:
     """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
-    before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
+    before, after = operator.run(run), operator.roll_back(run, version_or_best("--to", to), reason)
     if after.model.version == before.model.version and not as_json:
         typer.echo(f"{run} has this model already; nothing was changed", err=True)
     print_run(after, as_json)
@@ -119,14 +137,6 @@ def roll_back(
 def _cells(view: RunView) -> tuple[str, ...]:
     rounds = f"{view.rounds_done} of {view.rounds_planned}"
     return view.name, view.status.value, rounds, view.model.sha256[:12], view.reason
-
-
-def _version_or_best(to: str) -> int | Literal["best"]:
-    if to == "best":
-        return "best"
-    if not (to.isascii() and to.isdigit() and len(to) < 16):
-        raise ValueError(f"--to must be a version's number, or best, not {to!r}")
-    return int(to)
 
 
 def _whole_progress(operator: Operator, run: str) -> RunProgress:

@@ -13,23 +13,24 @@ from rich.text import Text
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.public_keys import short_groups
-from umbel.client.cli.output import Column, table_lines
+from umbel.client.cli.output import Column, left_out_words, table_lines
 from umbel.client.cli.view_rounds import (
     LEGEND,
     Notes,
     absent_words,
+    client_columns,
     if_known,
     lean_words,
     name_of,
-    table_of,
-    table_of_clients,
+    round_columns,
 )
 from umbel.client.errors import printable
 
 ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20
+_ROWS_SHOWN = 10  # ended rounds on a screen
 _PROSE_LINES_MAX = 3  # lines of one sentence on a screen
-_ENDED_ROWS_MIN = 4  # ended rounds that a screen shows even if many clients are at work
+_ENDED_LINES_MIN = 5  # of the table of ended rounds, with its heads, that a screen shows beside many clients
 _STYLES = {
     Fate.TRAINING: "cyan",
     Fate.ACCEPTED: "green",
@@ -49,6 +50,7 @@ class RunPicture:
     live: LiveRound | None
     turned_away: Sequence[TurnedAway] = ()
     fits_screen: bool = False  # draw no more lines than the console has
+    table_width: int | None = None  # of a page's tables; None: the console's width
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pen = _Pen(console, options.max_width)
@@ -57,17 +59,20 @@ class RunPicture:
 
     def _page(self, pen: "_Pen") -> list[Text]:
         newest, notes = self.ended[-ENDED_SHOWN:], Notes()
+        width = self.table_width or pen.width
         lines = pen.prose(_headline(self.run), *_terms(self.run))
         if self.live is not None:
-            table = _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
+            table = _client_lines(self.live.clients, width, CLIENTS_SHOWN)
             lines += pen.prose(*_live_words(self.live)) + table
             if (declined := notes.on_declined(self.live, table)) is not None:
                 lines += pen.prose(declined)
         lines += pen.prose(*map(_away, self.turned_away))
         if newest:
-            lines += table_of(newest, pen.width)
+            columns = round_columns(newest)
+            lines += table_lines(columns, width)
+            lines += pen.prose(*_left_out(columns, width))
             lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
-            lines += _clients_of_newest(newest, pen.width)
+            lines += _clients_of_newest(newest, width, pen)
         if (lean := lean_words(self.ended)) is not None:
             lines += pen.prose(lean)
         if any(record.evaluation for record in newest):
@@ -84,15 +89,16 @@ class RunPicture:
 
     def _screen(self, pen: "_Pen", height: int) -> list[Text]:
         lines = pen.prose(_headline(self.run), lines_max=_PROSE_LINES_MAX)
-        n_ended = min(len(self.ended), _ENDED_ROWS_MIN)
+        n_heads = 2 if any(one.metrics or one.evaluation for one in self.ended[-_ROWS_SHOWN:]) else 1
+        n_ended = min(len(self.ended) + n_heads, _ENDED_LINES_MIN) if self.ended else 0
         if self.live is not None:
             lines += pen.prose(*_live_words(self.live), lines_max=_PROSE_LINES_MAX)
-            room = height - len(lines) - (n_ended + 1 if n_ended else 0)
+            room = height - len(lines) - n_ended
             lines += _client_lines(self.live.clients, pen.width, min(room - 1, CLIENTS_SHOWN))
         away = pen.prose(*map(_away, self.turned_away), lines_max=_PROSE_LINES_MAX)
-        lines += away[: max(0, height - len(lines) - n_ended - 1)]
-        if self.ended and (n_rows := min(height - len(lines) - 1, 10)) > 0:
-            lines += table_of(self.ended[-n_rows:], pen.width)
+        lines += away[: max(0, height - len(lines) - n_ended)]
+        if self.ended and (n_rows := min(height - len(lines) - n_heads, _ROWS_SHOWN)) > 0:
+            lines += table_lines(round_columns(self.ended[-n_rows:]), pen.width)
             if (lean := lean_words(self.ended)) is not None:
                 lines += pen.prose(lean, lines_max=_PROSE_LINES_MAX)[: max(0, height - len(lines))]
             lines += self._newest_notes(pen, height - len(lines))
@@ -147,10 +153,17 @@ def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
     return [text for record in records if (text := notes.on(record)) is not None]
 
 
-def _clients_of_newest(records: Sequence[RoundRecord], width: int) -> list[Text]:
+def _clients_of_newest(records: Sequence[RoundRecord], width: int, pen: _Pen) -> list[Text]:
     """The clients' own metrics in the newest round that keeps them."""
-    tables = (table_of_clients(record, width) for record in reversed(records))
-    return next((table for table in tables if table), [])
+    for record in reversed(records):
+        if columns := client_columns(record):
+            head = Text(f"{name_of(record)}, each client's own values:")
+            return [head, *table_lines(columns, width), *pen.prose(*_left_out(columns, width))]
+    return []
+
+
+def _left_out(columns: Sequence[Column], width: int) -> list[Text]:
+    return [] if (words := left_out_words(columns, width)) is None else [words]
 
 
 def _terms(run: RunView) -> Iterator[Text]:

@@ -18,7 +18,7 @@ from umbel.aggregation.run.records import (
     RoundRecord,
     RunProgress,
 )
-from umbel.client.cli.output import Column, figure, figures, table_lines, time_of_day
+from umbel.client.cli.output import Column, figure, figures, time_of_day
 from umbel.client.errors import printable
 
 EXCEPTIONS_SHOWN = 6
@@ -41,10 +41,10 @@ def name_of(attempt: LiveRound | RoundRecord) -> str:
     return f"round {_number(attempt)}"
 
 
-def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
-    """Lay out a row for each round. Progress and metrics are the last columns to be left out of a narrow table."""
+def round_columns(records: Sequence[RoundRecord]) -> list[Column]:
+    """A table with a row for each round. Progress and metrics are the last columns that a narrow table leaves out."""
     epsilons = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
-    columns = [
+    return [
         Column("round", 100, [_number(one) + _state(one) for one in records], least=12),
         Column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
         *if_known(Column("data in", 80, ["" if one.secure else f"{one.samples_share:.0%}" for one in records])),
@@ -59,21 +59,19 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
         *measured("training", 50, [one.metrics for one in records]),
         *measured("held-out", 60, [one.evaluation for one in records]),
     ]
-    return table_lines(columns, width)
 
 
-def table_of_clients(record: RoundRecord, width: int) -> list[Text]:
-    """Each client's own metrics in a round, below a line that says so; empty if the record keeps none."""
+def client_columns(record: RoundRecord) -> list[Column]:
+    """A table of each client's own metrics in a round; empty if the record keeps none."""
     clients = [one for one in record.clients if one.metrics or one.evaluation]
     if not clients:
         return []
-    columns = [
+    return [
         Column("client", 100, [printable(one.client) for one in clients], least=16),
         Column("samples", 10, [str(one.sample_count) for one in clients]),
         *measured("training", 50, [one.metrics for one in clients]),
         *measured("held-out", 60, [one.evaluation for one in clients]),
     ]
-    return [Text(f"{name_of(record)}, each client's own values:"), *table_lines(columns, width)]
 
 
 def if_known(column: Column) -> list[Column]:
@@ -88,7 +86,7 @@ def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> li
     names = sorted({name for one in means for name in one}, key=lambda name: (_is_detail(name), name))
     cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
     return [
-        Column(f"{where} {printable(name)[:_NAME_CHARS]}", 1 if _is_detail(name) else worth, cells[name])
+        Column(printable(name)[:_NAME_CHARS], 1 if _is_detail(name) else worth, cells[name], group=where)
         for name in names
     ]
 

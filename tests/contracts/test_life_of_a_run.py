@@ -192,10 +192,10 @@ def test_a_version_is_listed_and_exported_as_it_is(house: House, tmp_path: Path)
     table = house.umbel("versions", "life").stdout
     assert "round 5" in table
     assert "deleted" in table
-    for version in (None, 4):
+    for version in (None, 4, "best"):
         chosen = [] if version is None else ["--version", str(version)]
         facts = house.told("export", "life", "--out", str(out), *chosen)
-        expected = versions[5 if version is None else version]
+        expected = versions[version if isinstance(version, int) else 5]
         assert (facts["version"], facts["round"], facts["run"]) == (expected["version"], expected["round"], "life")
         assert facts["sha256"] == expected["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
         assert facts["umbel"]

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from umbel.client.cli.output import Column, table_lines
+from umbel.client.cli.output import Column, left_out_words, table_lines
 
 LOG = """
 import logging
@@ -57,3 +59,46 @@ def test_columns_are_cut_before_the_least_is_left_out() -> None:
 def test_no_line_is_wider_than_it_may_be() -> None:
     for width in range(4, 60):
         assert max(len(line) for line in told(width)) <= width
+
+
+def test_the_columns_that_do_not_fit_are_named_with_the_way_to_see_them() -> None:
+    assert left_out_words(COLUMNS, 80) is None
+    words = left_out_words(COLUMNS, 4)
+    assert words is not None
+    assert words.plain == "no room for: bytes, why (--all and --json show them)"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "training", "held-out"]), st.text("ab", max_size=9), st.text("1", max_size=9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(12, 120),
+)
+def test_every_column_is_shown_whole_or_named_as_left_out(rows: list[tuple[str, str, str]], width: int) -> None:
+    columns = [
+        Column(f"{place}{head}", place % 3, [f"c{place}{cell}"], group=group)
+        for place, (group, head, cell) in enumerate(rows)
+    ]
+    lines, left_out = [line.plain for line in table_lines(columns, width)], left_out_words(columns, width)
+    *groups, heads, cells = lines
+    shown = [column for column in columns if column.cells[0] in cells.split()]
+    assert heads.split() == [column.head for column in shown]
+    assert max(map(len, lines)) <= width
+    assert len(groups) == any(column.group for column in shown)
+    assert (left_out is None) == (len(shown) == len(columns))
+
+
+def test_a_group_is_written_once_above_its_columns() -> None:
+    columns = (
+        column("round", "1", 9),
+        Column("auc", 5, ["0.5000"], group="training"),
+        Column("loss", 5, ["0.2500"], group="training"),
+        Column("auc", 5, ["0.7500"], group="held-out"),
+    )
+    assert [line.plain.rstrip() for line in table_lines(columns, 80)] == [
+        "       training        held-out",
+        "round  auc     loss    auc",
+        "1      0.5000  0.2500  0.7500",
+    ]

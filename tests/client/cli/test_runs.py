@@ -11,12 +11,13 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from tests.client.cli.answers import operator_that_hears
+from tests.client.cli.test_view import ROUND
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
 from umbel.client import Operator
 from umbel.client.cli.models import export_model, list_versions
-from umbel.client.cli.runs import pause_run, resume_run, roll_back, stop_run, watch_run
+from umbel.client.cli.runs import pause_run, resume_run, roll_back, show_run, stop_run, watch_run
 
 RUN = RunView("ward", RunStatus.RUNNING, "", 3, 5, 1.7e9, ModelRef(3, "c" * 64, 100, "b" * 64))
 PAUSED = replace(RUN, status=RunStatus.PAUSED, reason="night shift")
@@ -90,13 +91,13 @@ def test_a_run_is_rolled_back_to_a_version_or_to_the_best(to: str, body: object)
 
 def test_versions_are_a_table_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     pages = {"GET /runs/ward/versions": [VERSIONS, []]}
-    list_versions(operator_that_hears(pages), "ward", as_json=False)
-    header, *rows = capsys.readouterr().out.splitlines()
+    list_versions(operator_that_hears(pages), "ward", shows_all=True)
+    groups, header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["version", "sha256", "MB"]
     assert ["the start" in rows[0], "round 1" in rows[1], "rollback to 0" in rows[2]] == [True] * 3
     assert ["deleted 2027" in row for row in rows] == [False, True, False]
-    assert rows[1].index("0.5000") == header.index("training loss")
-    assert rows[2].index("0.7500") == header.index("held-out accuracy")
+    assert rows[1].index("0.5000") == groups.index("training") == header.index("loss")
+    assert rows[2].index("0.7500") == groups.index("held-out") == header.index("accuracy")
     assert [row.rstrip().endswith("best") for row in rows] == [False, False, True]
     assert rows[1].index("deleted 2027-01-15 08:00Z") == header.index("state")
     list_versions(operator_that_hears({"GET /runs/ward/versions": [VERSIONS, []]}), "ward", as_json=True)
@@ -104,12 +105,34 @@ def test_versions_are_a_table_for_people_and_whole_for_programs(capsys: pytest.C
     assert [one["rolled_back_to"] for one in told] == [None, None, 0]
 
 
+def test_the_tables_of_a_pipe_are_at_most_100_columns_wide_unless_all_are_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    many = {f"a_metric_of_some_length_{number}": 0.5 for number in range(12)}
+    page = RunProgress(RUN, (replace(ROUND, metrics=many, evaluation=many),), 1, None)
+    for shows_all in (False, True):
+        asked = operator_that_hears({"GET /runs/ward/progress": [page, replace(page, ended=())]})
+        show_run(asked, "ward", shows_all=shows_all)
+        lines = capsys.readouterr().out.splitlines()
+        [heads] = [place for place, line in enumerate(lines) if line.startswith("round  ")]
+        assert (max(map(len, lines[heads - 1 : heads + 2])) > 100) == shows_all
+        assert any(line.startswith("no room for: ") for line in lines) != shows_all
+        assert lines[heads].count("a_metric_of_some_length_11") == 2 * shows_all
+
+
+def test_a_run_without_a_best_version_exports_none(tmp_path: Path) -> None:
+    without = [replace(one, is_best=False) for one in VERSIONS]
+    with pytest.raises(ValueError, match="run ward has no best version, because its run file has no"):
+        export_model(operator_that_hears({"GET /runs/ward/versions": [without, []]}), "ward", tmp_path / "no", "best")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_version_that_is_gone_is_not_exported(tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
     for found, sentence in (([VERSIONS[1]], "version 1 was deleted"), ([], "no version 1, only 0 to 3")):
         operator = operator_that_hears({"GET /runs/ward": [RUN], "GET /runs/ward/versions": [found, []]})
         with pytest.raises(ValueError, match=sentence):
-            export_model(operator, "ward", out, 1, as_json=False)
+            export_model(operator, "ward", out, "1")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -67,8 +67,9 @@ def test_each_clients_own_metrics_are_shown_of_the_newest_round_that_keeps_them(
     kept = replace(ROUND, round=3, clients=(FINE, own, replace(FINE, client="h3", metrics={"loss": 0.25})))
     lines = told([older, kept, replace(ROUND, round=4)])
     place = lines.index("round 3, each client's own values:")
-    heads, *rows = [line.split() for line in lines[place + 1 : place + 4]]
-    assert " ".join(heads) == ("client samples training loss held-out confusion.sensitivity held-out scores.auc")
+    groups, heads, *rows = [line.split() for line in lines[place + 1 : place + 5]]
+    assert groups == ["training", "held-out"]
+    assert heads == ["client", "samples", "loss", "confusion.sensitivity", "scores.auc"]
     assert rows == [["h\ufffd2", "30", "0.5000", "0.7500", "0.9000"], ["h3", "30", "0.2500"]]
     assert not any("older" in line for line in lines)
     assert not any("own values" in line for line in told([ROUND]))
@@ -81,7 +82,7 @@ def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose
         "privacy: epsilon 5.33 of 8 is spent, at delta 1e-06, by 2 of at most 4 sums",
         "member list 07F5 BE6F A2BD B100 … (--json shows the whole hash)",
         "audit head " + "c" * 64,
-        told([replace(ROUND, epsilon=5.327)])[1],
+        told([replace(ROUND, epsilon=5.327)])[1],  # the table begins
     ]
     unlimited = replace(spent, budget=None, sums=0, sums_max=1)
     assert told([], run=replace(RUN, privacy=unlimited))[1] == (
@@ -90,14 +91,14 @@ def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose
 
 
 def test_the_epsilon_of_a_round_is_what_the_run_had_cost_with_it() -> None:
-    header, first, second = told([replace(ROUND, epsilon=3.6171), replace(ROUND, round=3, epsilon=None)])[1:]
+    header, first, second = told([replace(ROUND, epsilon=3.6171), replace(ROUND, round=3, epsilon=None)])[2:]
     assert first.index("3.62") == header.index("epsilon so far")
     assert "3.62" not in second
-    assert "epsilon" not in told([ROUND])[1]
+    assert "epsilon" not in told([ROUND])[2]
 
 
 def test_a_round_that_went_as_planned_has_one_line() -> None:
-    assert len(told([ROUND])) == 3
+    assert len(told([ROUND])) == 4
 
 
 def test_an_ended_round_says_who_was_missing_and_why() -> None:
@@ -125,7 +126,7 @@ def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
 
 def test_an_ended_round_says_how_much_data_is_in_and_what_is_not_covered() -> None:
     gaps = (Gap("site", "north", "low battery", 500), Gap("samples", "", "50 of 550 samples are in", 500))
-    header, row, note = told([replace(ROUND, samples_share=0.0909, uncovered=gaps)])[1:]
+    header, row, note = told([replace(ROUND, samples_share=0.0909, uncovered=gaps)])[2:]
     assert row.index("9%") >= header.index("data in")
     assert note == (
         "round 2: site north not covered, 500 samples: low battery; "
@@ -136,10 +137,10 @@ def test_an_ended_round_says_how_much_data_is_in_and_what_is_not_covered() -> No
 def test_abandoned_attempts_show_their_number_and_their_reason() -> None:
     lost = replace(ROUND, committed=False, model_sha256=None, reason="the window of 9 s is over with 0 reports")
     lines = told([lost, replace(lost, attempt=2, reason="everyone has declined"), replace(ROUND, attempt=3)])
-    assert "2 abandoned" in lines[2]
-    assert "2 (attempt 2) abandoned" in lines[3]
-    assert "2 (attempt 3) " in lines[4]
-    assert lines[5:] == [
+    assert "2 abandoned" in lines[3]
+    assert "2 (attempt 2) abandoned" in lines[4]
+    assert "2 (attempt 3) " in lines[5]
+    assert lines[6:] == [
         "round 2: abandoned: the window of 9 s is over with 0 reports",
         "round 2 (attempt 2): abandoned: everyone has declined",
     ]
@@ -219,15 +220,18 @@ def test_on_a_screen_without_room_for_a_reason_as_much_of_it_is_shown_as_fits() 
         console.print(RunPicture(RUN, ended, None, fits_screen=True))
     lines = capture.get().splitlines()
     assert len(lines) == 7
-    assert lines[3].startswith("round 2: h2 declined: this site's policy")
+    assert lines[4].startswith("round 2: h2 declined: this site's policy")
     assert lines[-1].endswith("…")
 
 
 def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> None:
-    header, row, *_, legend = told([replace(ROUND, evaluation={"loss": 0.5})])[1:]
-    assert header.split("  ")[-1].strip() == "held-out loss"
-    assert row.index("0.2500") == header.index("training loss")
-    assert row.index("0.5000") == header.index("held-out loss")
+    picture, console = RunPicture(RUN, [replace(ROUND, evaluation={"loss": 0.5})], None), Console(width=1000)
+    with console.capture() as capture:
+        console.print(picture)
+    groups, header, row, *_, legend = capture.get().splitlines()[1:]
+    assert header.split()[-2:] == ["loss", "loss"]
+    assert row.index("0.2500") == groups.index("training") == header.index("loss")
+    assert row.index("0.5000") == groups.index("held-out") == header.rindex("loss")
     assert "the model that they receive" in legend
 
 
@@ -244,7 +248,7 @@ EAST = Absent(1, 114, (AbsentClient("east", 114, 1.7e9),))
 
 def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_known_data_is_in() -> None:
     record = replace(ROUND, selected=2, reported=2, dropped=0, samples_selected=229, samples_in=229, absent=EAST)
-    header, row, note = told([record])[1:]
+    header, row, note = told([record])[2:]
     assert row.index("67%") == header.index("of all known data")
     assert note == "round 2: absent: east (114 samples, last seen 22:13Z); the round has 67% of all known data"
     line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]

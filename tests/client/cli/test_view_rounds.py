@@ -79,8 +79,8 @@ def test_a_narrow_table_keeps_sensitivity_and_auc_and_leaves_out_the_details_of_
     means: list[dict[str, float]] = [dict.fromkeys(figures, 0.5)]
     worth = {column.head: column.worth for column in measured("held-out", 60, means)}
     assert {head for head, one in worth.items() if one == 60} == {
-        "held-out confusion.sensitivity",
-        "held-out personal.accuracy",
-        "held-out scores.auc",
+        "confusion.sensitivity",
+        "personal.accuracy",
+        "scores.auc",
     }
     assert len(worth) == len(figures)
