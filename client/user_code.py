@@ -1,11 +1,16 @@
-"""Find the user's own code by its name, `module:attribute`, such as `--app my_hospital:client`."""
+"""The user's own code: find it by its name (`module:attribute`, such as `--app my_hospital:client`), and say where it
+failed.
+"""
 
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from umbel.client.errors import AppError
@@ -25,6 +30,8 @@ class OptionWords:
     wanted: str  # what it should name, as in "a Client"
 
 
+_LIBRARIES = {"umbel", "contextlib"}
+_MESSAGE_CHARS_MAX = 300
 _APP = OptionWords("--app", "my_hospital:client", "a Client")
 
 
@@ -154,3 +161,20 @@ def checked_client(made: object, spec: str, wanted: str = "an umbel.client.Clien
             f"the client of {spec} has sample_count {sample_count!r}; set it to the number of samples that it holds"
         )
     return made
+
+
+def where_raised(error: BaseException) -> str:
+    """The error's type, its message in one line, and the last line of the client's own code that it passed.
+
+    If it passed none, as in a ready trainer that cannot read the site's batches, the last line of a library.
+    """
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    place = next(reversed([one for one in frames if not _is_library(one[0])] or frames), None)
+    where = "" if place is None else f" ({Path(place[0].f_code.co_filename).name}, line {place[1]})"
+    message = " ".join(str(error).split())[:_MESSAGE_CHARS_MAX]
+    return f"{type(error).__name__}{message and f': {message}'}{where}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return "site-packages" in frame.f_code.co_filename or module in _LIBRARIES

@@ -23,6 +23,11 @@ def unheard(clients: Iterable[ClientId], reason: str) -> dict[ClientId, str]:
     return dict.fromkeys(clients, f"{_UNHEARD}{reason}")
 
 
+def is_unheard(reason: str) -> bool:
+    """Whether a missing client's reason says that it had neither reported nor declined."""
+    return reason.startswith(_UNHEARD)
+
+
 def late_for(phase: Phase, asked: Iterable[ClientId], spoke: Collection[ClientId]) -> dict[ClientId, str]:
     """A reason for each client that was asked in a phase and missed it."""
     heard = frozenset(spoke)
@@ -35,7 +40,7 @@ def left_out_by_themselves(state: Closing) -> dict[ClientId, str]:
     Others may have refused the sum because of them.
     """
     had_enough = state.late is Outcome.SURPLUS
-    return {client: why for client, why in state.missing.items() if not (had_enough and why.startswith(_UNHEARD))}
+    return {client: why for client, why in state.missing.items() if not (had_enough and is_unheard(why))}
 
 
 def not_unmasked(state: Closing, agreed: Collection[ClientId], revealed: Revealed) -> tuple[str, dict[ClientId, str]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import ObservedPlan, ObservedTraining, as_asked
 from umbel.client.check.practice_run import PracticeRun
-from umbel.client.check.result_checks import where_raised
 from umbel.client.check.trainee import Trainee
 from umbel.client.local.plan import LocalPlan
+from umbel.client.user_code import where_raised
 
 STOP_AFTER = 2  # steps
 _LATE = 1  # a loop may ask before or after a step

@@ -7,9 +7,10 @@ from pathlib import Path
 from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import Evaluating, ObservedTraining
 from umbel.client.check.practice_run import PracticeRun
-from umbel.client.check.result_checks import check_metrics, where_raised
+from umbel.client.check.result_checks import check_metrics
 from umbel.client.check.trainee import Trainee
 from umbel.client.local.results import Evaluation
+from umbel.client.user_code import where_raised
 
 _SEED_ALL = "Draw batch order, dropout and the like from plan.seed, as plan.drive does"
 

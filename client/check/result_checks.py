@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 
 import torch
 
@@ -11,19 +10,9 @@ from umbel.client.check.findings import ClientFinding, passed, skipped, warned, 
 from umbel.client.check.observed import GENERATORS, Marks, ObservedTraining
 from umbel.client.check.trainee import Trainee
 from umbel.client.local.results import TrainResult
+from umbel.client.user_code import where_raised
 
-_LIBRARIES = {"umbel", "torch", "numpy", "contextlib"}
 _RESULTS = "umbel.client.local.results"
-
-
-def where_raised(error: BaseException) -> str:
-    """The error's type, its message, and the last line of the client's own code that it passed."""
-    places = [
-        f" ({Path(frame.f_code.co_filename).name}, line {line})"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
-    ]
-    return f"{type(error).__name__}: {str(error)[:300]}{places[-1] if places else ''}"
 
 
 def check_failed(training: ObservedTraining) -> ClientFinding | None:

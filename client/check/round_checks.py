@@ -14,11 +14,11 @@ from umbel.client.check.findings import ClientFinding, passed, skipped, warned, 
 from umbel.client.check.observed import ObservedClient, ObservedPlan, ObservedTraining
 from umbel.client.check.plan_checks import STOP_AFTER, out_of_time
 from umbel.client.check.practice_run import CLIENT, SEED, PracticeRun
-from umbel.client.check.result_checks import where_raised
 from umbel.client.errors import ClientError
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.loop import RunEnd, run_client
+from umbel.client.user_code import where_raised
 
 ROUNDS_VALUES_MAX = 200_000_000
 """The most values of an update in rounds: the coordinator holds some ten copies of it in memory."""
@@ -176,11 +176,10 @@ def _take_part(client: ObservedClient, coordinator: CheckCoordinator, folder: Pa
 
 
 def _words(record: logging.LogRecord) -> str:
-    """The line of the log. Where it has a traceback, the error and the line of the client's code that raised it."""
+    """The line of the log. Where it has a traceback, also the line of the client's code that raised the error."""
     line, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
-    if error is None:
-        return line
-    return f"{line.partition(f' with {type(error).__name__}; see')[0]}: {where_raised(error)}"
+    place = "" if error is None else where_raised(error)
+    return line if place in line else f"{line}: {place}"
 
 
 def _run(client: ObservedClient, coordinator: CheckCoordinator, folder: Path) -> RunEnd:

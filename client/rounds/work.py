@@ -29,6 +29,7 @@ from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
 from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
+from umbel.client.user_code import where_raised
 from umbel.client.wire.timing import Bandwidth
 
 NOTHING_HELD_OUT = "this client has no held-out data to measure the model on"
@@ -90,8 +91,9 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
 
 
 def _own_code_failed(error: BaseException) -> TrainingFailed:
-    # The error's message may quote data, so the coordinator sees only its type; the log has all of it.
-    return TrainingFailed(f"the client's own code failed with {type(error).__name__}; see the client's log")
+    # The error's message may quote data, so the coordinator sees only its type.
+    public_reason = f"the client's own code failed with {type(error).__name__}; see the client's log"
+    return TrainingFailed(f"the client's own code failed with {where_raised(error)}", public_reason)
 
 
 def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:

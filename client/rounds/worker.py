@@ -201,7 +201,7 @@ class RoundWorker:
             self._leave(part.offer, plan)
             return done
         except TrainingFailed as error:
-            log.error("%s: training failed", name_of(part.offer), exc_info=error.__cause__)
+            log.error("%s: %s", name_of(part.offer), error, exc_info=error.__cause__)
             unfit: ClientError = UnfitWork(str(error))
         except (TooLittleDone, UnfitWork) as error:
             unfit = error

@@ -14,6 +14,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.retry import is_unheard
 from umbel.aggregation.round.states import (
     Abandoned,
     Answer,
@@ -271,11 +272,15 @@ class _Deciding:
         return Decision(live, inputs, answers, change, self.commands, self.uploads, self.rolled_back_to, waiting)
 
     def _declined(self, inputs: Sequence[RunInput]) -> tuple[ClientId, ...]:
-        """The clients that declined in a step that closed or abandoned the round: its new state has them as missing."""
+        """The clients that declined in a step that closed or abandoned the round, before it did.
+
+        The new state has them as missing, with their reason.
+        """
         if not isinstance(self.live.state, Training) or not isinstance(self.state, Closing | Abandoned):
             return ()
         named = {one.event.client for one in inputs if isinstance(one, DeclineInput)}
-        return tuple(sorted(named & self.state.missing.keys()))
+        missing = sorted(self.state.missing.items())
+        return tuple(client for client, why in missing if client in named and not is_unheard(why))
 
 
 def check_report(

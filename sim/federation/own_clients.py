@@ -28,10 +28,10 @@ from umbel.client.local.devices import seeded
 from umbel.client.local.results import Evaluation
 from umbel.client.rounds.work import evaluated, finite
 from umbel.client.training.shared_state import SharedState
+from umbel.client.user_code import where_raised
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_number
-from umbel.sim.engines.clients.app import own_failure
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsEngine, ClientsWork, GlobalModel
 from umbel.sim.engines.device import CPU, one_thread
@@ -150,7 +150,7 @@ def _tested(tester: Client, model: GlobalModel, rules: TensorRules | None, seed:
             SharedState(tester).under(rules).load(model.layout.full_state(model.owned))
             found: Evaluation | None = evaluated(tester)
     except Exception as error:
-        raise EngineError(f"the client of clients.test failed: {own_failure(error.__cause__ or error)}") from error
+        raise EngineError(f"the client of clients.test failed: {where_raised(error.__cause__ or error)}") from error
     if found is None:
         raise EngineError(
             "evaluate of the client of clients.test returned None; it must return the Evaluation of the new model"

@@ -8,11 +8,9 @@ def make_client(number: int, of: int, data: ClientShare) -> Client: ...   # it g
 
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -22,7 +20,7 @@ from umbel.aggregation.seeds import derive_seed
 from umbel.client.app import Client
 from umbel.client.errors import AppError
 from umbel.client.local.devices import seeded
-from umbel.client.user_code import OptionWords, checked_client, find_named
+from umbel.client.user_code import OptionWords, checked_client, find_named, where_raised
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.engines.work import EngineError
 from umbel.sim.given import only_here, why_only_here
@@ -127,22 +125,6 @@ def measuring_client(name: str, test: SampleSet | None, seed: int) -> Client:
         return checked_client(made, name)
 
 
-def own_failure(error: BaseException) -> str:
-    """An error of the user's own code in words, with the last line of this code that it passed. An error that passed
-    libraries alone has the last line of these.
-    """
-    frames = [*traceback.walk_tb(error.__traceback__)]
-    own = [one for one in frames if not _is_library(one[0])]
-    place = next(reversed(own or frames), None)
-    where = "" if place is None else f" ({place[0].f_code.co_filename}, line {place[1]})"
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _is_library(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__"))
-    return "site-packages" in frame.f_code.co_filename or module.partition(".")[0] == "umbel"
-
-
 def _takes_data(found: object, name: str, arguments: Mapping[str, Any]) -> bool:
     """Raises `EngineError` unless it can be called as make_client."""
     if isinstance(found, Client):
@@ -176,4 +158,4 @@ def _own_code(what: str) -> Generator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise EngineError(f"{what}: {own_failure(error)}") from error
+        raise EngineError(f"{what}: {where_raised(error)}") from error

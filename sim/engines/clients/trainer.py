@@ -33,10 +33,10 @@ from umbel.client.rounds.work import (
     unfit_refused,
     work_done,
 )
+from umbel.client.user_code import where_raised
 from umbel.client.wire.timing import Bandwidth
 from umbel.sim.data.population import client_name
 from umbel.sim.engines.clients.alive import LiveClient, LiveClients
-from umbel.sim.engines.clients.app import own_failure
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWork, GlobalModel
 from umbel.sim.engines.work import EngineError
@@ -159,7 +159,7 @@ def stop_after(n_steps: int) -> Callable[[], str | None]:
 
 
 def _failed(client: LiveClient, error: TrainingFailed) -> EngineError:
-    said = f": {error}" if error.__cause__ is None else f" failed: {own_failure(error.__cause__)}"
+    said = f": {error}" if error.__cause__ is None else f" failed: {where_raised(error.__cause__)}"
     return EngineError(f"client {client.number}{said}")
 
 

@@ -403,7 +403,7 @@ def test_an_error_in_a_later_round_is_told_with_its_line() -> None:
     """The client's log has it in production; the check keeps that log to itself."""
     (finding,) = checked(RaisesInRoundTwo).wrong
     assert finding.check == "rounds"
-    assert re.search(r"round 2: .* failed: KeyError: 'ward' \(test_check.py, line \d+\)$", finding.found)
+    assert re.search(r"round 2: .* failed with KeyError: 'ward' \(test_check.py, line \d+\)$", finding.found)
 
 
 @pytest.mark.parametrize("make", [IgnoresGradientRules, AdjustsTooLate])

@@ -1,12 +1,15 @@
 """Pause, resume, rollback: what an operator orders of a run, over HTTP, with restarts in between."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
+import torch
 
 from tests.federations.lifecycle_house import lifecycle_run, obeyed, order, train, vector, versions
-from tests.federations.server_device import House, house, problem, small_state, update_of
+from tests.federations.server_device import House, house, problem, run_file, small_state, update_of
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout
 
@@ -89,6 +92,35 @@ def test_a_decline_that_comes_while_its_round_is_abandoned_is_taken_and_changes_
             assert (await declined).status_code == 204
             [record] = await it.ended(1)
             assert [client["fate"] for client in record["clients"]] == ["released"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("declines_first", [False, True])
+def test_only_a_decline_before_the_round_closed_is_a_clients_fate(tmp_path: Path, declines_first: bool) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=1, over_selection=2.0), small_state())
+            devices = await it.devices(2)
+            works = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
+            update, url = update_of(LAYOUT, torch.zeros(LAYOUT.n_values)), f"/v1/assignments/{works[1]['id']}/decline"
+            await devices[0].upload(works[0]["id"], update)
+            driver = it.state.coordinator.drivers["demo"]
+            report = partial(devices[0].report, works[0]["id"], update)
+            decline = partial(devices[1].send, "PUT", url, b'{"reason": "on battery"}')
+            async with driver._mailbox.moving:  # one transaction decides on both
+                sent = list[asyncio.Task[httpx.Response]]()
+                for send in (decline, report) if declines_first else (report, decline):
+                    sent.append(asyncio.create_task(send()))
+                    await until("the input", lambda: len(driver._mailbox._pending) == len(sent) or None)
+            assert {(await one).status_code for one in sent} == {200, 204}
+            [record] = await it.ended(1)
+            [other] = [client for client in record["clients"] if client["client"] == devices[1].name]
+            if declines_first:
+                assert (other["fate"], other["reason"]) == ("declined", "on battery")
+            else:
+                assert other["fate"] == "released"
+                assert other["reason"].startswith("had not reported: the target of 1 report is in")
 
     asyncio.run(scenario())
 
