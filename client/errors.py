@@ -6,6 +6,7 @@ ClientError                       `str(error)` is one sentence that says what to
 │   ├── Redirected                the model is at another address; for any other request an ordinary refusal
 │   ├── AccessRefused             this client, key, token, name or clock is refused: a person must act
 │   └── AssignmentClosed          the round no longer wants this work: check in again
+├── CertificateRefused            this machine does not accept the certificate of a coordinator that it never reached
 ├── TryAgain                      the same request may succeed in a moment; `patiently` repeats it with back-off
 │   ├── LinkFailed                the coordinator's link brought no model
 │   ├── CoordinatorUnreachable    no answer, or one that broke off
@@ -70,6 +71,12 @@ class AccessRefused(CoordinatorRefused):
 
 class AssignmentClosed(CoordinatorRefused):
     pass
+
+
+class CertificateRefused(ClientError):
+    """A person must act. Once the coordinator has answered, a refused certificate is only `CoordinatorUnreachable`: the
+    operator may renew it.
+    """
 
 
 class TryAgain(ClientError):

@@ -5,6 +5,7 @@ order of addresses, so that neither a start nor the death of a replica sends all
 """
 
 import logging
+import os
 import random
 import threading
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ class CoordinatorAddresses:
         ]
         self._current = 0
         self._n_failed = 0
+        self.has_answered = False  # whether any address ever did
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -59,7 +61,7 @@ class CoordinatorAddresses:
         return self._clients[self._current]
 
     def note_answer(self) -> None:
-        self._n_failed = 0
+        self._n_failed, self.has_answered = 0, True
 
     def note_failure(self, client: httpx.Client) -> bool:
         """Move to the next address. True if that one has not failed since the last answer."""
@@ -76,9 +78,18 @@ class CoordinatorAddresses:
 
 
 def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client:
+    """Raises `ValueError` if the file of certificates that the environment names cannot be read."""
     parts = urlsplit(address)
     base_url = f"{parts.scheme}://{parts.netloc}"
-    return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
+    try:
+        return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
+    except OSError as error:  # also ssl.SSLError
+        if not (named := os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
+            raise
+        raise ValueError(
+            f"the certificates in {named} cannot be read ({error.strerror or error}); SSL_CERT_FILE must name a file "
+            "of CA certificates in PEM, or SSL_CERT_DIR a folder of them"
+        ) from error
 
 
 def _require_address(address: str) -> None:

@@ -22,6 +22,7 @@ from umbel.client.files import file_sha256
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.destinations import LinkRules, guarded
 from umbel.client.wire.http_deadline import bound, exchange_until, timing
+from umbel.client.wire.no_answer import why_no_answer
 from umbel.client.wire.timing import Timing
 from umbel.client.wire.transport import Patience, patiently
 
@@ -85,7 +86,7 @@ class Links:
                 _require_file(response, first_byte, size_bytes)
                 yield response
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+            reason = why_no_answer(error, url.host)
             raise _failed(
                 f"the coordinator's link leads to {url.host}, but no model came from there: {reason}"
             ) from error

@@ -3,6 +3,7 @@
 `_raise_for` decides which answers are final and which are tried again:
 
 ```
+a certificate that is refused at first         CertificateRefused                                         final
 connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
 408, 425, 429, 500, 502, 503, 504              CoordinatorBusy          ├ TryAgain
 401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ┘
@@ -31,6 +32,8 @@ from umbel.aggregation.messages import Problem
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.signatures import Target
 from umbel.client.errors import (
+    CertificateRefused,
+    ClientError,
     CoordinatorBusy,
     CoordinatorMisbehaved,
     CoordinatorUnreachable,
@@ -43,6 +46,7 @@ from umbel.client.errors import (
 )
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
 from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
+from umbel.client.wire.no_answer import first_line, is_untrusted, why_no_answer
 from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing
 
 _PIECE_BYTES = 1 << 18
@@ -178,14 +182,18 @@ class Transport:
                 self._replicas.note_answer()
                 yield response
         except httpx.TransportError as error:
-            has_other = self._replicas.note_failure(http)
-            raise CoordinatorUnreachable(
-                f"no answer from the coordinator at {http.base_url.netloc.decode()}: {_brief(error)}",
-                has_other=has_other,
-            ) from error
+            raise self._unanswered(http, error) from error
         except CoordinatorBusy as error:
             error.has_other = error.is_down and self._replicas.note_failure(http)
             raise
+
+    def _unanswered(self, http: httpx.Client, error: httpx.TransportError) -> ClientError:
+        """The error to raise. A certificate that was never accepted is a wrong setting, which no retry mends."""
+        has_other, host = self._replicas.note_failure(http), http.base_url.netloc.decode()
+        text = f"no answer from the coordinator at {host}: {why_no_answer(error, host)}"
+        if is_untrusted(error) and not has_other and not self._replicas.has_answered:
+            return CertificateRefused(text)
+        return CoordinatorUnreachable(text, has_other=has_other)
 
     def close(self) -> None:
         self._replicas.close()
@@ -284,6 +292,4 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 def _brief(error: Exception) -> str:
     """An error's text in one line."""
-    if isinstance(error, ValidationError):
-        return first_finding(error, "body")
-    return (str(error) or type(error).__name__).splitlines()[0][:300]
+    return first_finding(error, "body") if isinstance(error, ValidationError) else first_line(error)

@@ -1,0 +1,234 @@
+"""Why no answer came: each kind of failure of a real connection, in words that say what to do."""
+
+import datetime
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from umbel.client.errors import CertificateRefused, CoordinatorUnreachable
+from umbel.client.wire.transport import Patience, Transport, connect, patiently
+
+_DAY = datetime.timedelta(days=1)
+_NOW = datetime.datetime.now(datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Files of a certificate authority and of a certificate that it has signed."""
+
+    ca: Path
+    chain: Path  # with its key
+
+
+def issued(folder: Path, *, address: str = "127.0.0.1", first_day: int = -2, last_day: int = 2) -> Issued:
+    """`first_day`, `last_day`: from today on."""
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name, name = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("Ward CA", "coordinator"))
+
+    def of(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        serial = x509.random_serial_number()
+        return x509.CertificateBuilder(
+            ca_name, subject, public, serial, _NOW + first_day * _DAY, _NOW + last_day * _DAY
+        )
+
+    is_ca = x509.BasicConstraints(ca=True, path_length=None)
+    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+    ca = of(ca_name, ca_key.public_key()).add_extension(is_ca, critical=True).add_extension(usage, critical=True)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+    server = of(name, key.public_key()).add_extension(names, critical=False)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    found = Issued(folder / "ca.pem", folder / "chain.pem")
+    found.ca.write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    signed = server.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    found.chain.write_bytes(signed + secret)
+    return found
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """Its `context` may be changed while it serves, as a proxy's certificate is."""
+
+    context: ssl.SSLContext | None = None
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, peer = self.socket.accept()
+        if self.context is None:
+            return connection, peer
+        return self.context.wrap_socket(connection, server_side=True), peer
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
+def context_of(certificates: Issued) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.chain)
+    return context
+
+
+@contextmanager
+def serving(certificates: Issued | None) -> Generator[Server]:
+    """A server at 127.0.0.1, with TLS if it has certificates."""
+    with Server(("127.0.0.1", 0), Ready) as server:
+        server.context = context_of(certificates) if certificates else None
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def unsigned(_target: object, _body: bytes) -> Mapping[str, str]:
+    return {}
+
+
+@contextmanager
+def transport(server: Server, scheme: str = "https") -> Generator[Transport]:
+    with connect(f"{scheme}://127.0.0.1:{server.server_port}") as addresses:
+        yield Transport(addresses, unsigned)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_certificate_of_a_ca_that_the_environment_names_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = issued(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with serving(certificates) as server, transport(server) as it:
+        assert it.ask("GET", "/").body == b"ok"
+
+
+def test_a_ca_that_is_not_trusted_ends_the_client_with_the_variable_to_set(tmp_path: Path) -> None:
+    with (
+        serving(issued(tmp_path)) as server,
+        transport(server) as it,
+        pytest.raises(
+            CertificateRefused, match=r"this machine does not trust the certificate at 127\.0\.0\.1:"
+        ) as told,
+    ):
+        patiently(lambda: it.ask("GET", "/"), Patience(wait=_no_wait))
+    assert "Set SSL_CERT_FILE to a file with the coordinator's CA, in PEM" in str(told.value)
+
+
+def test_a_file_of_cas_that_has_not_the_right_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("SSL_CERT_FILE", str(other := issued(tmp_path / "other").ca))
+    words = f"SSL_CERT_FILE is {other}, and has no CA that has signed it"
+    with serving(issued(tmp_path)) as server, transport(server) as it, pytest.raises(CertificateRefused, match=words):
+        it.ask("GET", "/")
+
+
+@pytest.mark.parametrize(
+    ("address", "first_day", "last_day", "kind", "words"),
+    [
+        (
+            "127.0.0.2",
+            -2,
+            2,
+            CertificateRefused,
+            r"is for another name \(.*127\.0\.0\.1.*\)\. Use the name in the certificate",
+        ),
+        ("127.0.0.1", -2, -1, CoordinatorUnreachable, r"has expired\. Ask the coordinator's operator to renew it"),
+        ("127.0.0.1", 1, 2, CoordinatorUnreachable, r"is not valid yet\. Check this machine's clock"),
+    ],
+)
+def test_a_wrong_name_ends_the_client_and_a_wrong_time_is_waited_for(
+    address: str,
+    first_day: int,
+    last_day: int,
+    kind: type[Exception],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An expired certificate is renewed, and a clock may be set only after the machine's start."""
+    certificates = issued(tmp_path, address=address, first_day=first_day, last_day=last_day)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with serving(certificates) as server, transport(server) as it, pytest.raises(kind, match=words):
+        it.ask("GET", "/")
+
+
+def test_a_certificate_that_goes_wrong_later_is_waited_for_with_the_reason_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator renews it, and no site needs a person for that."""
+    good = issued(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(good.ca))
+    (tmp_path / "other").mkdir()
+    caplog.set_level(logging.INFO, logger="umbel.client")
+    with serving(good) as server, transport(server) as it:
+        assert it.ask("GET", "/", headers={"Connection": "close"}).body == b"ok"
+        fit, server.context = server.context, context_of(issued(tmp_path / "other"))
+
+        def renew(_seconds: float) -> None:
+            server.context = fit
+
+        assert patiently(lambda: it.ask("GET", "/"), Patience(wait=renew)).body == b"ok"
+    assert "this machine does not trust the certificate" in caplog.text
+    assert "the coordinator answers again" in caplog.text
+
+
+def test_a_server_without_tls_is_named_as_such() -> None:
+    words = r"does not speak TLS.*its address begins with http://"
+    with serving(None) as server, transport(server) as it, pytest.raises(CoordinatorUnreachable, match=words):
+        it.ask("GET", "/")
+
+
+def test_a_refused_connection_and_an_unknown_name_have_plain_words() -> None:
+    with serving(None) as server:
+        port = server.server_port
+    for address, words in (
+        (f"http://127.0.0.1:{port}", "the connection was refused, so no coordinator listens there"),
+        ("http://coordinator.invalid", r"a name on the way to coordinator\.invalid does not resolve"),
+    ):
+        with connect(address) as addresses, pytest.raises(CoordinatorUnreachable, match=words):
+            Transport(addresses, unsigned).ask("GET", "/")
+
+
+@pytest.mark.parametrize("write", [None, lambda path: path.write_text("no PEM")])
+def test_a_file_of_cas_that_cannot_be_read_is_named(
+    write: Callable[[Path], object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hospital-ca.pem"
+    if write is not None:
+        write(path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    with pytest.raises(ValueError, match=f"the certificates in {path} cannot be read .*SSL_CERT_FILE must name a file"):
+        connect("https://127.0.0.1:9")
+
+
+def _no_wait(_seconds: float) -> None:
+    raise AssertionError("there is nothing to wait for")
