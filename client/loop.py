@@ -36,6 +36,7 @@ import httpx
 
 from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, CheckedIn, CheckIn, RunStatus
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import after_s
 from umbel.aggregation.types import ClientId, RunId
@@ -92,7 +93,8 @@ class RunEnd:
     def reports_in_words(self) -> str:
         """The counts in words. Which rounds were abandoned in the end is unknown to a client."""
         if self.masked:
-            return f"masked reports: {self.masked} sent; this client gave its shares for {self.opened} of the sums"
+            sent = counted(self.masked, "masked update")
+            return f"{sent} sent; this client helped to unmask the sums of {self.opened} of them"
         return f"reports: {self.reports} sent, {self.accepted} accepted on arrival"
 
 

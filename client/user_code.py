@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ class OptionWords:
 
 _LIBRARIES = {"umbel", "contextlib"}
 _MESSAGE_CHARS_MAX = 300
+_FROZEN_STATE = "cannot assign to field 'state'"  # what a frozen dataclass says of `plan.state = ...`
 _APP = OptionWords("--app", "my_hospital:client", "a Client")
 
 
@@ -172,6 +173,8 @@ def where_raised(error: BaseException) -> str:
     place = next(reversed([one for one in frames if not _is_library(one[0])] or frames), None)
     where = "" if place is None else f" ({Path(place[0].f_code.co_filename).name}, line {place[1]})"
     message = " ".join(str(error).split())[:_MESSAGE_CHARS_MAX]
+    if isinstance(error, FrozenInstanceError) and message == _FROZEN_STATE:
+        message += '; change plan.state in place, such as plan.state["round"] = 3 or plan.state.update(...)'
     return f"{type(error).__name__}{message and f': {message}'}{where}"
 
 

@@ -322,14 +322,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
         reason = f"{_window(state)} is over, and clients have not all {phase.done_words}{not_whole}"
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
-        have = agreeing(len(spoke), "has", "have")
-        shortfall = f"{len(spoke)} of at least {counted(least, 'client')} {have} {phase.done_words}"
-        reason = (
-            f"{shortfall} in time{not_whole}"
-            if is_over
-            else f"{shortfall}, and {some([*out])} declined or {agreeing(len(out), 'was', 'were')} too late{not_whole}"
-        )
-        return _abandon(state, now, reason, out)
+        return _abandon(state, now, f"{_too_few_spoke(phase, len(spoke), least, late, state.declined)}{not_whole}", out)
     if not is_over:
         is_enough = len(spoke) == least
         return (_with_exchange(state, exchange.hurried(now, plan.window_s)) if is_enough else state), ()
@@ -337,6 +330,20 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
     settled, commands = _settle(after, now)
     return settled, (*released, Announce(spoke), *commands)
+
+
+def _too_few_spoke(
+    phase: Phase, n_spoke: int, least: int, late: Collection[ClientId], before: Mapping[ClientId, str]
+) -> str:
+    """Why a phase of keys failed. `late`: missed it; `before`: had declined, or had missed a phase before."""
+    when = " in time" if late else ""
+    words = (
+        f"{n_spoke} of at least {counted(least, 'client')} {agreeing(n_spoke, 'has', 'have')} {phase.done_words}{when}"
+    )
+    declined = [client for client, why in before.items() if not is_late(why)]
+    slow = [client for client, why in before.items() if is_late(why)]
+    words += f"; declined by {some(declined)}" if declined else ""
+    return words + (f"; too late before: {some(slow)}" if slow else "")
 
 
 def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:

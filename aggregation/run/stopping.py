@@ -110,10 +110,9 @@ class StopRule:
         value, n_clients = values.get(self.metric), counted_by.get(self.metric, measured_by.get(self.metric, 0))
         clients = counted(n_clients, "client")
         if value is None or n_clients < self.minimum:
-            why = f"{clients} measured it, of {self.minimum} that must"
-            return Judged(self.metric, None, n_clients, why)
+            return Judged(self.metric, None, n_clients, self._too_few(n_clients))
         what = "from the counts" if self.metric in counted_by else "the mean"
-        return Judged(self.metric, value, n_clients, f"{what} of {clients}, added up under masks")
+        return Judged(self.metric, value, n_clients, f"{what} of {clients}, from a masked sum")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
         """The value from the reports of one round; None if no client measured the metric.
@@ -132,10 +131,13 @@ class StopRule:
         if not values:
             return None
         if (n := len(values)) < self.minimum:
-            have = counted(n, "client has", "clients have")
-            return Judged(self.metric, None, n, f"{have} measured it, at least {self.minimum} must: it does not count")
+            return Judged(self.metric, None, n, self._too_few(n))
         mean = robust_mean(values)
         return Judged(self.metric, mean.value, n, mean.words)
+
+    def _too_few(self, n_clients: int) -> str:
+        have = counted(n_clients, "client has", "clients have")
+        return f"{have} measured it, and it counts only if at least {self.minimum} do"
 
     def loss(self, value: float) -> float:
         """The value, or its negative, so that less is better."""

@@ -240,7 +240,7 @@ def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
 
 def _counts(judged: Judged) -> str:
     """The value that early stopping uses, which is not the mean over all samples."""
-    value = "" if judged.value is None else f"counts as {figure(judged.value)} for early stopping, "
+    value = "" if judged.value is None else f"early stopping uses {figure(judged.value)}, "
     return printable(f"{judged.metric}: {value}{judged.why}")
 
 

@@ -785,7 +785,7 @@ def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: py
     wrap = until_declined(double, 1, then=3)
     end = take_part(tmp_path, double, policy=policy, wrap=wrap, shutdown=shutdown)
     assert (end.status, end.accepted, end.opened) == ("finished", 2, 1)
-    assert end.reports_in_words == "masked reports: 2 sent; this client gave its shares for 1 of the sums"
+    assert end.reports_in_words == "2 masked updates sent; this client helped to unmask the sums of 1 of them"
     assert shutdown.waits == [1], "an attempt that it declined late is one too"
     assert sum("does not sign this sum and reveals no shares" in record.message for record in caplog.records) == 1
     assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]

@@ -413,8 +413,18 @@ def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
 def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> None:
     declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
     ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
-    assert ended.reason == "1 of at least 3 clients has advertised keys, and a, b, c declined or were too late"
+    assert ended.reason == "1 of at least 3 clients has advertised keys; declined by a, b, c"
     assert ended.secure.blamed == dict.fromkeys(NAMES[:3], "on battery")
+
+
+def test_a_phase_that_ends_because_all_others_spoke_and_one_declined_names_the_decline() -> None:
+    """Nothing was late: the attempt ends in the second in which the client declines."""
+    ended = failed(
+        *said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:3]),
+        Declined(201.0, NAMES[3], "on battery"),
+        since=asked_after(opened_in_vain()),
+    )
+    assert ended.reason.startswith("3 of at least 4 clients have advertised keys; declined by d; d did not come")
 
 
 def test_who_was_too_late_for_the_phase_before_is_to_blame_too() -> None:

@@ -132,7 +132,7 @@ def test_too_few_clients_decide_nothing_and_are_told_of() -> None:
         EvaluationDone(10, {"accuracy": 1.0}),
     ]
     assert StopRule(LOSS, target=0.5).measured_by(works) == Judged(
-        LOSS, None, 2, "2 clients have measured it, at least 3 must: it does not count"
+        LOSS, None, 2, "2 clients have measured it, and it counts only if at least 3 do"
     )
     alone = StopRule(LOSS, target=0.5, minimum=1).measured_by(works[:1])
     assert alone == Judged(LOSS, 0.1, 1, "the mean over 1 client")
@@ -221,8 +221,8 @@ def test_a_figure_of_masked_sums_is_judged_by_the_clients_that_have_its_counts()
     rule = StopRule("evaluation.scores.auc", Direction.MAX, patience=3, minimum=2)
     values = {"evaluation.scores.auc": 0.9, "evaluation.loss": 0.5}
     found = rule.measured_in_sum(values, {"evaluation.scores.auc": 1}, {"evaluation.scores.auc": 4})
-    assert found == Judged(rule.metric, 0.9, 4, "from the counts of 4 clients, added up under masks")
+    assert found == Judged(rule.metric, 0.9, 4, "from the counts of 4 clients, from a masked sum")
     too_few = rule.measured_in_sum(values, {}, {"evaluation.scores.auc": 1})
     assert (too_few.value, too_few.clients) == (None, 1)
     mean = replace(rule, metric="evaluation.loss").measured_in_sum(values, {"evaluation.loss": 3}, {})
-    assert mean == Judged("evaluation.loss", 0.5, 3, "the mean of 3 clients, added up under masks")
+    assert mean == Judged("evaluation.loss", 0.5, 3, "the mean of 3 clients, from a masked sum")

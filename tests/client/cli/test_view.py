@@ -117,9 +117,9 @@ def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
     judged = Judged(
         "evaluation.loss", 0.48, 10, "the mean over 8 of 10 clients, without the 1 least and the 1 greatest"
     )
-    none = Judged("evaluation.loss", None, 2, "2 clients have measured it, at least 3 must: it does not count")
+    none = Judged("evaluation.loss", None, 2, "2 clients have measured it, and it counts only if at least 3 do")
     assert told([replace(ROUND, judged=judged), replace(ROUND, round=3, judged=none)])[-2:] == [
-        "round 2: evaluation.loss: counts as 0.4800 for early stopping, " + judged.why,
+        "round 2: evaluation.loss: early stopping uses 0.4800, " + judged.why,
         "round 3: evaluation.loss: " + none.why,
     ]
 

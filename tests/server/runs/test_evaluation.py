@@ -227,7 +227,7 @@ def test_two_clients_alone_decide_nothing_and_the_record_says_so(tmp_path: Path)
                 await measure(device, task, 10, loss=0.1)
             judged = (await it.ended(2))[1]["judged"]
             assert judged["value"] is None
-            assert judged["why"] == "2 clients have measured it, at least 3 must: it does not count"
+            assert judged["why"] == "2 clients have measured it, and it counts only if at least 3 do"
             assert (await it.progress())["run"]["status"] == "running"
             assert [one["judged"] for one in await versions(it)] == [None, None]
 
