@@ -113,8 +113,10 @@ def list_versions(operator: Operator, run: RunName, shows_all: AllColumns = Fals
         Column("made", 20, [moment(one.created_at) for one in versions]),
         Column("state", 90, [_state(one) for one in versions]),
     ]
-    width, left_out = table_width(shows_all), left_out_words(columns, table_width(shows_all))
-    lines = [*table_lines(columns, width), *([left_out] if left_out is not None else [])]
+    width = table_width(shows_all)
+    lines = table_lines(columns, width)
+    if (left_out := left_out_words(columns, width)) is not None:
+        lines.append(left_out)
     screen(shows_all).print(Text("\n").join(lines))
 
 
@@ -149,7 +151,9 @@ def export_model(
 
 
 def _wanted(operator: Operator, run: str, version: int | Literal["best"] | None) -> VersionRecord:
-    """The record of this version, or of the newest. Raises `ValueError` if there is none or its model was deleted."""
+    """The record of the version to export. None: the newest. Raises `ValueError` for a version that does not exist, or
+    whose model was deleted.
+    """
     if version == "best":
         return _best(operator, run)
     newest = operator.run(run).model.version
