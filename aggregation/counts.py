@@ -50,7 +50,7 @@ def sum_of_counts(reported: Iterable[CountsByName]) -> dict[str, tuple[int, ...]
     `RECORD_NAMES_MAX` names or `RECORD_NUMBERS_MAX` numbers, those that fewest clients report are left out. The order
     of clients has no effect.
     """
-    rows, summed, n_left = list(reported), dict[str, tuple[int, ...]](), RECORD_NUMBERS_MAX
+    rows, summed, n_left = [row for row in reported if row], dict[str, tuple[int, ...]](), RECORD_NUMBERS_MAX
     for name in most_reported(rows):
         numbers = _sum_of_one(rows, name)
         if len(numbers) <= n_left:

@@ -374,15 +374,16 @@ class GrowingMap(Mapping[Key, Value], Generic[Key, Value]):
             self._shared[key] = (n, value)
         self._n = len(self._shared)
 
-    def with_entry(self, key: Key, value: Value) -> "GrowingMap[Key, Value]":
-        """This map with one more entry. Raises `ValueError` for a key that it has."""
-        if key in self:
-            raise ValueError(f"the map has {key!r} already")
+    def with_entries(self, more: Mapping[Key, Value]) -> "GrowingMap[Key, Value]":
+        """This map with more entries. Raises `ValueError` for a key that it has."""
         grown: GrowingMap[Key, Value] = GrowingMap.__new__(GrowingMap)
         is_newest = len(self._shared) == self._n
-        grown._shared = self._shared if is_newest else dict(islice(self._shared.items(), self._n))
-        grown._shared[key] = (self._n, value)
-        grown._n = self._n + 1
+        grown._shared = shared = self._shared if is_newest else dict(islice(self._shared.items(), self._n))
+        if shared and (twice := [key for key in more if key in shared]):
+            raise ValueError(f"the map has {twice[0]!r} already")
+        for n, (key, value) in enumerate(more.items(), self._n):
+            shared[key] = (n, value)
+        grown._n = len(shared)
         return grown
 
     def __getitem__(self, key: Key) -> Value:
@@ -405,6 +406,14 @@ class GrowingMap(Mapping[Key, Value], Generic[Key, Value]):
         return f"GrowingMap({dict(self)!r})"
 
 
+def with_entries(entries: Mapping[Key, Value], more: Mapping[Key, Value]) -> Mapping[Key, Value]:
+    """`entries` and `more`. As fast as `more` is short if `entries` is a `GrowingMap`, as what this returns always is.
+
+    Raises `ValueError` for a key in both.
+    """
+    return (entries if isinstance(entries, GrowingMap) else GrowingMap(entries)).with_entries(more)
+
+
 def with_entry(entries: Mapping[Key, Value], key: Key, value: Value) -> Mapping[Key, Value]:
-    """`entries` with one more. Constant time if it is a `GrowingMap`, as what this returns always is."""
-    return (entries if isinstance(entries, GrowingMap) else GrowingMap(entries)).with_entry(key, value)
+    """`entries` with one more, as `with_entries`."""
+    return with_entries(entries, {key: value})

@@ -94,25 +94,28 @@ def draw(
     smaller cohort are the first of a larger one's. Each candidate appears once and holds at least one sample.
     `required`: candidates that must be in it, at most `n_draws`; `last`: drawn only if there are too few others.
     """
-    ordered = sorted(candidates, key=lambda candidate: candidate.client)
     match weighting:
         case Weighting.SAMPLES:
-
-            def rank(client: ClientId) -> tuple[bool, bool, int]:
-                return client not in required, client in last, _hash(seed, client)
-
-            drawn = sorted((candidate.client for candidate in ordered), key=rank)[:n_draws]
+            drawn = _lots([candidate.client for candidate in candidates], seed)
+            if required or last:
+                drawn.sort(key=lambda client: (client not in required, client in last))
+            return dict.fromkeys(sorted(drawn[:n_draws]), 1)
         case Weighting.PROPORTIONAL:
+            ordered = sorted(candidates, key=lambda candidate: candidate.client)
             others = [candidate for candidate in ordered if candidate.client not in last]
             drawn = _tickets(others if len(others) >= n_draws else ordered, n_draws, seed)
-            drawn = _with_required(drawn, sorted(required))
-    return dict(sorted(Counter(drawn).items()))
+            return dict(sorted(Counter(_with_required(drawn, sorted(required))).items()))
+
+
+def _lots(clients: Sequence[ClientId], seed: int) -> list[ClientId]:
+    """The clients in a random order."""
+    return sorted(clients, key=lambda client: _digest(seed, client))
 
 
 def _tickets(ordered: Sequence[Candidate], n_draws: int, seed: int) -> list[ClientId]:
     """Independent draws with replacement, each candidate with a chance proportional to its samples."""
     cumulative = list(accumulate(candidate.sample_count for candidate in ordered))
-    tickets = (_hash(seed, str(j)) % cumulative[-1] for j in range(n_draws))
+    tickets = (int.from_bytes(_digest(seed, str(j)), "big") % cumulative[-1] for j in range(n_draws))
     return [ordered[bisect_right(cumulative, ticket)].client for ticket in tickets]
 
 
@@ -133,5 +136,5 @@ def weight_of(weighting: Weighting, n_draws: int, sample_count: int) -> int:
             return n_draws
 
 
-def _hash(seed: int, label: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"umbel/draw/1\x1f{seed}\x1f{label}".encode()).digest(), "big")
+def _digest(seed: int, label: str) -> bytes:
+    return hashlib.sha256(f"umbel/draw/1\x1f{seed}\x1f{label}".encode()).digest()

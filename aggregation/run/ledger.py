@@ -144,7 +144,7 @@ def _progress(state: Training) -> str:
 
 def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Each metric's mean over the clients that have it, weighted by their sample counts."""
-    measured = list(rows)
+    measured = [(metrics, weight) for metrics, weight in rows if metrics]
     kept = set(most_reported(metrics for metrics, _ in measured))
     sums: dict[str, tuple[float, int]] = {}
     for metrics, weight in measured:

@@ -149,7 +149,8 @@ class Reports:
             strict=True,
         )
         for size, done, asked, train_s, n_held, rate in facts:
-            metrics, evaluation = dict[str, float](), dict[str, float]()
+            metrics: dict[str, float] = {}
+            evaluation: dict[str, float] = {}
             reports.works.append(
                 WorkDone(size, done, asked, NO_HASH, train_s, metrics, evaluation, n_held, upload_bytes_per_s=rate)
             )

@@ -16,14 +16,13 @@ from torch import Tensor
 from umbel.aggregation.plans.masks import ONE_STEP
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work
-from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.machine import advance, advance_to_end
 from umbel.aggregation.round.states import (
     Abandoned,
     Closing,
     Declined,
     Event,
     Reported,
-    RoundState,
     Spoiled,
     Tick,
     Training,
@@ -100,13 +99,7 @@ class Window:
 
     def play(self, declines: Mapping[ClientId, str]) -> Played:
         """From the opening to the end. `declines`: clients that decline when their report would have come, and why."""
-        state: RoundState = self.opened
-        for event in _events(self.opened, self.cohort, declines):
-            state, _ = advance(state, event)
-            if not isinstance(state, Training):
-                break
-        else:
-            state, _ = advance(state, Tick(self.opened.closes_at))
+        state = advance_to_end(self.opened, _events(self.opened, self.cohort, declines))
         assert isinstance(state, Closing | Abandoned), "a window ends"
         return Played(state, state.closed_at, self.cohort)
 
@@ -142,16 +135,17 @@ def _book_of(
 
 def _events(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Iterable[Event]:
     """In the order of time; at the same moment, the lower rank first."""
-    report_s = cohort.fates.report_s
-    order = np.argsort(report_s, kind="stable")
-    for rank in order[np.isfinite(report_s[order])].tolist():
-        client, at = cohort.names[rank], opened.opened_at + float(report_s[rank])
+    moments = opened.opened_at + cohort.fates.report_s
+    order = np.argsort(cohort.fates.report_s, kind="stable")
+    for rank, at in zip(order.tolist(), moments[order].tolist(), strict=True):
+        client = cohort.names[rank]
         if at >= opened.closes_at:
-            return
+            break
         if (why := declines.get(client)) is not None:
             yield Declined(at, client, why)
         else:
             yield Reported(at, client, cohort.works[rank])
+    yield Tick(opened.closes_at)
 
 
 _IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)

@@ -3,18 +3,28 @@
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.aggregation.round.round_laws import CLIENTS, RoundLaws
+from tests.aggregation.round.round_laws import CLIENTS, STRANGER, TIERS, RoundLaws
 from tests.aggregation.round.secure_round_laws import SecureRoundLaws
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
 from umbel.aggregation.reports import WorkDone
-from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.machine import advance, advance_to_end
 from umbel.aggregation.round.second_sum import OpenedSum
-from umbel.aggregation.round.states import Event, Gathered, Recruiting, Reported, RoundState
+from umbel.aggregation.round.states import (
+    Declined,
+    Event,
+    Gathered,
+    Outage,
+    Recruiting,
+    Reported,
+    RoundState,
+    Tick,
+    Training,
+)
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId, RunId
 
@@ -101,6 +111,43 @@ others = st.builds(
     seed=st.integers(0, 20),
     sites=st.sampled_from([(), (CLIENTS[0],), (CLIENTS[5],), (ClientId("nowhere"),)]),
 )
+
+
+def report(now: float, client: ClientId, samples: int) -> Event:
+    return Reported(now, client, WorkDone(samples, 1, 1, "0" * 64))
+
+
+moments = st.sampled_from([0.0, 0.1, 4.9, 5.0, 39.0])
+anybody = st.sampled_from([*CLIENTS, STRANGER])
+interruptions = st.one_of(
+    st.builds(report, moments, anybody, st.integers(1, 100)),
+    st.builds(Declined, moments, anybody, st.just("low battery")),
+    st.builds(Tick, moments),
+    st.builds(Outage, moments, moments),
+)
+
+
+@given(
+    plan=st.one_of(plans, others),
+    n=st.integers(1, 6),
+    order=st.permutations(CLIENTS),
+    between=st.lists(st.tuples(st.integers(0, 6), interruptions), max_size=3),
+)
+def test_a_window_played_to_its_end_is_as_event_by_event(
+    plan: RoundPlan, n: int, order: list[ClientId], between: list[tuple[int, Event]]
+) -> None:
+    candidates = tuple(map(Candidate, CLIENTS[:n], [10, 20, 30, 40, 50, 60], TIERS))
+    begun, _ = advance(Recruiting(plan, since=-plan.patience_s), Gathered(0.0, candidates))
+    assume(isinstance(begun, Training))
+    assert isinstance(begun, Training)
+    events = [report(0.1, client, 10) for client in order if client in begun.cohort]
+    for place, event in between:
+        events.insert(place, event)
+    state: RoundState = begun
+    for n_seen, event in enumerate(events, 1):
+        if isinstance(state, Training):
+            state, _ = advance(state, event)
+        assert advance_to_end(begun, events[:n_seen]) == state
 
 
 class TrainingMachine(RoundLaws):

@@ -6,21 +6,22 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.round.states import GrowingMap, with_entry
 
-steps = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers()), max_size=60)
+some = st.dictionaries(st.integers(0, 5), st.integers(), max_size=3)
+steps = st.lists(st.tuples(st.integers(0, 30), some), max_size=60)
 
 
 @given(steps)
-def test_each_map_is_the_dictionary_that_was_copied_at_each_step(steps: list[tuple[int, int, int]]) -> None:
+def test_each_map_is_the_dictionary_that_was_copied_at_each_step(steps: list[tuple[int, dict[int, int]]]) -> None:
     maps: list[GrowingMap[int, int]] = [GrowingMap()]
     plain: list[dict[int, int]] = [{}]
-    for back, key, value in steps:
+    for back, more in steps:
         at = max(0, len(maps) - 1 - back)
-        if key in plain[at]:
+        if more.keys() & plain[at].keys():
             with pytest.raises(ValueError, match="already"):
-                maps[at].with_entry(key, value)
+                maps[at].with_entries(more)
             continue
-        maps.append(maps[at].with_entry(key, value))
-        plain.append({**plain[at], key: value})
+        maps.append(maps[at].with_entries(more))
+        plain.append({**plain[at], **more})
     for one, other in zip(maps, plain, strict=True):
         assert list(one.items()) == list(other.items())
         assert len(one) == len(other)
@@ -30,7 +31,7 @@ def test_each_map_is_the_dictionary_that_was_copied_at_each_step(steps: list[tup
 
 def test_a_map_that_grew_further_shows_a_smaller_one_nothing_new() -> None:
     small: GrowingMap[str, int] = GrowingMap({"a": 1})
-    large = small.with_entry("b", 2)
+    large = small.with_entries({"b": 2})
     assert "b" not in small
     with pytest.raises(KeyError):
         small["b"]
