@@ -295,10 +295,12 @@ def _with_reports(state: Training, reports: Mapping[ClientId, Accepted]) -> Trai
 
 
 def _n_certain(state: Training) -> int:
-    """So many more reports cannot end the window, whoever sends them (`_settle`): no report opens a gap in coverage."""
-    draws_max = (
-        1 if state.plan.weighting is Weighting.SAMPLES else max(member.draws for member in state.cohort.values())
-    )
+    """How many more reports certainly do not end the window, whoever sends them.
+
+    `_settle` waits below the target while a client is open. No report makes a gap in coverage.
+    """
+    is_drawn_once = state.plan.weighting is Weighting.SAMPLES
+    draws_max = 1 if is_drawn_once else max(member.draws for member in state.cohort.values())
     before_target = (state.target - 1 - state.n_reported) // draws_max
     return max(0, min(before_target, state.n_open - 1))
 

@@ -134,7 +134,7 @@ def _book_of(
 
 
 def _events(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Iterable[Event]:
-    """In the order of time; at the same moment, the lower rank first."""
+    """In the order of time; at the same moment, the lower rank first. The last one is the end of the window."""
     moments = opened.opened_at + cohort.fates.report_s
     order = np.argsort(cohort.fates.report_s, kind="stable")
     for rank, at in zip(order.tolist(), moments[order].tolist(), strict=True):
