@@ -60,6 +60,7 @@ KINDS: Mapping[str, Kind] = {
     "unknown-model": Kind(404, "No such model"),
     "unknown-upload": Kind(404, "No such upload"),
     "run-exists": Kind(409, "A run of this name already exists"),
+    "first-model-in-use": Kind(409, "Another secure run trains this first model"),
     "run-over": Kind(409, "The run is over"),
     "unknown-version": Kind(404, "No such model version"),
     "version-deleted": Kind(410, "The model version was deleted"),

@@ -27,6 +27,14 @@ def create_run(
             help="The member list that the run file names. With it, the coordinator asks members only.",
         ),
     ] = None,
+    same_first_model: Annotated[
+        bool,
+        typer.Option(
+            "--same-first-model",
+            help="Allow a secure run from a model that another secure run trains. Sites decline its rounds unless the "
+            "clients of both runs are exactly the same, or share hardly a client.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a run from a run file and its first model. The same command again changes nothing, with one exception: it
@@ -38,7 +46,9 @@ def create_run(
     list_text = None if signed is None else members_bytes(signed).decode()
     unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
     with fitted_model(model, run_file) as first:
-        print_run(operator.create_run(run_file.name, text, operator.upload_model(first.path), list_text), as_json)
+        sha256 = operator.upload_model(first.path)
+        run = operator.create_run(run_file.name, text, sha256, list_text, same_first_model=same_first_model)
+    print_run(run, as_json)
     if signed is None and run_file.members_sha256:
         typer.echo(
             "careful: without --members FILE the coordinator does not have the member list that the run file names. If "

@@ -123,16 +123,25 @@ class Operator:
         self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers, hold_s=check_s(len(model)))
         return sha256
 
-    def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
+    def create_run(
+        self,
+        name: str,
+        run_file: str,
+        model_sha256: str,
+        members: str | None = None,
+        *,
+        same_first_model: bool = False,
+    ) -> RunView:
         """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing.
 
         `members`: the text of the member list that the run file names. From then on only members take part, also in an
-        existing run.
+        existing run. `same_first_model`: allow a secure run to begin with a model that another secure run trains.
         """
         more: Mapping[str, Any] = {"body": run_file.encode(), "headers": {"Content-Type": "application/toml"}}
         if members is not None:
             more = _json({"run_file": run_file, "members": members})
-        return self._ask("PUT", _run_path(name), query=f"model={model_sha256}", **more).parse(_RUN)
+        query = f"model={model_sha256}" + ("&same_first_model=true" if same_first_model else "")
+        return self._ask("PUT", _run_path(name), query=query, **more).parse(_RUN)
 
     def runs(self) -> list[RunView]:
         return self._ask("GET", "/v1/admin/runs").parse(_RUNS)

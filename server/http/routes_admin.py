@@ -141,12 +141,18 @@ async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Res
 @router.put(
     "/runs/{name}",
     openapi_extra=either_body(binary_body("application/toml"), body_of(RUN_ORDER)),
-    responses={201: {"model": RunView, "description": "The run is new"}, **problems("run-exists", "unknown-model")},
+    responses={
+        201: {"model": RunView, "description": "The run is new"},
+        **problems("run-exists", "unknown-model", "first-model-in-use"),
+    },
 )
-async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
+async def put_run(
+    request: Request, response: Response, state: StateDep, name: str, model: str, same_first_model: bool = False
+) -> RunView:
     """Create a run from an uploaded model and a run file (TOML; or JSON that also has the run's member list).
 
     Repeating the request changes nothing. If the run has no member list yet, the request can add it.
+    `same_first_model` allows a secure run to begin with a model that another secure run trains.
     """
     new = await asyncio.to_thread(read_new_run, await request.body(), request.headers.get("content-type", ""))
     if new.file.name != name:
@@ -154,7 +160,7 @@ async def put_run(request: Request, response: Response, state: StateDep, name: s
             "malformed-request",
             f"the run file has the name {new.file.name!r}, but the address has the name {name!r}; use the same name",
         )
-    driver, is_new = await state.coordinator.create_run(new.file, model, new.members)
+    driver, is_new = await state.coordinator.create_run(new.file, model, new.members, may_share_model=same_first_model)
     response.status_code = 201 if is_new else 200
     return view_of(driver.live)
 

@@ -28,6 +28,7 @@ from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.memory import view_of
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.rounds import FirstModelTrained
 from umbel.server.store.versions import BeingRemoved, creator_of
 from umbel.server.sums.model_removal import hold
 
@@ -95,17 +96,24 @@ class Coordinator:
         return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
     async def create_run(
-        self, file: RunFile, model_sha256: str, members: SignedMembers | None = None
+        self,
+        file: RunFile,
+        model_sha256: str,
+        members: SignedMembers | None = None,
+        *,
+        may_share_model: bool = False,
     ) -> tuple[RunDriver, bool]:
         """Return the run of this file, created if there is none, and whether it is new.
 
         `members`: the member list that the file names. From now on the run draws no other client, even if the run is
-        not new. Raises `Refused` if the name belongs to a run with another file or model.
+        not new. `may_share_model`: whether a new secure run may begin with a model that another secure run trains.
+        Raises `Refused` if it may not, or if the name belongs to a run with another file or model.
         """
         await self.count_outage()  # first: while there is no run, no replica signs that it is at work
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
-            is_new = await self._add_run(file, model_sha256, members)
+            needs_new_model = file.secure is not None and file.privacy is None and not may_share_model
+            is_new = await self._add_run(file, model_sha256, members, needs_new_model=needs_new_model)
             await self._sign_on()  # the last sign may be of before the run: time without a run is no outage of it
             driver = await self._open(RunId(file.name))
         assert driver is not None, "the run was just stored, and runs are never deleted"
@@ -127,7 +135,9 @@ class Coordinator:
                 await driver.waiting.expel(candidate.client)
                 driver.bells.ring((candidate.client,))
 
-    async def _add_run(self, file: RunFile, model_sha256: str, members: SignedMembers | None) -> bool:
+    async def _add_run(
+        self, file: RunFile, model_sha256: str, members: SignedMembers | None, *, needs_new_model: bool
+    ) -> bool:
         """Store a new run. Returns False if another request has stored it first."""
         services, owner = self.services, creator_of(RunId(file.name), model_sha256)
         model = await services.models.model(model_sha256)
@@ -159,7 +169,12 @@ class Coordinator:
         first = Recruiting(file.first_plan(layout.update.n_values), since=now)
         bundle = services.audit_key.seal(file.name, 0, "", run_created(file, model, master, layout.to_json(), now))
         try:
-            await services.rounds.add_run(file, model, master, first, now, bundle, members)
+            await services.rounds.add_run(
+                file, model, master, first, now, bundle, members, needs_new_model=needs_new_model
+            )
+        except FirstModelTrained as error:
+            await services.versions.release(owner)
+            raise Refused("first-model-in-use", _other_weights(error.run)) from error
         except IntegrityError:
             await services.versions.release(owner)
             if await services.rounds.load(RunId(file.name)) is None:
@@ -287,3 +302,15 @@ class Coordinator:
     def refuse_if_closing(self) -> None:
         if self.is_closing:
             raise shutting_down()
+
+
+def _other_weights(run: RunId) -> str:
+    """What an operator does who needs another first model. `run`: the one that trains this one."""
+    return (
+        f"the secure run {run!r} trains this first model too. Sites decline a second sum over the same weights unless "
+        "its clients are the same or quite different, because subtracting the two sums could reveal one site's update. "
+        "Create the run from other first weights: umbel model init --seed N, with a seed that no run has used. The "
+        "same weights in another file are no way out, because the two sums could still be subtracted. To continue "
+        f"from {run!r}, export its newest version after its end. If the cohorts of both runs will be exactly the same, "
+        "or share hardly a client, allow this run: umbel run create --same-first-model"
+    )

@@ -40,7 +40,7 @@ from umbel.server.store.run_rows import (
 from umbel.server.store.stored import ClientEvidence, LiveRun, PartialSum, StoredAssignment, StoredRecord, Traffic
 from umbel.server.store.tables import table_of
 from umbel.server.store.uploads import uploads_of
-from umbel.server.store.versions import add_first_version, creator_of, release
+from umbel.server.store.versions import add_first_version, creator_of, release, runs_trained_from
 
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
@@ -72,6 +72,14 @@ class MemberListStore:
         return None if text is None else read_members(text.encode()).list
 
 
+class FirstModelTrained(Exception):
+    """Another secure run has trained the first model, or trains it now. `run`: its name."""
+
+    def __init__(self, run: RunId) -> None:
+        super().__init__(f"the secure run {run!r} trains this first model too")
+        self.run = run
+
+
 class RoundStore:
     """The rows of runs, rounds and assignments. `replica`: the name of this process among the coordinators."""
 
@@ -91,9 +99,16 @@ class RoundStore:
         now: float,
         bundle: Sealed,
         members: SignedMembers | None = None,
+        *,
+        needs_new_model: bool = False,
     ) -> None:
-        """Create a run with version 0 of its model, its first round, audit bundle and member list."""
+        """Create a run with version 0 of its model, its first round, audit bundle and member list.
+
+        Raises `FirstModelTrained` if it `needs_new_model` and another secure run trains its model.
+        """
         async with self._db.writing("add_run") as tx:
+            if needs_new_model:
+                await _require_new(tx, RunId(file.name), model)
             run = {
                 "name": file.name,
                 "run_file": _RUN_FILE.dump_json(file).decode(),
@@ -243,3 +258,10 @@ class RoundStore:
         async with self._db.writing("add_traffic") as tx:
             await tx.execute(select(_RUN.c.name).where(_RUN.c.name == name).with_for_update())
             await add_traffic(tx, traffic)
+
+
+async def _require_new(tx: AsyncConnection, name: RunId, model: ModelRef) -> None:
+    """Raise `FirstModelTrained` if another secure run trains this model."""
+    for row in await runs_trained_from(tx, model.sha256):
+        if row.name != name and _RUN_FILE.validate_json(row.run_file).secure:
+            raise FirstModelTrained(RunId(row.name))

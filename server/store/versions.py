@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.run.records import VersionRecord
@@ -24,7 +25,8 @@ from umbel.server.store.tables import table_of
 
 _VERSION, _MODEL = table_of(tables.ModelVersionRow), table_of(tables.ModelRow)
 _LAYOUT = table_of(tables.LayoutRow)
-_ROUND, _ASSIGNMENT = table_of(tables.RoundRow), table_of(tables.AssignmentRow)
+_RUN, _ROUND = table_of(tables.RunRow), table_of(tables.RoundRow)
+_ASSIGNMENT = table_of(tables.AssignmentRow)
 _CLAIM, _REMOVAL = table_of(tables.ModelClaimRow), table_of(tables.ModelRemovalRow)
 _CLAIMS_LOCK = 0x636C61696D  # "claim": serializes claims and removals
 _WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
@@ -159,6 +161,22 @@ async def add_first_version(tx: AsyncConnection, run: RunId, model: ModelRef, ma
     """Version 0: the model that a run is created with."""
     first = NewModel(model, master_sha256, None, reason="the model that the run was created with")
     await tx.execute(insert(_VERSION).values(_columns(run, first, now)))
+
+
+async def runs_trained_from(tx: AsyncConnection, sha256: str) -> Sequence[Row[Any, Any]]:
+    """The name and `run_file` of each run that has made a model from this one, or is under way and may make one now.
+
+    No other transaction can create a run from this model until this one ends.
+    """
+    await tx.execute(select(_MODEL.c.sha256).where(_MODEL.c.sha256 == sha256).with_for_update())
+    is_over = _RUN.c.status.in_([one.value for one in RunStatus if one.is_over])
+    later = _VERSION.alias()
+    same_run = later.c.run == _VERSION.c.run
+    has_later = select(later.c.version).where(same_run, later.c.version > _VERSION.c.version).exists()
+    made = select(later.c.version).where(same_run, later.c.parent_sha256 == sha256, later.c.round.is_not(None)).exists()
+    trains_it = or_(made, ~has_later & ~is_over)
+    query = select(_RUN.c.name, _RUN.c.run_file).join(_VERSION, _VERSION.c.run == _RUN.c.name).distinct()
+    return (await tx.execute(query.where(_VERSION.c.sha256 == sha256, trains_it).order_by(_RUN.c.name))).all()
 
 
 async def add_version(tx: AsyncConnection, run: RunId, new: NewModel, now: float) -> None:

@@ -171,7 +171,15 @@ class Taking(Operator):
         assert isinstance(model, Path)
         return hashlib.sha256(model.read_bytes()).hexdigest()
 
-    def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
+    def create_run(
+        self,
+        name: str,
+        run_file: str,
+        model_sha256: str,
+        members: str | None = None,
+        *,
+        same_first_model: bool = False,
+    ) -> RunView:
         self.lists.append(members)
         return RunView(name, RunStatus.RUNNING, "", 0, 9, 0.0, ModelRef(1, model_sha256, 1, model_sha256))
 
