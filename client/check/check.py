@@ -68,8 +68,8 @@ CHECKS = (
     *("determinism", "stop", "deadline", *KEYS, "evaluate", "restart", "rounds", "resume", "secure"),
 )
 """The names of all checks, in their order."""
-_BLOCKING = frozenset({"train", "tensors", "weights", "base", "state", "samples", "steps", "counts"})
-"""The loop of a client refuses work that is wrong in one of these, so rounds would only show the same fault again."""
+_BLOCKING = frozenset({"train", "tensors", "weights", "base", "state", "samples", "steps", "metrics", "counts"})
+"""A client sends nothing, or leaves a part out, if one of these is wrong, so rounds would show the same fault again."""
 
 
 @contextmanager

@@ -242,6 +242,11 @@ class EvaluatesNan(Ward):
         return Evaluation(N, {"auc": float("inf")})
 
 
+class NamesAMetricBadly(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        return Evaluation(N, {"my metric!": 0.5})
+
+
 class CountsBelowZero(Ward):
     def returned(self, steps: LocalSteps) -> TrainResult:
         steps.count(missed=torch.tensor([1, -1]))
@@ -379,7 +384,7 @@ FAULTS: Mapping[str, list[type[Client]]] = {
     "process": [SwitchesGradientsOff],
     "samples": [CountsTooManySamples, SaysMoreThanItHas],
     "steps": [PlansWhatItDid, StepsTwice],
-    "metrics": [MeasuresNan, EvaluatesNan],
+    "metrics": [MeasuresNan, EvaluatesNan, NamesAMetricBadly],
     "counts": [CountsBelowZero, CountsParts],
     "determinism": [DrawsAnew, DrawsFromTheProcess, KeepsItsOptimizer],
     "stop": [NeverStops],
