@@ -101,7 +101,7 @@ class CodecSection:
     The keys below `error` are the parameters of the codecs in `vectors/`, each documented in its codec's file.
     """
 
-    name: Name = "float32"
+    name: Name | None = None  # None: "integer" with secure aggregation, else "float32"; `RunFile` fills it in
     step: float | None = None  # of "integer", in root mean squares of an update
     first_norm: float | None = None  # the expected L2 norm of an update in the first round
     clip_norm: float | None = None  # the greatest L2 norm of an update
@@ -120,12 +120,8 @@ class CodecSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Name):  # an auditor reads it from a bundle, without pydantic
-            raise ValueError(f"name must be one of {', '.join(get_args(Name))}, not {self.name!r:.40}")
-        for one in fields(self):
-            if one.name not in ("name", *self._keys) and getattr(self, one.name) != one.default:
-                takes = ", ".join(self._keys) or "no other key"
-                raise ValueError(f'name = "{self.name}" does not take the key {one.name}; it takes {takes}')
+        if self.name is not None:
+            self._check_name(self.name)
         for name, least, most in (
             ("step", STEP_MIN, STEP_MAX),
             ("first_norm", NORM_MIN, NORM_MAX),
@@ -136,10 +132,20 @@ class CodecSection:
                 raise ValueError(f"`{name}` must lie between {least:g} and {most:g}, not {value!r:.40}")
         require_codec(self.first(1, 0))  # refuses a section that no round can be planned with
 
+    def _check_name(self, name: str) -> None:
+        """Raise `ValueError` for an unknown name, and for a key that the codec of this name does not take."""
+        if name not in get_args(Name):  # an auditor reads it from a bundle, without pydantic
+            raise ValueError(f"name must be one of {', '.join(get_args(Name))}, not {name!r:.40}")
+        for one in fields(self):
+            if one.name not in ("name", *self._keys) and getattr(self, one.name) != one.default:
+                takes = ", ".join(self._keys) or "no other key"
+                raise ValueError(f'name = "{name}" does not take the key {one.name}; it takes {takes}')
+
     @property
     def codec(self) -> Codec:
-        """The codec with this name. "auto" is the integer codec, with a step that it finds."""
-        return Codec.INTEGER if self.name == "auto" else Codec[self.name.upper()]
+        """The codec with this name; float32 without one. "auto" is the integer codec, with a step that it finds."""
+        name = self.name or "float32"
+        return Codec.INTEGER if name == "auto" else Codec[name.upper()]
 
     def first(self, n_values: int, key: int) -> CodecPlan:
         """The codec plan of a run's first round. `n_values`: of the model."""
@@ -164,7 +170,7 @@ class CodecSection:
     @property
     def _keys(self) -> tuple[str, ...]:
         """The keys that this codec takes beside the name."""
-        if self.name == "float32":
+        if self.codec is Codec.FLOAT32:
             return ()
         if self.codec is Codec.INTEGER:
             return ("error" if self.name == "auto" else "step", "first_norm", "clip_norm")

@@ -69,6 +69,9 @@ class RunFile:
             raise ValueError(f"seed must lie between 0 and 2^63 - 1, not {self.seed}")
         if len(self.override) > OVERRIDES_MAX:
             raise ValueError(f"a run file has at most {OVERRIDES_MAX} overrides, not {len(self.override)}")
+        if self.codec.name is None:  # only the integer codec works with masks
+            codec = replace(self.codec, name="integer" if self.secure else "float32")
+            object.__setattr__(self, "codec", codec)
         _ = self.tensor_rules  # refuses malformed ones
         self.round_plan(1, 1)
         for number in self.rounds_of_change():
@@ -318,11 +321,12 @@ def _require_codec(section: CodecSection) -> None:
         return
     if why := why_not_summable(plan):
         raise ValueError(
-            f'{section.name} does not work with secure aggregation: {why}; in [codec] set name = "integer"'
+            f"{section.name} does not work with secure aggregation: {why}; in [codec] set "
+            'name = "integer", or leave name out'
         )
     raise ValueError(
         f"secure aggregation adds up only updates of the integer codec, not of {section.name}: "
-        'set name = "integer" in [codec]'
+        'set name = "integer" in [codec], or leave name out'
     )
 
 

@@ -90,7 +90,7 @@ def _eden(bits: int) -> Contender:
     return Contender(f"EDEN, {bits} bit{'s' * (bits > 1)}", CodecSection(name="eden", bits=bits))
 
 
-FLOAT32 = Contender("float32", CodecSection())
+FLOAT32 = Contender("float32", CodecSection("float32"))
 PROMISED = _integer(4.0)
 _SIGN = Contender("sign", CodecSection(name="sign"))
 _MASK = Contender("random mask, 1 in 10, structured", CodecSection(name="mask", every=10, mode="structured"))
@@ -276,7 +276,7 @@ def draw_codec_training(contests: Sequence[CodecContest], path: Path) -> None:
 def _contender_colors(contests: Sequence[CodecContest]) -> Mapping[str, str]:
     """By title: a contender looks the same in every panel."""
     shades = {name: cycle(colors) for name, colors in _SHADES.items()}
-    names = {contender.title: contender.codec.name for contest in contests for contender, _ in contest.runs}
+    names = {contender.title: str(contender.codec.name) for contest in contests for contender, _ in contest.runs}
     return {title: next(shades[name]) for title, name in names.items()}
 
 

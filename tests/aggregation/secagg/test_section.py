@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.audit.bundle import json_sha256
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.step import RoundShown
@@ -34,6 +35,22 @@ ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)
 FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingSection(evaluate=True))
 
 
+@pytest.mark.parametrize("codec", [CodecSection(), CodecSection(step=2.0, clip_norm=1.0)])
+def test_a_secure_run_file_without_the_name_of_a_codec_has_the_integer_codec(codec: CodecSection) -> None:
+    integer = replace(codec, name="integer")
+    masked = RunFile("run", ROUNDS, codec=codec, secure_aggregation=SECTION)
+    assert masked == RunFile("run", ROUNDS, codec=integer, secure_aggregation=SECTION)
+    assert json_sha256(masked) == json_sha256(replace(masked, codec=integer))
+
+
+@pytest.mark.parametrize("section", [None, SecureAggregationSection(enabled=False)])
+def test_a_plain_run_file_without_the_name_of_a_codec_has_float32(section: SecureAggregationSection | None) -> None:
+    plain = RunFile("run", ROUNDS, secure_aggregation=section)
+    assert plain.codec == CodecSection("float32")
+    with pytest.raises(ValueError, match='name = "float32" does not take the key step'):
+        RunFile("run", ROUNDS, codec=CodecSection(step=2.0), secure_aggregation=section)
+
+
 @pytest.mark.parametrize(
     "file",
     [
@@ -60,7 +77,10 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        (replace(FILE, codec=CodecSection()), r'float32 does not work with secure aggregation.*name = "integer"'),
+        (
+            replace(FILE, codec=CodecSection("float32")),
+            r'float32 does not work with secure aggregation.*name = "integer"',
+        ),
         (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*its own.*name = "integer"'),
         (
             replace(FILE, codec=CodecSection("mask")),

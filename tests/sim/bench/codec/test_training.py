@@ -58,7 +58,7 @@ def made_data() -> TrainAndTest:
 
 
 def trained(section: CodecSection, setting: Setting = TINY) -> CodecRun:
-    ((_, run),) = hold_codec_contest(setting, None, [Contender(section.name, section)]).runs
+    ((_, run),) = hold_codec_contest(setting, None, [Contender(str(section.name), section)]).runs
     return run
 
 
