@@ -4,10 +4,11 @@ A secure round blames clients that were asked and stayed silent, and clients who
 round that fails through no client, by an operator's order or by an impossible sum, blames none.
 """
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import counted, some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.coverage import Roll, gaps
 from umbel.aggregation.round.second_sum import OpenedSum, with_sum
@@ -58,6 +59,7 @@ def not_unmasked(state: Closing, agreed: Collection[ClientId], revealed: Reveale
 
 AVOIDED_MAX = 1000  # names kept for the next attempt, 20 kB; more failures than that are not the clients' fault
 _DOUBLINGS_MAX = 30
+DECLINED_ATTEMPTS_MAX = 10  # about an hour with a window of ten minutes
 
 
 def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
@@ -66,6 +68,7 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
     why = "no client has checked in yet"
     if pause_s:
         why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
+        why += f"; {declines}" if (declines := _declines(failed)) else ""
     avoid, since = _who_failed(failed), now + pause_s
     liars = tuple(client for client in avoid if client in _who_lied(failed))
     return Recruiting(plan, since, why, not_before=since, avoid=avoid, before=sums_before(failed, liars))
@@ -96,6 +99,40 @@ def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
         f"round {plan.number} was abandoned {times}, and the run file allows no more (rounds.attempts_max); "
         f"the last time because {failed.reason}"
     )
+
+
+def needs_a_person(failed: Abandoned, attempts_max: int | None) -> str | None:
+    """Why the run pauses until an operator resumes it, in a sentence; None while it may try again by itself.
+
+    Clients decline because of a policy, an earlier sum, or an error in their own code. None of these ends by itself.
+    """
+    plan, n_declined = failed.plan, len(_who_declined(failed))
+    is_lasting = n_declined > 0 and (plan.is_secure or len(failed.cohort) - n_declined < plan.minimum)
+    if attempts_max is not None or plan.attempt < DECLINED_ATTEMPTS_MAX or not is_lasting:
+        return None
+    return (
+        f"round {plan.number} was abandoned {plan.attempt} times, the last time because {failed.reason}; "
+        f"{_declines(failed)}. Remove the cause, then resume the run, or stop it"
+    )
+
+
+def _who_declined(failed: Abandoned) -> Mapping[ClientId, str]:
+    """The clients that declined the round or its sum, each with its reason."""
+    before = {client: why for client, why in failed.missing.items() if not (is_unheard(why) or is_late(why))}
+    return {**before, **failed.secure.refused}
+
+
+def _declines(failed: Abandoned) -> str:
+    """How many clients declined, and their most frequent reason, without names; empty if none declined.
+
+    Other clients may read it: a client's reason has no secrets.
+    """
+    reasons = Counter(_who_declined(failed).values())
+    if not reasons:
+        return ""
+    reason, n_clients = min(reasons.items(), key=lambda one: (-one[1], one[0]))
+    most = "" if n_clients == reasons.total() else f", {n_clients} of them with this reason"
+    return f"{counted(reasons.total(), 'client')} declined{most}: {reason}"
 
 
 def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:

@@ -11,7 +11,7 @@ from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.section import epsilon_after
 from umbel.aggregation.reports import WorkDone
-from umbel.aggregation.round.retry import gives_up, next_attempt, sums_before
+from umbel.aggregation.round.retry import gives_up, needs_a_person, next_attempt, sums_before
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
 from umbel.aggregation.run.canary import CanaryClosed, conclusion, verdicts_on, with_verdicts
 from umbel.aggregation.run.derived_metrics import derived_metrics, with_derived
@@ -175,7 +175,8 @@ def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -
 
 
 def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
-    """The next attempt follows, or the run's failure if the run file allows no more. An evaluation is not repeated.
+    """The next attempt follows, the run's failure if the run file allows no more, or a pause until a person has removed
+    the cause. An evaluation is not repeated.
 
     `by_order`: an operator ended it, so no client is to blame and there is no pause.
     """
@@ -194,7 +195,10 @@ def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = Fals
         return replace(end, next_state=again)
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
         return replace(end, status=RunStatus.FAILED, reason=failure)
-    return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
+    end = replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
+    if (why := needs_a_person(state, run.file.rounds.attempts_max)) is not None:
+        return replace(end, status=RunStatus.PAUSED, reason=why)
+    return end
 
 
 def _with_totals(record: RoundRecord, totals: SecureTotals) -> RoundRecord:

@@ -4,11 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.machine import advance, next_deadline
-from umbel.aggregation.round.retry import AVOIDED_MAX, gives_up, next_attempt, retry_pause_s
+from umbel.aggregation.round.retry import (
+    AVOIDED_MAX,
+    DECLINED_ATTEMPTS_MAX,
+    gives_up,
+    needs_a_person,
+    next_attempt,
+    retry_pause_s,
+)
 from umbel.aggregation.round.states import (
     Abandoned,
     Closing,
@@ -67,7 +75,7 @@ def test_later_attempts_wait_longer_and_say_why() -> None:
     state = next_attempt(failed(), replace(PLAN, attempt=3), now=100.0)
     assert state.why == (
         "attempt 3 begins 6.0 s after the last, which was abandoned: "
-        "the window of 60 s is over with 1 of at least 2 reports"
+        "the window of 60 s is over with 1 of at least 2 reports; 1 client declined: low battery"
     )
 
 
@@ -151,3 +159,61 @@ def test_giving_up_says_why_in_a_sentence() -> None:
         "round 3 was abandoned 2 times, and the run file allows no more (rounds.attempts_max); "
         "the last time because the window of 60 s is over with 1 of at least 2 reports"
     )
+
+
+POLICY, BROKEN = "this site takes part in rounds of five sites or more", "the client's own code failed with KeyError"
+
+
+def declined(attempt: int, *reasons: str, minimum: int = 2) -> Abandoned:
+    """Of three clients, the first ones declined; the window passes for the others."""
+    plan = replace(PLAN, attempt=attempt, minimum=minimum)
+    state: RoundState = Training(plan, {client: Member(1, 10) for client in (A, B, C)}, opened_at=0.0)
+    events = [Declined(1.0, client, why) for client, why in zip((A, B, C), reasons, strict=False)]
+    for event in (*events, Tick(60.0)):
+        state, _ = advance(state, event)
+    assert isinstance(state, Abandoned)
+    return state
+
+
+def test_a_round_that_clients_decline_again_and_again_needs_a_person_and_says_why() -> None:
+    failed = declined(DECLINED_ATTEMPTS_MAX, POLICY, BROKEN, POLICY)
+    assert needs_a_person(failed, None) == (
+        "round 3 was abandoned 10 times, the last time because everyone who is left has declined, with 0 of at least 2 "
+        f"reports; declined by a, b, c; 3 clients declined, 2 of them with this reason: {POLICY}. Remove the cause, "
+        "then resume the run, or stop it"
+    )
+    assert needs_a_person(declined(DECLINED_ATTEMPTS_MAX + 1, POLICY, BROKEN), None) is not None
+    assert needs_a_person(failed, 12) is None, "the run file says how often it may try"
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        pytest.param(declined(DECLINED_ATTEMPTS_MAX - 1, POLICY, POLICY, POLICY), id="not often enough"),
+        pytest.param(declined(DECLINED_ATTEMPTS_MAX), id="all are silent: a fleet that sleeps"),
+        pytest.param(declined(DECLINED_ATTEMPTS_MAX, POLICY), id="the silent ones would have been enough"),
+    ],
+)
+def test_a_round_that_may_still_succeed_by_itself_needs_no_person(failed: Abandoned) -> None:
+    assert needs_a_person(failed, None) is None
+
+
+def test_in_a_secure_run_one_site_that_declines_is_enough() -> None:
+    failed = Abandoned(
+        replace(PLAN, attempt=DECLINED_ATTEMPTS_MAX, secure=SecurePlan(16, 1, 16, minimum=3)),
+        "too few agreed",
+        {client: Member(1, 10) for client in (A, B, C)},
+        {},
+        {},
+        opened_at=0.0,
+        closed_at=60.0,
+        secure=SecureEnd(refused={A: POLICY}),
+    )
+    assert str(needs_a_person(failed, None)).endswith(
+        f"1 client declined: {POLICY}. Remove the cause, then resume the run, or stop it"
+    )
+
+
+def test_the_next_attempt_tells_the_operator_why_clients_declined() -> None:
+    state = next_attempt(declined(2, BROKEN, BROKEN), replace(PLAN, attempt=3), now=61.0)
+    assert state.why.endswith(f"; 2 clients declined: {BROKEN}")

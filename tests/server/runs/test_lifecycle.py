@@ -1,6 +1,7 @@
 """Pause, resume, rollback: what an operator orders of a run, over HTTP, with restarts in between."""
 
 import asyncio
+import json
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +10,20 @@ import pytest
 import torch
 
 from tests.federations.lifecycle_house import lifecycle_run, obeyed, order, train, vector, versions
-from tests.federations.server_device import House, house, problem, run_file, small_state, update_of
+from tests.federations.server_device import (
+    Device,
+    House,
+    LateClock,
+    house,
+    pass_time,
+    problem,
+    run_file,
+    small_state,
+    update_of,
+)
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.retry import DECLINED_ATTEMPTS_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database")
 LAYOUT = Layout.of_state(small_state())
@@ -227,5 +239,39 @@ def test_a_rollback_beats_a_round_that_is_being_closed(tmp_path: Path) -> None:
             found = await versions(it)
             assert found[-1]["version"] == view["model"]["version"]
             assert (found[-1]["rolled_back_to"], found[-1]["sha256"]) == (0, found[0]["sha256"])
+
+    asyncio.run(scenario())
+
+
+async def decline(device: Device, reason: str) -> None:
+    assignment = await device.work(LAYOUT)
+    await device.send("PUT", f"/v1/assignments/{assignment['id']}/decline", json.dumps({"reason": reason}).encode())
+
+
+def test_a_run_that_clients_decline_again_and_again_pauses_with_their_reason_until_an_operator_resumes_it(
+    tmp_path: Path,
+) -> None:
+    clock, policy = LateClock(), "this site takes part in rounds of five sites or more"
+
+    async def scenario() -> None:
+        async with house(tmp_path, clock) as it:
+            await it.begin(run_file(target=2, minimum=2, window_s=5.0), small_state())
+            devices = await it.devices(2)
+            for attempt in range(1, DECLINED_ATTEMPTS_MAX + 1):
+                assert await status(it) == "running"
+                await asyncio.gather(*(decline(device, policy) for device in devices))
+                await it.ended(attempt)
+                await pass_time(it, clock, 5.0)
+            told = await it.progress()
+            assert told["run"]["status"] == "paused"
+            assert f"2 clients declined: {policy}. Remove the cause, then resume the run" in told["run"]["reason"]
+            assert told["live"]["why"] == f"the run is paused: {told['run']['reason']}"
+        async with house(tmp_path, clock) as it:
+            for device in devices:
+                device.http = it.http
+            assert (await devices[0].check_in(LAYOUT, wait_s=0.0)).json()["run_status"] == "paused"
+            assert (await obeyed(it, "resume"))["status"] == "running"
+            await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
+            assert (await it.ended(DECLINED_ATTEMPTS_MAX + 1))[-1]["committed"]
 
     asyncio.run(scenario())
