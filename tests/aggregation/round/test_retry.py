@@ -168,9 +168,9 @@ def declined(attempt: int, *reasons: str, minimum: int = 2) -> Abandoned:
     """Of three clients, the first ones declined; the window passes for the others."""
     plan = replace(PLAN, attempt=attempt, minimum=minimum)
     state: RoundState = Training(plan, {client: Member(1, 10) for client in (A, B, C)}, opened_at=0.0)
-    events = [Declined(1.0, client, why) for client, why in zip((A, B, C), reasons, strict=False)]
-    for event in (*events, Tick(60.0)):
-        state, _ = advance(state, event)
+    for client, why in zip((A, B, C), reasons, strict=False):
+        state, _ = advance(state, Declined(1.0, client, why))
+    state, _ = advance(state, Tick(60.0))
     assert isinstance(state, Abandoned)
     return state
 
