@@ -194,13 +194,31 @@ class ClientLoop:
             if error.kind == "wrong-layout":
                 if error.tensors is not None and self._worker.apply(error.tensors):
                     return self._try_check_in()  # once only, because the rules are no longer new
-                raise self._with_difference(message, error) from error
+                return self._check_in_with_frozen(message, error)
             if error.kind == "unknown-run" and self._has_checked_in:  # the coordinator is being restored
                 raise CoordinatorBusy(f"the coordinator no longer knows the run: {error.detail}") from error
             if error.kind == "sample-count-needed" and not self._sent_sample_count:
                 self._sent_sample_count = self._sample_count_to_send()
                 return self._coordinator.check_in(replace(message, sample_count=self._sent_sample_count))
             raise
+
+    def _check_in_with_frozen(self, message: CheckIn, refusal: CoordinatorRefused) -> CheckedIn:
+        """Try the layout of a model that sends frozen parameters too. Raises the refusal if there is none."""
+        default = self._worker.shared
+        if not self._worker.send_frozen():
+            raise self._with_difference(message, refusal) from refusal
+        try:
+            answer = self._try_check_in()
+        except CoordinatorRefused as again:
+            if again.kind != refusal.kind:
+                raise
+            self._worker.shared = default
+            raise self._with_difference(message, refusal) from refusal
+        log.warning(
+            "the run's model sends parameters that are frozen here, so the codec's noise moves them a little each "
+            "round; a model that `umbel model init --app` makes leaves them as they are"
+        )
+        return answer
 
     def _sample_count_to_send(self) -> int:
         if not self._site.policy.tells_count:

@@ -91,6 +91,16 @@ class RoundWorker:
         self._share(self.shared.under(rules))
         return True
 
+    def send_frozen(self) -> bool:
+        """Send changes of frozen parameters too; returns whether that is new. Models that `umbel model init` has not
+        made, or that an older version has made, have no other kind for them.
+        """
+        shared = self.shared.sending_frozen()
+        if shared.layout.digest == self.shared.layout.digest:
+            return False
+        self._share(shared)
+        return True
+
     def _share(self, shared: SharedState) -> None:
         self.shared = shared
         self._first_private = shared.private()  # as the client makes them, for a run without a state yet

@@ -1,7 +1,9 @@
 """What of a client's model travels: the only place in the client that reads and writes the model's state dict.
 
 The run file says the kind of a tensor (`aggregation/plans/tensors.py`). `Client.shares` may say more: a site can keep a
-tensor to itself, and can declare a tensor that the run file does not list. Any other difference is refused.
+tensor to itself, and can declare a tensor that the run file does not list. Any other difference is refused. A frozen
+parameter that neither of them mentions is global: sent down, never up. If clients sent its change of zero, the noise of
+the run's codec would move it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +33,14 @@ class SharedState:
     a pattern that matches no tensor.
     """
 
-    def __init__(self, app: Client | nn.Module, rules: TensorRules | None = None) -> None:
-        """`app`: a client, or a module that declares no kinds. `rules`: of the run."""
+    def __init__(
+        self, app: Client | nn.Module, rules: TensorRules | None = None, frozen: frozenset[str] | None = None
+    ) -> None:
+        """`app`: a client, or a module that declares no kinds. `rules`: of the run. `frozen`: names of parameters that
+        are global by default; None: those that are frozen now.
+        """
         self._app, self.rules = app, rules
+        self._frozen = frozen_parameters(self._model) if frozen is None else frozen
         state, shares = self._model.state_dict(), _shares_of(app)
         if rules is not None and (pattern := rules.unmatched(state)):
             raise LayoutError(
@@ -41,7 +48,9 @@ class SharedState:
                 "stay here could be sent: both sides need the same version of the model's code, or the run file needs "
                 "another pattern"
             )
-        self._kinds: dict[str, TensorKind] = {name: _kind_of(name, shares, rules) for name in state}
+        self._kinds: dict[str, TensorKind] = {
+            name: _kind_of(name, shares, rules) or ("global" if name in self._frozen else "mean") for name in state
+        }
         self.kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)  # names
         self.layout = Layout.of_state(state, self._kinds.__getitem__)
         self._checked_places: tuple[object, ...] | None = None  # of the tensors that had the layout last
@@ -55,9 +64,13 @@ class SharedState:
     def under(self, rules: TensorRules | None) -> "SharedState":
         """The same model in a run with these rules. Raises `WorkRefused` if they do not fit it."""
         try:
-            return SharedState(self._app, rules)
+            return SharedState(self._app, rules, self._frozen)
         except LayoutError as error:
             raise WorkRefused(str(error)) from error
+
+    def sending_frozen(self) -> "SharedState":
+        """The same model in a run whose clients send the changes of frozen parameters too."""
+        return SharedState(self._app, self.rules, frozenset())
 
     def names_of(self, kind: TensorKind) -> list[str]:
         """The names of the tensors of this kind, in the order of the state dict."""
@@ -90,8 +103,10 @@ class SharedState:
         """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
-        too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors.
+        too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors,
+        or has unfrozen a parameter that this client does not send.
         """
+        self._require_frozen()
         local = self.shared()
         self._require_layout(local)
         for spec, piece in self.layout.update.pieces():
@@ -109,6 +124,16 @@ class SharedState:
         if places is None or places != self._checked_places:
             self.layout.require(local, "the trained model")
             self._checked_places = places
+
+    def _require_frozen(self) -> None:
+        """Raise `LayoutError` if a parameter trains now that is not sent because it was frozen."""
+        trains = [name for name, one in self._model.named_parameters() if one.requires_grad and name in self._frozen]
+        if unsent := [name for name in trains if self._kinds[name] == "global"]:
+            raise LayoutError(
+                f"parameter {unsent[0]!r} trains now, but it was frozen when the client started, so its change is not "
+                "sent: let the client's `shares` return \"mean\" for it, and make the run's model with `umbel model "
+                "init --app`; or keep it frozen"
+            )
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 
@@ -156,8 +181,21 @@ def _shares_of(app: Client | nn.Module) -> Shares:
     return (lambda _name: None) if isinstance(app, nn.Module) else app.shares
 
 
-def _kind_of(name: str, shares: Shares, rules: TensorRules | None) -> TensorKind:
-    """The kind of a tensor in this run at this site. Raises `LayoutError` for two that contradict each other."""
+def frozen_parameters(model: nn.Module) -> frozenset[str]:
+    """The names of floating-point parameters that do not train: `requires_grad` is false, and another's is true.
+
+    (A model of which no parameter requires gradients is trained by other means.)
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    if not any(one.requires_grad for _, one in named):
+        return frozenset()
+    return frozenset(name for name, one in named if not one.requires_grad and one.is_floating_point())
+
+
+def _kind_of(name: str, shares: Shares, rules: TensorRules | None) -> TensorKind | None:
+    """The kind of a tensor in this run at this site; None if neither declares one. Raises `LayoutError` for two that
+    contradict each other.
+    """
     try:
         listed = None if rules is None else rules.kind_of(name)
     except ValueError as error:
@@ -169,7 +207,7 @@ def _kind_of(name: str, shares: Shares, rules: TensorRules | None) -> TensorKind
             "for what the run file says"
         )
     if own is None or own == listed:
-        return listed or "mean"
+        return listed
     if listed is None or (own in KINDS_KEPT and listed not in KINDS_KEPT):
         return own
     raise LayoutError(

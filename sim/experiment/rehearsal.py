@@ -177,7 +177,7 @@ class _Rehearsal:
             _require_stackable(recipe, shown)
         if engine == "threads":
             require_no_draws(made, shown)
-        return Layout.of_state(made.state_dict())
+        return SharedState(made).layout
 
 
 def _require_labels(fleet: FleetSection | None, data: DataSet | SyntheticPopulation) -> None:

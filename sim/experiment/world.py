@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.training.shared_state import SharedState
@@ -71,9 +70,8 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     sites = SitePolicies.read(trial.sites, folder, population.n_clients)
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure, sites=sites)
     data = loaded if isinstance(loaded, DataSet) else None
-    state = model.state_dict()
-    layout = layout_of_run(trial.run, Layout.of_state(state))
-    return TrialWorld(world, ModelState.first(state, layout), data, partition)
+    layout = layout_of_run(trial.run, SharedState(model).layout)
+    return TrialWorld(world, ModelState.first(model.state_dict(), layout), data, partition)
 
 
 def _meter(recipe: ModelRecipe, section: ModelSection, device: torch.device) -> Meter:

@@ -16,10 +16,13 @@ from tests.servers.waits import LIMIT_S
 from tests.suite.nights import at_night
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.cli.audit import replay_run
 from umbel.client.errors import CoordinatorRefused, WorkRefused
+from umbel.client.state.model_files import write_model
+from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
 ROUNDS = 2
@@ -47,15 +50,20 @@ class Net(nn.Module):
 
 
 class Ward(Client):
-    """`own`: what its code declares private. `adapts`: whether it trains its head alone."""
+    """`own`: what its code declares private. `adapts`: whether it trains its head alone. `freezes`: whether
+    its embedding is frozen.
+    """
 
-    def __init__(self, samples: int, own: str = "-", *, adapts: bool = False) -> None:
+    def __init__(self, samples: int, own: str = "-", *, adapts: bool = False, freezes: bool = False) -> None:
         torch.manual_seed(0)
         self.model, self.sample_count, self._own, self._adapts = Net(), samples, own, adapts
+        self._frozen = frozenset({"embedding.weight"} if freezes else ())
+        self.model.get_submodule("embedding").requires_grad_(not freezes)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         with torch.no_grad():
-            for value in (model.get_submodule("head") if self._adapts else model).state_dict().values():
+            trained = model.get_submodule("head") if self._adapts else model
+            for value in (one for name, one in trained.state_dict().items() if name not in self._frozen):
                 value.add_(self.sample_count / 64 if value.is_floating_point() else self.sample_count)
         return TrainResult(self.sample_count, 1, 1, {"loss": 1.0})
 
@@ -73,8 +81,10 @@ def house(tmp_path: Path) -> Iterator[House]:
 class Sites:
     """Three sites, each in a thread."""
 
-    def __init__(self, house: House, directory: Path, own: str = "-", *, adapts: bool = False) -> None:
-        self.wards = {name: Ward(samples, own, adapts=adapts) for name, samples in SAMPLES.items()}
+    def __init__(
+        self, house: House, directory: Path, own: str = "-", *, adapts: bool = False, freezes: bool = False
+    ) -> None:
+        self.wards = {name: Ward(samples, own, adapts=adapts, freezes=freezes) for name, samples in SAMPLES.items()}
         self.ends: dict[str, RunEnd] = {}
         self.refusals: dict[str, Exception] = {}
         with house.operator() as operator:
@@ -104,6 +114,26 @@ def create(house: House, directory: Path, run_file: str) -> str:
     made = house.umbel("create", str(directory / "kinds.toml"), "--model", str(directory / "init.safetensors"))
     assert made.exit_code == 0, made.output
     return made.stderr
+
+
+@pytest.mark.parametrize("leaves_frozen_out", [True, False], ids=["made by model init", "made from a state dict"])
+def test_a_frozen_parameter_does_not_drift_and_an_old_model_that_sends_it_still_works(
+    house: House, tmp_path: Path, leaves_frozen_out: bool
+) -> None:
+    model = Ward(1).model
+    model.get_submodule("embedding").requires_grad_(False)
+    layout = SharedState(model).layout if leaves_frozen_out else Layout.of_state(model.state_dict())
+    write_model(tmp_path / "init.safetensors", model.state_dict(), layout)
+    (tmp_path / "kinds.toml").write_text(PLAIN + '[codec]\nname = "integer"\nstep = 1.0\nfirst_norm = 1.0\n')
+    house.told("create", str(tmp_path / "kinds.toml"), "--model", str(tmp_path / "init.safetensors"))
+    sites = Sites(house, tmp_path, freezes=True)
+    sites.join()
+    assert {name: end.accepted for name, end in sites.ends.items()} == dict.fromkeys(SAMPLES, ROUNDS), sites.refusals
+    house.told("export", "kinds", "--out", str(tmp_path / "model.safetensors"))
+    _, made = decode_model((tmp_path / "model.safetensors").read_bytes())
+    start = model.state_dict()["embedding.weight"]
+    assert torch.equal(made["embedding.weight"], start) is leaves_frozen_out
+    assert torch.allclose(made["embedding.weight"], start, atol=0.5)
 
 
 def moved(start: Tensor, by: float) -> Tensor:

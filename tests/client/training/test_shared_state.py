@@ -81,6 +81,40 @@ def test_a_site_may_keep_more_to_itself_and_declare_what_the_run_file_does_not_l
     assert kinds == {"body.bias": "global", "body.weight": "mean", "head.weight": "global"}
 
 
+def frozen_site(own: Mapping[str, Any] | None = None) -> Site:
+    site = Site(own)
+    site.model.get_submodule("body").requires_grad_(False)
+    return site
+
+
+def kinds_of(shared: SharedState) -> dict[str, TensorKind]:
+    return {spec.name: spec.kind for spec in shared.layout.tensors if not spec.name.startswith("bn")}
+
+
+def test_a_frozen_parameter_is_not_sent_unless_the_site_or_the_run_says_so() -> None:
+    head: dict[str, TensorKind] = {"head.bias": "mean", "head.weight": "mean"}
+    assert kinds_of(SharedState(frozen_site())) == {"body.bias": "global", "body.weight": "global", **head}
+    own = SharedState(frozen_site({"body.bias": "mean"}), rules(private=("body.weight",)))
+    assert kinds_of(own) == {"body.bias": "mean", **head}
+
+
+def test_a_model_that_nothing_in_torch_trains_is_sent_whole() -> None:
+    site = Site()
+    site.model.requires_grad_(False)
+    assert SharedState(site).layout == SharedState(Site()).layout
+
+
+def test_what_was_frozen_first_stays_unsent_and_to_train_it_later_is_an_error() -> None:
+    site = frozen_site()
+    shared, before = SharedState(site), {name: value.clone() for name, value in site.model.state_dict().items()}
+    list(shared.changes(before))
+    site.model.get_submodule("body").requires_grad_(True)
+    assert shared.under(None).layout == shared.layout
+    with pytest.raises(LayoutError, match=r"parameter 'body.weight' trains now, .* `shares` return \"mean\" for it"):
+        list(shared.changes(before))
+    assert list(shared.sending_frozen().changes(before))
+
+
 @pytest.mark.parametrize(
     ("own", "listed", "words"),
     [
