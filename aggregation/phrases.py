@@ -1,5 +1,6 @@
 """Names, reasons and numbers in a sentence. Pure."""
 
+import math
 from collections.abc import Sequence
 
 _SHOWN = 5
@@ -19,6 +20,14 @@ def counted(n: int, one: str, many: str = "") -> str:
 def part_of(n: int, total: int, noun: str, does: str, do: str) -> str:
     """How many of how many do what: `1 of 3 reports is in`, `2 of 3 reports are in`, `0 of 1 report is in`."""
     return f"{n} of {counted(total, noun)} {does if 1 in (n, total) else do}"
+
+
+def lasting(seconds: float) -> str:
+    """A time in words: `6.0 s`, `4 min 10 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    minutes, rest_s = divmod(math.ceil(seconds), 60)
+    return f"{minutes} min {rest_s} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def agreeing(n: int, one: str, many: str) -> str:

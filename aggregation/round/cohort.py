@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.phrases import counted, part_of, some
+from umbel.aggregation.phrases import counted, lasting, some
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed
@@ -41,8 +41,31 @@ class Choice:
     needs_all: bool = False  # whether the round fails without any one of the cohort (`second_sum.py`)
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Clients that are likely to come to a round, so that it waits for them. Times in Unix seconds."""
+
+    until: Mapping[ClientId, float]  # how long the round waits for each of them at most
+    unnamed: int = 0  # further clients whose names are unknown: unused enrolment tokens
+    unnamed_until: float = 0.0  # how long the round waits for those
+    others_until: float = 0.0  # how long it waits for a full cohort even if nobody is expected
+
+    def missing(self, able: Collection[ClientId], now: float) -> tuple[ClientId, ...]:
+        """The named clients that are still waited for, in the order of names."""
+        return tuple(sorted(client for client, until in self.until.items() if client not in able and until > now))
+
+    def ends_at(self, able: Collection[ClientId]) -> float:
+        """When the round starts with those that wait, if no other client comes."""
+        named = (until for client, until in self.until.items() if client not in able)
+        return max(self.others_until, self.unnamed_until if self.unnamed else 0.0, *named, 0.0)
+
+
 def choose(
-    plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float, avoid: Collection[ClientId] = ()
+    plan: RoundPlan,
+    candidates: Sequence[Candidate],
+    waited_s: float,
+    avoid: Collection[ClientId] = (),
+    left_s: float | None = None,
 ) -> Choice:
     """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum wait.
 
@@ -51,9 +74,10 @@ def choose(
     clients than the minimum could never close, so it is drawn again. Sites and tiers that the plan's coverage names are
     in the cohort if they wait. The round waits for them as for a full cohort: until patience runs out, or for ever if
     coverage is strict. `waited_s`: since recruiting began. `avoid`: drawn only if there are too few others.
+    `left_s`: how much longer to wait for a full cohort; None: until the plan's patience runs out.
     """
     able = able_of(plan, candidates)
-    if why := _why_wait(plan, able, waited_s):
+    if why := _why_wait(plan, able, plan.patience_s - waited_s if left_s is None else left_s):
         return Choice(None, why)
     for cohort in _draws(plan, able, avoid):
         if len(cohort) >= plan.minimum:
@@ -84,14 +108,14 @@ def passed_over(cohort: Collection[ClientId], able: Sequence[Candidate]) -> Pass
     return PassedOver(len(rest), sum(rest))
 
 
-def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> str:
-    """Why no cohort is drawn yet; empty if one may be."""
+def _why_wait(plan: RoundPlan, able: Sequence[Candidate], left_s: float) -> str:
+    """Why no cohort is drawn yet; empty if one may be. `left_s`: of the time to wait for a full cohort."""
     n_able, wanted = len(able), plan.n_wanted
-    absent, left_s = _absent(plan.coverage, able), plan.patience_s - waited_s
-    if n_able < wanted and left_s > 0:
-        return f"{part_of(n_able, wanted, 'client', 'waits', 'wait')}; waiting {left_s:.1f} s more for the rest"
+    absent = _absent(plan.coverage, able)
     if n_able < plan.minimum:
         return too_few(plan, n_able)
+    if n_able < wanted and left_s > 0:
+        return f"waiting for clients: {n_able} of {wanted} here; starting with these in at most {lasting(left_s)}"
     if absent and plan.coverage.strict:
         return f"{_wait(n_able)}, but strict coverage also needs {some(absent, _ABSENT_SHOWN)}"
     if absent and left_s > 0:
@@ -101,7 +125,7 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
 
 def too_few(plan: RoundPlan, n_able: int) -> str:
     """Why a round waits that has too few clients."""
-    return f"{_wait(n_able)}, but the round needs at least {plan.minimum}"
+    return f"waiting for clients: {n_able} of {plan.n_wanted} here, at least {plan.minimum} needed to start"
 
 
 def _wait(n_clients: int) -> str:

@@ -44,7 +44,7 @@ from typing import TypeAlias, TypeVar, assert_never
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.aggregation.plans.round import Weighting
-from umbel.aggregation.round.cohort import Choice, Member, choose
+from umbel.aggregation.round.cohort import Choice, Member, able_of, choose
 from umbel.aggregation.round.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.round.retry import late_for, left_out_by_themselves, not_unmasked, unheard
 from umbel.aggregation.round.second_sum import Past, choose_again
@@ -63,6 +63,7 @@ from umbel.aggregation.round.states import (
     Event,
     Fold,
     Gathered,
+    Hurried,
     Invite,
     Outage,
     Recruiting,
@@ -167,7 +168,9 @@ def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
     """
     match state:
         case Recruiting():
-            return state.not_before if now < state.not_before else state.since + state.plan.patience_s
+            if now < state.not_before:
+                return state.not_before
+            return state.since + state.plan.patience_s if state.waits_until is None else state.waits_until
         case Training():
             return min(keys.ends_at, state.closes_at) if (keys := state.keys) else state.closes_at
         case Closing(secure=SecureSide(exchange)):
@@ -183,13 +186,15 @@ def _recruit(state: Recruiting, event: Event) -> Step:
         case Gathered(now) if now < state.not_before:
             return state, ()
         case Gathered(now):
-            choice = _choose(state, event)
+            choice, state = _choose(state, event), _as_waiting(state, event)
             if choice.cohort is None:
                 return _go_without(state, now, choice.why)
             training = _begun(state, event, choice, choice.cohort)
             return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
             return _abandon_unopened(state, now, reason)
+        case Hurried():
+            return replace(state, is_hurried=True), ()
         case Resumed(now=now) | Outage(now=now):
             return replace(state, since=max(now, state.since)), ()
         case Reported(client=client):
@@ -203,10 +208,30 @@ def _recruit(state: Recruiting, event: Event) -> Step:
 def _choose(state: Recruiting, event: Gathered) -> Choice:
     able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
     avoid = frozenset(state.avoid)
+    if state.is_hurried:
+        waited_s = math.inf
     if not state.before:
-        return choose(state.plan, able, waited_s, avoid)
+        ends_at = _ends_at(state, event, able)
+        return choose(state.plan, able, waited_s, avoid, None if ends_at is None else ends_at - event.now)
     past = Past(state.before.opened, avoid, frozenset(state.before.liars), event.removed)
     return choose_again(state.plan, able, waited_s, past)
+
+
+def _ends_at(state: Recruiting, event: Gathered, able: Collection[Candidate]) -> float | None:
+    """When the round no longer waits for expected clients; None if the plan's patience says so."""
+    if event.expected is None or state.before or state.is_hurried:
+        return None
+    return event.expected.ends_at({one.client for one in able})
+
+
+def _as_waiting(state: Recruiting, event: Gathered) -> Recruiting:
+    """The state that shows which expected clients are missing, and for how long the round waits."""
+    able = able_of(state.plan, _without(event.candidates, state.excluded))
+    ends_at = _ends_at(state, event, able)
+    if event.expected is None or ends_at is None:
+        return replace(state, missing=(), waits_until=None)
+    here = {one.client for one in able}
+    return replace(state, missing=event.expected.missing(here, event.now), waits_until=ends_at)
 
 
 def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
@@ -270,7 +295,7 @@ def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
             if state.secure:
                 state = _with_exchange(state, state.secure.exchange.put_off(away_s))
             return replace(state, away_s=state.away_s + away_s, back_at=max(now, state.back_at)), ()
-        case Gathered() | Spoke() | Applied() | Resumed() | Spoiled():
+        case Gathered() | Spoke() | Applied() | Hurried() | Resumed() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -501,7 +526,7 @@ def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason, blamed):
             return _abandon_closed(state, now, reason, {c: why for c, why in blamed.items() if c in state.cohort})
-        case Gathered() | Tick() | Spoke() | Declined() | Stopped() | Resumed() | Outage():
+        case Gathered() | Tick() | Spoke() | Declined() | Stopped() | Hurried() | Resumed() | Outage():
             return state, ()
         case _:
             assert_never(event)

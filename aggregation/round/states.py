@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.reports import Aggregate, Work
-from umbel.aggregation.round.cohort import Member, PassedOver
+from umbel.aggregation.round.cohort import Expected, Member, PassedOver
 from umbel.aggregation.round.second_sum import OpenedSum
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Exchange, Phase
@@ -75,6 +76,9 @@ class Recruiting:
     avoid: tuple[ClientId, ...] = ()  # drawn last
     excluded: tuple[ClientId, ...] = ()  # never drawn: they trained the model that is to be evaluated
     before: SumsBefore | None = None
+    is_hurried: bool = later(False)  # an operator has ordered to start with the clients that wait
+    missing: tuple[ClientId, ...] = later(())  # expected clients that it waits for; shown, not stored
+    waits_until: float | None = later(None)  # the end of its patience, if not by the plan; shown, not stored
     phase: Literal["recruiting"] = "recruiting"
 
 
@@ -207,6 +211,7 @@ class Gathered:
     candidates: tuple[Candidate, ...]
     random: bytes = field(default=b"", repr=False)  # of a secure round: 48 unguessable bytes
     removed: frozenset[ClientId] = frozenset()  # clients of earlier sums (`SumsBefore`) that left the fleet
+    expected: Expected | None = None  # clients that the round waits for; None: the plan's patience is all
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +276,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurried:
+    """An operator orders the round to start with the clients that wait."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """An operator resumes a paused run: patience counts from now."""
 
@@ -294,7 +306,9 @@ class Spoiled:
     blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # that dealt wrong shares, with reasons
 
 
-Event: TypeAlias = Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Resumed | Outage | Spoiled
+Event: TypeAlias = (
+    Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Hurried | Resumed | Outage | Spoiled
+)
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from umbel.aggregation.run.derived_metrics import derived_names
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,
+    WAIT_FOR_ALL_S,
     AggregationSection,
     CanarySection,
     DownlinkSection,
@@ -178,6 +179,12 @@ class RunFile:
         """The section on masked updates; None if they are not masked."""
         section = self.secure_aggregation
         return section if section is not None and section.enabled else None
+
+    @property
+    def wait_for_all_s(self) -> float:
+        """How long the first round waits for expected clients, in seconds, once enough clients wait."""
+        asked_s = self.rounds.wait_for_all_s
+        return (WAIT_FOR_ALL_S if self.secure else 0.0) if asked_s is None else asked_s
 
     @property
     def members_sha256(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.counts import most_reported, sum_of_counts
-from umbel.aggregation.phrases import part_of
+from umbel.aggregation.phrases import lasting, part_of, some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
@@ -59,7 +59,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
     clients: tuple[ClientRecord, ...] = ()
     match state:
         case Recruiting():
-            why, target = state.why, state.plan.target
+            why, target = _waits_for(state, waiting, now), state.plan.target
         case Training():
             why, target = _progress(state), state.target
             closes_in_s, clients = max(0.0, state.closes_at - now), _clients(state, book, now)
@@ -70,6 +70,17 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
             return None
     plan = state.plan
     return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, closes_in_s, clients, plan.task)
+
+
+def _waits_for(state: Recruiting, n_waiting: int, now: float) -> str:
+    """What a recruiting round waits for, for operators: they also see the names of missing clients."""
+    plan, missing = state.plan, f"; missing: {some(state.missing)}" if state.missing else ""
+    if state.waits_until is None or n_waiting < plan.minimum:
+        return f"{state.why}{missing}"
+    return (
+        f"waiting for clients: {n_waiting} of {plan.n_wanted} here{missing}; starting with these in at most "
+        f"{lasting(state.waits_until - now)}, or at once with: umbel run start {plan.run}"
+    )
 
 
 def client_records(state: Closing | Abandoned, book: Book) -> tuple[ClientRecord, ...]:

@@ -12,6 +12,7 @@ from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, ROUNDS_MAX, TA
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3
+WAIT_FOR_ALL_S, WAIT_FOR_ALL_MAX_S = 300.0, 86400.0
 CHANGE_STEP_MIN, CHANGE_STEP_MAX = 2.0**-8, 2.0
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
@@ -30,6 +31,7 @@ class RoundsSection:
     self_tuning: bool = False
     window_min_s: float = 0.0
     attempts_max: int | None = None
+    wait_for_all_s: float | None = later(None)  # None: `WAIT_FOR_ALL_S` if updates are masked, else 0
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class RoundsSection:
             )
         if self.attempts_max is not None:
             require_within(self.attempts_max, "attempts_max", 1, ROUNDS_MAX)
+        if self.wait_for_all_s is not None:
+            require_within(self.wait_for_all_s, "wait_for_all_s", 0, WAIT_FOR_ALL_MAX_S)
 
 
 @dataclass(frozen=True, slots=True)

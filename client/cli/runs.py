@@ -118,6 +118,11 @@ def resume_run(operator: Operator, run: RunName, as_json: AsJson = False) -> Non
     print_run(operator.resume_run(run), as_json)
 
 
+def start_round(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
+    """Begin the round with the clients that wait, if they are enough, without waiting for those that are expected."""
+    print_run(operator.start_round(run), as_json)
+
+
 def roll_back(
     operator: Operator,
     run: RunName,
@@ -175,6 +180,7 @@ run_app.command("watch")(operator_verb(watch_run))
 run_app.command("stop")(operator_verb(stop_run))
 run_app.command("pause")(operator_verb(pause_run))
 run_app.command("resume")(operator_verb(resume_run))
+run_app.command("start")(operator_verb(start_round))
 run_app.command("rollback")(operator_verb(roll_back))
 run_app.command("versions")(operator_verb(list_versions))
 run_app.command("export")(operator_verb(export_model))

@@ -189,6 +189,10 @@ class Operator:
     def resume_run(self, name: str) -> RunView:
         return self._order(name, "resume")
 
+    def start_round(self, name: str) -> RunView:
+        """Begin the round with the clients that wait, without waiting for others."""
+        return self._order(name, "start")
+
     def roll_back(self, name: str, to: int | Literal["best"], reason: str) -> RunView:
         """Continue from a copy of an older version, or of the best by the run file's `[stop]`."""
         return self._order(name, "rollback", to=to, reason=reason)

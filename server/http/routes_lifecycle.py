@@ -14,7 +14,7 @@ from umbel.server.http.deps import ADMIN, Operator, State, StateDep, body_of, pa
 from umbel.server.http.routes_models import MODEL_RESPONSES, master_response
 from umbel.server.problems import Refused
 from umbel.server.runs.memory import view_of
-from umbel.server.runs.orders import Order, Pause, Resume, Rollback, Stop
+from umbel.server.runs.orders import Order, Pause, Resume, Rollback, Start, Stop
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 VERSIONS_MAX = 1000
@@ -85,6 +85,16 @@ async def post_resume(request: Request, state: StateDep, name: str) -> RunView:
     """Resume a paused run. Repeating the request changes nothing."""
     await request.body()
     return await _obeyed(request, state, name, Resume(state.services.clock.now()))
+
+
+@router.post("/runs/{name}/start", responses=problems("unknown-run", "run-over"))
+async def post_start(request: Request, state: StateDep, name: str) -> RunView:
+    """Begin the round with the clients that wait, if they are enough, without waiting for others.
+
+    It changes nothing once the round has begun.
+    """
+    await request.body()
+    return await _obeyed(request, state, name, Start(state.services.clock.now()))
 
 
 @router.post(

@@ -265,8 +265,8 @@ class _Deciding:
 
     def decision(self, inputs: Sequence[RunInput], answers: Sequence[ReportAnswer | Exception | None]) -> Decision:
         live, state, waiting = self.live, self.state, None
-        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
-            waiting, state = state, live.state  # at most `why` has changed, which is not stored
+        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and _is_stored(state, live.state):
+            waiting, state = state, live.state  # at most what is only shown has changed
         declined = self._declined(inputs)
         change = Change(state, tuple(self.answered), self.status, declined, tuple(self.sealed), self.traffic)
         return Decision(live, inputs, answers, change, self.commands, self.uploads, self.rolled_back_to, waiting)
@@ -281,6 +281,11 @@ class _Deciding:
         named = {one.event.client for one in inputs if isinstance(one, DeclineInput)}
         missing = sorted(self.state.missing.items())
         return tuple(client for client, why in missing if client in named and not is_unheard(why))
+
+
+def _is_stored(state: Recruiting, stored: Recruiting) -> bool:
+    """Whether a recruiting round differs from the stored one only in what is shown."""
+    return (state.since, state.is_hurried) == (stored.since, stored.is_hurried)
 
 
 def check_report(

@@ -49,6 +49,7 @@ from umbel.server.devices.fitness import RunMembers
 from umbel.server.devices.waiting import Bells, Pacing, WaitingRoom
 from umbel.server.runs.assignments import Assignments
 from umbel.server.runs.decision import Happening, Made, RunInput, exchange_of
+from umbel.server.runs.expected import ExpectedClients
 from umbel.server.runs.memory import RunMemory, RunNow
 from umbel.server.runs.orders import Order
 from umbel.server.runs.step import Answers, Mailbox, Step, take_step
@@ -87,6 +88,7 @@ class RunDriver:
         self.codec = RoundCodec(layout)
         self.assignments = Assignments(services, self.codec)
         self.secure = SecureRounds(services, self.assignments.of)
+        self._expected = ExpectedClients(services, live.run.file, self.members, self.bells)
         self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
         self._flushing = asyncio.Lock()
@@ -312,7 +314,8 @@ class RunDriver:
         self._n_gathered = len(candidates)
         self.memory.note_waiting(candidates)
         random, removed = os.urandom(RANDOM_BYTES) if plan.secure else b"", await self._removed(state)
-        gathered = Gathered(now, candidates, random, removed)
+        expected = await self._expected.of(self.live.round_id, state, candidates, now)
+        gathered = Gathered(now, candidates, random, removed, expected)
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
             await self.submit(Happening(gathered))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.round.states import Closing, Resumed, RoundState, Spoiled, Stopped, Training
+from umbel.aggregation.round.states import Closing, Hurried, Recruiting, Resumed, RoundState, Spoiled, Stopped, Training
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.run.stopping import judge
@@ -52,6 +52,17 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Begin the round that recruits with the clients that wait, without waiting for others."""
+
+    now: float
+
+    @property
+    def words(self) -> str:
+        return "start"
+
+
+@dataclass(frozen=True, slots=True)
 class Rollback:
     """Continue from an older version. The open attempt is abandoned."""
 
@@ -64,7 +75,7 @@ class Rollback:
         return f"rollback to {self.to if self.to == 'best' else f'version {self.to}'} ({self.reason})"
 
 
-Order: TypeAlias = Stop | Pause | Resume | Rollback
+Order: TypeAlias = Stop | Pause | Resume | Start | Rollback
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ class Situation:
 class Obeyed:
     """What follows from an order: an event for the round, a status for the run, a version to go back to."""
 
-    event: Stopped | Spoiled | Resumed | None = None
+    event: Stopped | Spoiled | Hurried | Resumed | None = None
     status: tuple[RunStatus, str] | None = None
     rolled_back_to: KeptVersion | None = None
 
@@ -99,6 +110,9 @@ def obey(order: Order, run: Situation) -> Obeyed:
         case Resume(now):
             _refuse_if_over(run, "cannot be resumed")
             return UNCHANGED if run.status is RunStatus.RUNNING else Obeyed(Resumed(now), (RunStatus.RUNNING, ""))
+        case Start(now):
+            _refuse_if_over(run, "cannot start a round")
+            return Obeyed(Hurried(now)) if isinstance(run.state, Recruiting) else UNCHANGED
         case Rollback():
             return _roll_back(order, run)
         case _:

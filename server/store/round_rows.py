@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, a
 
 from pydantic import Discriminator, Field, TypeAdapter
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work
@@ -51,6 +52,7 @@ class StoredRecruiting:
     excluded: tuple[ClientId, ...] = ()
     opened: tuple[OpenedSum, ...] = ()
     liars: tuple[ClientId, ...] = ()
+    is_hurried: bool = later(False)
     phase: Literal["recruiting"] = "recruiting"
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.store import tables
@@ -19,6 +20,8 @@ from umbel.server.store.tables import table_of
 
 _log = logging.getLogger(__name__)
 _WAITER, _CLIENT = table_of(tables.WaiterRow), table_of(tables.ClientRow)
+_RUN, _TOKEN = table_of(tables.RunRow), table_of(tables.TokenRow)
+_OPEN = [status.value for status in RunStatus if not status.is_over]
 _LEAVE = (
     update(_WAITER)
     .where(
@@ -153,6 +156,24 @@ class WaiterStore:
         async with self._db.reading() as tx:
             rows = await tx.execute(query)
             return tuple(FleetMember(ClientId(row[0]), row[1], row[2], row[3], row[4]) for row in rows)
+
+    async def newcomers(self, run: RunId, now: float, limit: int) -> tuple[ClientId, ...]:
+        """At most `limit` clients that may come to a run: heard within a day, and not at work in another one."""
+        at_work = (
+            select(_WAITER.c.client)
+            .join(_RUN, _RUN.c.name == _WAITER.c.run)
+            .where(_WAITER.c.run != run, _WAITER.c.seen_at > now - _KEPT_S, _RUN.c.status.in_(_OPEN))
+        )
+        lately = (_CLIENT.c.revoked_at.is_(None), _CLIENT.c.last_heard_at > now - _KEPT_S)
+        query = select(_CLIENT.c.id).where(*lately, _CLIENT.c.id.not_in(at_work)).order_by(_CLIENT.c.id).limit(limit)
+        async with self._db.reading() as tx:
+            return tuple(ClientId(name) for name in await tx.scalars(query))
+
+    async def unused_tokens(self, now: float, limit: int) -> tuple[str | None, ...]:
+        """The names that unused enrolment tokens of the last day bind; None for a token that binds none."""
+        is_out = (_TOKEN.c.used_by.is_(None), _TOKEN.c.expires_at > now, _TOKEN.c.created_at > now - _KEPT_S)
+        async with self._db.reading() as tx:
+            return tuple(await tx.scalars(select(_TOKEN.c.client).where(*is_out).limit(limit)))
 
     async def sweep(self, now: float) -> None:
         """Delete the clients that have not checked in within a day."""

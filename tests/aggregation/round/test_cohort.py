@@ -33,7 +33,7 @@ def test_enough_clients_start_the_round_at_once() -> None:
 def test_the_round_waits_for_a_full_cohort_while_it_has_patience() -> None:
     choice = choose(PLAN, waiting(5), waited_s=4)
     assert choice.cohort is None
-    assert choice.why == "5 of 6 clients wait; waiting 2.0 s more for the rest"
+    assert choice.why == "waiting for clients: 5 of 6 here; starting with these in at most 2.0 s"
 
 
 def test_out_of_patience_the_minimum_is_enough() -> None:
@@ -44,7 +44,7 @@ def test_out_of_patience_the_minimum_is_enough() -> None:
 def test_below_the_minimum_the_round_waits_for_ever() -> None:
     choice = choose(PLAN, waiting(1), waited_s=1e9)
     assert choice.cohort is None
-    assert choice.why == "1 client waits, but the round needs at least 2"
+    assert choice.why == "waiting for clients: 1 of 6 here, at least 2 needed to start"
 
 
 def test_one_client_makes_a_round_if_the_plan_says_so() -> None:

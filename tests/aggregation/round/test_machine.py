@@ -88,7 +88,8 @@ def ended(plan: RoundPlan = PLAN) -> dict[str, RoundState]:
 def test_a_round_by_sample_counts() -> None:
     state: RoundState = Recruiting(PLAN, since=0.0)
     state, commands = advance(state, Gathered(1.0, (Candidate(A, 10),)))
-    assert (state, commands) == (Recruiting(PLAN, 0.0, "1 of 3 clients waits; waiting 5.0 s more for the rest"), ())
+    why = "waiting for clients: 1 of 3 here; starting with these in at most 5.0 s"
+    assert (state, commands) == (Recruiting(PLAN, 0.0, why), ())
     state, commands = advance(state, Gathered(2.0, (Candidate(A, 10), Candidate(B, 20), Candidate(C, 30))))
     assert commands == (Invite((A, B, C)),)
     state, commands = advance(state, Reported(10.0, B, work(sample_count=20)))

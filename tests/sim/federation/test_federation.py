@@ -279,7 +279,7 @@ def test_a_fleet_that_never_comes_fails_its_run_with_a_sentence_and_not_the_swee
     nobody, everybody = {"by_hour": [0.0] * 24}, {"by_hour": [1.0] * 24}
     in_vain, fine = simulate(table(sweep={"fleet.hours": [nobody, everybody]})).trials
     assert (in_vain.status, in_vain.rows) == (RunStatus.FAILED, ())
-    assert "round 1 did not begin within 30 days of virtual time: 0 clients wait" in in_vain.reason
+    assert "round 1 did not begin within 30 days of virtual time: waiting for clients: 0 of" in in_vain.reason
     assert fine.status is RunStatus.FINISHED
 
 

@@ -1,0 +1,89 @@
+"""The clients that a small round should wait for, as data for the machine.
+
+A round that begins without a site exposes that site: the difference between its sum and the next one nearly shows what
+the site sent (docs/decisions/0017-sums-that-could-be-subtracted.md). So the first round of a run with few clients waits
+for all clients that are likely to come, for `wait_for_all_s`. Later attempts wait for those that are up.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from umbel.aggregation.round.cohort import Expected, able_of
+from umbel.aggregation.round.states import Recruiting
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.types import ClientId
+from umbel.server.devices.fitness import RunMembers
+from umbel.server.devices.waiting import Bells
+from umbel.server.services import Services
+from umbel.server.store.waiters import FleetMember
+
+ASKED_MAX = 100  # a round that asks more clients does not wait for each of them
+UP_S = 20.0  # a client counts as up for this long after its last contact, and at least for the round's patience
+LATER_MAX_S = 60.0  # the longest wait of an attempt after the first for clients that are up
+_LOOKED_AT_MAX = 1000
+
+
+class ExpectedClients:
+    """Finds the clients that a run's next round should wait for.
+
+    The times count from the moment when enough clients wait: a run is often created long before its sites start.
+    """
+
+    def __init__(self, services: Services, file: RunFile, members: RunMembers, bells: Bells) -> None:
+        self._services = services
+        self._file = file
+        self._members = members
+        self._bells = bells
+        self._enough: tuple[object, float] = ((), 0.0)  # the attempt, and since when enough clients have waited
+
+    async def of(
+        self, round_id: int, state: Recruiting, candidates: Sequence[Candidate], now: float
+    ) -> Expected | None:
+        """The clients to wait for; None if the plan's patience is all that counts."""
+        plan, able = state.plan, able_of(state.plan, candidates)
+        is_small = plan.task.makes_model and plan.n_wanted <= ASKED_MAX and self._file.wait_for_all_s > 0
+        if not is_small or state.before or len(able) >= plan.n_wanted:
+            return None
+        attempt = (round_id, state.since)
+        if self._enough[0] != attempt:
+            self._enough = (attempt, now)
+        if len(able) < plan.minimum:
+            self._enough = (attempt, now)
+        since, here = max(self._enough[1], state.since), frozenset(one.client for one in able)
+        if plan.number == 1 and plan.attempt == 1:
+            return await self._first(state, here, since, now)
+        return await self._later(state, here, since, now) if len(able) >= plan.minimum else None
+
+    async def _first(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
+        """Every client that may still come."""
+        until, patient_until = since + self._file.wait_for_all_s, since + state.plan.patience_s
+        waiters, run, sites = self._services.waiters, state.plan.run, self._file.coverage.sites
+        if (members := await self._members.list()) is not None:
+            names, unnamed = {*map(ClientId, members.members)}, 0
+        else:
+            tokens = await waiters.unused_tokens(now, _LOOKED_AT_MAX)
+            known = {one.client for one in await waiters.fleet(run, now, _LOOKED_AT_MAX)}
+            names = {*known, *await waiters.newcomers(run, now, _LOOKED_AT_MAX)}
+            names |= {ClientId(name) for name in tokens if name is not None}
+            unnamed = tokens.count(None)
+        refused = {ClientId(one.client) for one in await self._services.turned_away.newest(run)}
+        missing = (names | {*sites}) - refused - here
+        return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, patient_until)
+
+    async def _later(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
+        """The clients of the run that are up. A round without patience if all others are known to be away."""
+        fleet = await self._services.waiters.fleet(state.plan.run, now, _LOOKED_AT_MAX)
+        missing = [one for one in fleet if one.client not in here]
+        until = self._until(missing, max(state.plan.patience_s, UP_S), now)
+        up = {client: min(at, since + LATER_MAX_S) for client, at in until.items() if at > now}
+        n_known = len(here) + len(missing)
+        knows_all = n_known >= state.plan.n_wanted and self._services.replicas.is_alone
+        return Expected(up, others_until=0.0 if knows_all else since + state.plan.patience_s)
+
+    def _until(self, fleet: Iterable[FleetMember], up_s: float, now: float) -> Mapping[ClientId, float]:
+        """Until when each client counts as up."""
+        heard = self._services.heard
+        return {
+            one.client: (now if self._bells.is_heard(one.client) else max(one.heard_at, heard.at(one.client))) + up_s
+            for one in fleet
+        }
