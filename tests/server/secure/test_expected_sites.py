@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.federations.secure_cohort import LAYOUT, STATE, all_waiting, ordered
-from tests.federations.secure_federation import secure_run
+from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, all_waiting, fates, ordered, secure_run
 from tests.federations.server_device import Device, House, LateClock, house
 from tests.servers.waits import until
 from umbel.aggregation.round.states import Recruiting
+from umbel.server.runs.expected import UP_S
 
 MISSING = ("d3",)
 RUN = secure_run(window_s=100.0)  # 10 s of patience: a check-in of these tests waits for 20 s
@@ -104,9 +104,10 @@ def test_an_unused_token_is_waited_for_too(tmp_path: Path) -> None:
             sites, driver = await it.devices(3, sample_count=0), await it.driver()
             await it.tokens(1)
             async with all_waiting(it, sites):
-                await until("a run that has a full minimum", lambda: driver.state.waits_until is not None)
+                await until(
+                    "a run that waits for more", lambda: (driver.state.waits_until or 0.0) > clock.now() + 200.0
+                )
                 clock.late_s += driver.plan.patience_s + 1.0
-                assert driver.state.waits_until - clock.now() > 200.0
                 driver.wake()
                 assert (await it.progress())["live"]["phase"] == "recruiting"
 
@@ -124,5 +125,29 @@ def test_a_run_file_can_switch_the_wait_off(tmp_path: Path) -> None:
                 patient = "waiting for clients: 3 of 4 here; starting with these in at most 10.0 s"
                 await until("a run that waits as long as its plan says", lambda: driver.state.why == patient)
                 assert (driver.state.missing, driver.state.waits_until) == ((), None)
+
+    asyncio.run(scenario())
+
+
+def test_a_later_round_waits_for_a_site_that_is_up_and_not_for_one_that_is_away(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(secure_run(count=3, window_s=100.0), STATE)
+            sites, driver = await it.devices(4, sample_count=0), await it.driver()
+            await Attempt.of(it, clock, sites).go()
+            async with all_waiting(it, sites[:3]):
+                await until("a round that misses a site that is up", lambda: driver.state.missing == MISSING)
+                assert driver.state.waits_until == clock.now() + UP_S
+                clock.late_s += UP_S
+                driver.wake()
+                await until("a round that is open", lambda: driver.state.phase == "training")
+            await Attempt.of(it, clock, sites[:3], 2).go()
+            async with all_waiting(it, sites[:3]):  # the clock stands, so patience has not run out
+                await until("a round that does not wait", lambda: driver.state.phase == "training")
+            assert [sorted(fates(record)) for record in await it.ended(2)] == [
+                ["d0", "d1", "d2", "d3"],
+                ["d0", "d1", "d2"],
+            ]
 
     asyncio.run(scenario())
