@@ -62,7 +62,7 @@ def test_of_fifty_secure_runs_on_a_busy_machine_none_begins_without_a_site_that_
     house: House, busy_machine: None, tmp_path: Path
 ) -> None:
     with house.operator() as operator:
-        tokens = dict(zip(NAMES, operator.create_tokens(len(NAMES)), strict=True))
+        tokens: dict[str, str] = dict(zip(NAMES, operator.create_tokens(len(NAMES)), strict=True))
 
     def take_part(name: str, run: str, late_s: float) -> None:
         time.sleep(late_s)
