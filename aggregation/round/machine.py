@@ -19,6 +19,8 @@ Rules:
 5. The target counts *draws*: under proportional weighting a client drawn twice counts as two. The minimum counts
    *clients*, so that no model is one client's update.
 6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
+   A round that has enough reports also closes when it waits only for clients of which nothing is heard
+   (`Silent`). Silence is no state: while the round is open a silent client's report counts.
 7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model. It has no updates, so
    nothing is folded, and `Applied` names the model as it was. It is abandoned if too few clients wait when patience has
    run out, so that it does not delay training.
@@ -48,6 +50,7 @@ from umbel.aggregation.round.cohort import Choice, Member, able_of, choose
 from umbel.aggregation.round.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.round.retry import late_for, left_out_by_themselves, not_unmasked, unheard
 from umbel.aggregation.round.second_sum import Past, choose_again
+from umbel.aggregation.round.silence import cut_s, silent_words
 from umbel.aggregation.round.states import (
     Abandoned,
     Accepted,
@@ -74,6 +77,7 @@ from umbel.aggregation.round.states import (
     RoundState,
     SecureEnd,
     SecureSide,
+    Silent,
     Spoiled,
     Spoke,
     Stopped,
@@ -199,7 +203,7 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             return replace(state, since=max(now, state.since)), ()
         case Reported(client=client):
             return state, (_uninvited(client),)
-        case Tick() | Spoke() | Declined() | Applied() | Spoiled():
+        case Tick() | Spoke() | Declined() | Applied() | Silent() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -288,6 +292,8 @@ def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
             return _settle(replace(state, declined=with_entry(state.declined, client, reason)), now)
         case Tick(now):
             return _settle(state, now)
+        case Silent(now, clients):
+            return _settle_silent(state, now, clients)
         case Stopped(now, reason):
             return _abandon(state, now, reason)
         case Outage(since, now):
@@ -433,6 +439,27 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
 
 
+def _settle_silent(state: Training, now: float, silent: frozenset[ClientId]) -> Step:
+    """Close a round that has enough reports and waits only for silent clients. Silence abandons no round.
+
+    Below the minimum nothing is gained by giving up the others' work: the next attempt would wait for the same clients.
+    """
+    absent, plan, n_clients = unreported(state), state.plan, len(state.accepted)
+    is_enough = n_clients >= _least(state) or plan.task.tries_clients
+    is_back_long = now >= state.back_at + cut_s(plan.window_s)  # after an outage clients need time to return
+    if (
+        state.keys
+        or now >= state.closes_at
+        or not (absent and silent.issuperset(absent) and is_enough and is_back_long)
+    ):
+        return state, ()
+    uncovered = _gaps(state)
+    if uncovered and plan.coverage.strict:
+        return state, ()
+    reason = f"{counted(n_clients, 'report is', 'reports are')} in, and {silent_words(sorted(absent))}"
+    return _shut(state, now, Outcome.LATE, reason, uncovered)
+
+
 def _window(state: Training) -> str:
     away = f", beside {state.away_s:.0f} s in which no coordinator could take reports," if state.away_s else ""
     return f"the window of {state.plan.window_s:g} s{away}"
@@ -526,7 +553,7 @@ def _close(state: Closing, event: Event, check: Callable[[], None]) -> Step:
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason, blamed):
             return _abandon_closed(state, now, reason, {c: why for c, why in blamed.items() if c in state.cohort})
-        case Gathered() | Tick() | Spoke() | Declined() | Stopped() | Hurried() | Resumed() | Outage():
+        case Gathered() | Tick() | Spoke() | Declined() | Stopped() | Hurried() | Resumed() | Outage() | Silent():
             return state, ()
         case _:
             assert_never(event)
@@ -588,16 +615,17 @@ def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) 
 
 
 def _missing(state: Training, reason: str) -> dict[ClientId, str]:
-    return dict(sorted({**unheard(_unheard(state), reason), **state.declined}.items()))
+    return dict(sorted({**unheard(unreported(state), reason), **state.declined}.items()))
 
 
-def _unheard(state: Training) -> tuple[ClientId, ...]:
+def unreported(state: Training) -> tuple[ClientId, ...]:
+    """The clients that may still report."""
     heard = {*state.accepted, *state.declined}
     return tuple(client for client in state.cohort if client not in heard)
 
 
 def _release(state: Training, reason: str) -> tuple[Command, ...]:
-    unheard = _unheard(state)
+    unheard = unreported(state)
     return (Release(unheard, reason),) if unheard else ()
 
 

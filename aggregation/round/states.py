@@ -298,6 +298,15 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
+class Silent:
+    """Nothing has been heard of these clients for longer than `silence.py` allows. It is no state: each event counts
+    alone, and a client that is heard again is not in the next one."""
+
+    now: float
+    clients: frozenset[ClientId]
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
 
@@ -307,7 +316,7 @@ class Spoiled:
 
 
 Event: TypeAlias = (
-    Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Hurried | Resumed | Outage | Spoiled
+    Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Hurried | Resumed | Outage | Silent | Spoiled
 )
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from umbel.aggregation.phrases import lasting, part_of, some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
+from umbel.aggregation.round.silence import is_silence
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
@@ -213,7 +214,7 @@ def _fate(
     reason = blamed or state.missing[client]
     if member.is_declined and not is_late(reason):
         return Fate.DECLINED, reason
-    if silent_s > silence_max_s(state.plan):
+    if silent_s > silence_max_s(state.plan) or is_silence(reason):
         return Fate.LOST, f"silent for {silent_s:.1f} s when the round ended; {reason}"
     return Fate.RELEASED, reason
 

@@ -1,12 +1,17 @@
-"""Threads beside a training: they keep the client visible to the coordinator, and learn when the round has closed."""
+"""Threads beside a training and the encoding of its update.
+
+They keep the client visible to the coordinator, and learn when the round has closed.
+"""
 
 import logging
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
+from umbel.aggregation.round.silence import cut_s
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
@@ -15,10 +20,11 @@ from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime, TryAgain, alarm_of
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.http_deadline import timed_by
-from umbel.client.wire.timing import within
+from umbel.client.wire.timing import Timing, within
 
 START_AFTER_S = 0.5  # shorter trainings cost no request
 PAUSE_S = 0.1  # between polls, if a coordinator does not hold them open
+_TRIES_BEFORE_SILENCE = 4
 _jitter = random.SystemRandom().random  # the process-wide generator belongs to the training
 log = logging.getLogger("umbel.client")
 
@@ -26,6 +32,13 @@ log = logging.getLogger("umbel.client")
 def renewal_s(window_s: float) -> float:
     """How long one long poll is held: the coordinator hears from each client every max(1 s, window / 20)."""
     return min(0.8 * max(1.0, window_s / 20), WAIT_S_MAX)
+
+
+def _timing(window_s: float) -> Timing:
+    """The times of a poll. A client whose poll was cut off tries several times before it counts as silent."""
+    timing = within(window_s)
+    longest_s = min(timing.backoff.longest_s, cut_s(window_s) / _TRIES_BEFORE_SILENCE)
+    return replace(timing, backoff=replace(timing.backoff, longest_s=longest_s))
 
 
 class Watch:
@@ -60,7 +73,7 @@ class Watch:
         self._ended.set()
 
     def _run(self) -> None:
-        timing, pause_s, failures = within(self._window_s), self.start_after_s, 0
+        timing, pause_s, failures = _timing(self._window_s), self.start_after_s, 0
         while self._closed is None and not self._ended.wait(pause_s):
             try:
                 with timed_by(timing):

@@ -136,12 +136,12 @@ class RoundWorker:
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
             done = train(self.app, self.shared, start, plan)
-        self._warn_if_too_slow(offer, done, window_end)
-        watch.check()
-        self.shared.require_base()
-        if offer.task.makes_model:
-            self._leave(offer, plan)
-        pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
+            self._warn_if_too_slow(offer, done, window_end)
+            watch.check()
+            self.shared.require_base()
+            if offer.task.makes_model:
+                self._leave(offer, plan)
+            pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
@@ -180,8 +180,8 @@ class RoundWorker:
                     name_of(offer),
                 )
             exchange.wait(window_end - time.monotonic())
+            sha256, n_bytes = self._mask(part, start, done)
         try:
-            sha256, n_bytes = part.mask(start, done)
             self.delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
             steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
@@ -193,6 +193,15 @@ class RoundWorker:
         finally:
             admitted.client.abort()
             self.store.forget_work()
+
+    def _mask(self, part: SecureRound, start: Path, done: Trained | None) -> tuple[str, int]:
+        """Mask the update while the exchange still watches the round; after an error erase this client's secrets."""
+        try:
+            return part.mask(start, done)
+        except BaseException:
+            part.admitted.client.abort()
+            self.store.forget_work()
+            raise
 
     def _train_unseen(
         self, part: SecureRound, exchange: KeyExchange, start: Path, plan: LocalPlan, window_end: float

@@ -5,7 +5,7 @@ A device's signature is verified and its nonce stored before its body is read. T
 
 import hashlib
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
@@ -127,10 +127,16 @@ async def enrol(request: Request, services: Services, enrolment: Enrolment, is_c
     await services.registry.enrolments.enrol(Enrolling(enrolment, claims, now, is_counted_on))
 
 
-async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes]:
-    """A body in pieces as they come. Raises `Refused` at its end unless it hashes to `sha256`."""
+async def checked_pieces(
+    request: Request, sha256: bytes, on_piece: Callable[[], None] = lambda: None
+) -> AsyncIterator[bytes]:
+    """A body in pieces as they come. Raises `Refused` at its end unless it hashes to `sha256`.
+
+    `on_piece`: called for each of them.
+    """
     sha = hashlib.sha256()
     async for piece in request.stream():
+        on_piece()
         sha.update(piece)
         yield piece
     require_digest(sha.digest(), sha256)

@@ -8,7 +8,16 @@ from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.trust.signatures import parse_digest
 from umbel.aggregation.types import AssignmentId
 from umbel.server.http.auth import VerifiedDevice, checked_pieces
-from umbel.server.http.deps import SIGNED, DeviceDep, StateDep, binary_body, header_field, problems, require_no_body
+from umbel.server.http.deps import (
+    SIGNED,
+    DeviceDep,
+    State,
+    StateDep,
+    binary_body,
+    header_field,
+    problems,
+    require_no_body,
+)
 from umbel.server.problems import Refused
 from umbel.server.runs.uploads import Incoming
 from umbel.server.store.stored import StoredUpload
@@ -49,7 +58,7 @@ _APPEND = {
 async def post_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
     """Begin an upload, with the whole update or with its first chunk."""
     length, sha256 = _number(request, "Upload-Length"), _repr_digest(request)
-    chunk = _chunk(request, device, offset=0)
+    chunk = _chunk(request, device, state, offset=0)
     upload = await state.uploads.begin(device.client, AssignmentId(assignment), length, sha256, chunk)
     return Response(status_code=201, headers={"Location": request.url.path, **_progress(upload)})
 
@@ -68,7 +77,7 @@ async def patch_update(request: Request, device: DeviceDep, state: StateDep, ass
     """Append the next chunk."""
     if request.headers.get("content-type") != PARTIAL_UPLOAD:
         raise Refused("malformed-request", f"a chunk's Content-Type must be {PARTIAL_UPLOAD}")
-    chunk = _chunk(request, device, offset=_number(request, "Upload-Offset"))
+    chunk = _chunk(request, device, state, offset=_number(request, "Upload-Offset"))
     upload = await state.uploads.append(device.client, AssignmentId(assignment), chunk)
     return Response(status_code=204, headers=_progress(upload))
 
@@ -81,12 +90,14 @@ async def delete_update(request: Request, device: DeviceDep, state: StateDep, as
     return Response(status_code=204)
 
 
-def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
+def _chunk(request: Request, device: VerifiedDevice, state: State, offset: int) -> Incoming:
+    """A chunk whose body is read later. Each piece of it is a sign of life of the client."""
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
         raise Refused("malformed-request", "Upload-Complete must be ?1 for the last chunk, and ?0 for all others")
     n_bytes = int(request.headers.get("content-length", "0"))  # `limits.py` checks it
-    return Incoming(offset, is_last == "?1", n_bytes, checked_pieces(request, device.body_sha256))
+    pieces = checked_pieces(request, device.body_sha256, lambda: state.services.heard.note(device.client))
+    return Incoming(offset, is_last == "?1", n_bytes, pieces)
 
 
 def _number(request: Request, name: str) -> int:

@@ -29,6 +29,7 @@ from umbel.aggregation.round.states import (
     Recruiting,
     Reported,
     RoundState,
+    Silent,
     Spoiled,
     Spoke,
     Tick,
@@ -81,7 +82,7 @@ class MessageInput:
 class Happening:
     """An event that no request causes."""
 
-    event: Tick | Gathered | Outage | Spoiled | None = None  # None: only count an outage, if there was one
+    event: Tick | Gathered | Outage | Silent | Spoiled | None = None  # None: only count an outage, if there was one
     round_id: int | None = None  # the attempt that it is about; None: the newest
 
 

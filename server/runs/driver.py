@@ -19,7 +19,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import too_few
-from umbel.aggregation.round.machine import advance, next_deadline
+from umbel.aggregation.round.machine import advance, next_deadline, unreported
 from umbel.aggregation.round.states import (
     Abandoned,
     Announce,
@@ -37,6 +37,7 @@ from umbel.aggregation.round.states import (
     Recruiting,
     Release,
     RoundState,
+    Silent,
     Spoiled,
     Tick,
     Training,
@@ -46,6 +47,7 @@ from umbel.aggregation.secagg.turns import RANDOM_BYTES, Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server import journal
 from umbel.server.devices.fitness import RunMembers
+from umbel.server.devices.signs_of_life import SignsOfLife
 from umbel.server.devices.waiting import Bells, Pacing, WaitingRoom
 from umbel.server.runs.assignments import Assignments
 from umbel.server.runs.decision import Happening, Made, RunInput, exchange_of
@@ -69,6 +71,9 @@ _GATHERING_SHARE = 20  # after listing the waiting clients, the task pauses 20 t
 _GATHERING_PAUSE_S_MAX = 1.0
 _WATCH_S = 0.1  # between looks at whether the replica that closes the round is still alive
 _RELAY_S = 0.25  # between looks at the shares that other replicas have received
+HEARD_ELSEWHERE_S = 120.0
+"""How old a client's time of last contact in the database must be. A replica stores it every 30 s, with requests that
+it admits, and a client renews a request that is held open every 30 s at most."""
 _FEW = 200  # listing this many waiting clients takes no noticeable time
 
 
@@ -94,6 +99,8 @@ class RunDriver:
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
         self._outage: Outage | None = None  # one that no step has counted yet
+        self.signs = SignsOfLife(services.heard, services.clock, self._look_for_silence)
+        self._heard_elsewhere_at = float("-inf")  # when other replicas last heard a client that is silent here
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -276,6 +283,8 @@ class RunDriver:
                 live = self.live
                 await self.flush_traffic()  # the tick may abandon the attempt
                 await self.submit(Happening(Tick(began, self.secure.revealed(live)), live.round_id))
+            case Training() if began >= self._silent_at():
+                await self._end_the_wait(self.state, began)
             case Closing():
                 await self._close_round()
             case Recruiting() | Training() | Committed() | Abandoned():
@@ -343,7 +352,42 @@ class RunDriver:
         due = next_deadline(self.state, looked_at)
         if due is None or looked_at >= due or (self.is_paused and isinstance(self.state, Recruiting)):
             return None  # its deadline has passed: only another client changes anything
+        if (silent_at := self._silent_at()) > looked_at:
+            due = min(due, silent_at)
         return max(0.001, due - self.services.clock.now())
+
+    # --- silent clients -----------------------------------------------------------------------------------------------
+
+    def _look_for_silence(self) -> None:
+        """Wake the task if the round may wait only for clients of which nothing is heard."""
+        if isinstance(self.state, Training) and 0 < self.state.n_open <= self.signs.n_away:
+            self._woken.set()
+
+    def _silent_at(self) -> float:
+        """When all clients that the round waits for will be silent, if nothing more is heard of them; else inf."""
+        state = self.state
+        if not isinstance(state, Training) or not 0 < state.n_open <= self.signs.n_away:
+            return float("inf")
+        window_s = state.plan.window_s
+        here = max(self.signs.silent_at(client, window_s, state.back_at) for client in unreported(state))
+        return max(here, self._heard_elsewhere_at + HEARD_ELSEWHERE_S)
+
+    async def _end_the_wait(self, state: Training, now: float) -> None:
+        """Close a round that waits only for silent clients, unless another replica may have heard of one."""
+        absent, live = unreported(state), self.live
+        silent = Silent(now, frozenset(absent))
+        if isinstance(advance(state, silent)[0], Training):
+            return  # it needs more reports
+        if not self.services.replicas.is_alone:
+            found = await self.services.rounds.assignments(live.round_id)
+            self._heard_elsewhere_at = max(one.heard_at for one in found if one.client in silent.clients)
+            if now < self._heard_elsewhere_at + HEARD_ELSEWHERE_S:
+                self._woken.set()
+                return
+        await self.flush_traffic()
+        await self.submit(Happening(silent, live.round_id))
+        if not isinstance(self.state, Training):
+            self.signs.left_behind(absent)
 
     @property
     def _waits_for_clients(self) -> bool:
@@ -361,6 +405,7 @@ class RunDriver:
         self.live = step.shown
         await self._noticed(before, step.before)
         await self._carry_out(step)
+        self._look_for_silence()
         return step.decision.answers[len(first) :]
 
     def _look_again(self) -> None:
@@ -404,8 +449,8 @@ class RunDriver:
                 if not isinstance(step.decision.ended, Abandoned):
                     upload = step.decision.uploads[step.before.assignment_id(client)]
                     self._closer.share.fold(step.before, client, upload.chunks, weight)
-            case Answer():
-                pass  # the mailbox answers after all other commands
+            case Answer(client=client):
+                self.signs.reported(client)  # the mailbox answers after all other commands
             case Commit() | Discard():
                 self._woken.set()
             case _:

@@ -4,7 +4,7 @@ Requests come here parsed and verified.
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias, TypeVar
 
@@ -158,8 +158,10 @@ class Reception:
     ) -> AssignmentStatus:
         """Whether the round still waits for this client's report. The request is held open while it does."""
         place = await self.place(client, assignment)
-        if place.training:
-            await self._wait_for_close(place, wait_s, line)
+        place.driver.signs.asked(client)
+        if place.training and wait_s > 0:
+            with place.driver.signs.watching(place.driver.live.round_id, client, line):
+                await self._wait_for_close(place, wait_s, line)
         if (training := place.training) is not None:
             left_s = max(0.0, training.closes_at - self._services.clock.now())
             return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
@@ -330,7 +332,11 @@ class SecureReception:
             _require_part(place)
             return await place.driver.secure.message_for(place.driver.live, client, phase)
 
-        if (found := await self._held(place, waits, message)) is not None:
+        driver = place.driver
+        is_watch = phase in (Phase.SHARE_KEYS, Phase.MASKED_INPUT) and waits[0] > 0 and place.training is not None
+        with driver.signs.watching(driver.live.round_id, client, waits[1]) if is_watch else nullcontext():
+            found = await self._held(place, waits, message)
+        if found is not None:
             place.driver.note_message(assignment, down=len(found))
         return found
 

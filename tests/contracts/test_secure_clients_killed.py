@@ -20,7 +20,7 @@ import torch
 
 from tests.contracts.test_client_and_coordinator import Coordinator
 from tests.federations.consortium import first_list, signed
-from tests.federations.mortal_sites import IN_TRAINING, NAMES, RUN, SAMPLES, MortalSite, fresh_model
+from tests.federations.mortal_sites import IN_TRAINING, LATE_IN_TRAINING, NAMES, RUN, SAMPLES, MortalSite, fresh_model
 from tests.servers.killing import start
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.model.artifact import decode_model, encode_model
@@ -115,8 +115,8 @@ class Sites:
         }
         self._lives = Counter[str]()
 
-    def live(self) -> None:
-        """Until the run is finished. Who has died is looked at, and started again."""
+    def live(self, come_back: bool = True) -> None:
+        """Until the run is finished. Who has died is looked at and, if they `come_back`, started again."""
         processes = {name: site.start(life=0, after_round=0) for name, site in self._sites.items()}
         try:
             while processes:
@@ -126,7 +126,7 @@ class Sites:
                     process, log = processes.pop(name), self._sites[name].log
                     process.join()
                     assert process.exitcode in (0, -signal.SIGKILL), log.read_text()[-3000:]
-                    if process.exitcode:
+                    if process.exitcode and come_back:
                         processes[name] = self._live_again(self._sites[name])
         finally:
             for process in processes.values():
@@ -289,3 +289,14 @@ def test_one_that_is_killed_before_it_has_begun_takes_part_all_the_same(
     sites.require_sums([NAMES])
     assert sites.models() == undisturbed[:2]
     sites.require_new_lives()
+
+
+def test_a_round_does_not_wait_for_one_that_is_killed_and_stays_away(coordinator: Coordinator, tmp_path: Path) -> None:
+    """The others are in at once, and the window is of 300 s: the bound of silence is 5 s then."""
+    sites = Sites(coordinator, tmp_path, 1, {"north": {1: LATE_IN_TRAINING}})
+    sites.live(come_back=False)
+    sites.require_sums([without("north")])
+    (record,) = sites.records()
+    (lost,) = [one for one in record.clients if one.fate is Fate.LOST]
+    assert lost.client == "north"
+    assert record.reason == "3 reports are in, and north fell silent"

@@ -34,6 +34,7 @@ RUN = "mortal"
 NAMES = ("east", "north", "south", "west")
 SAMPLES = {"east": 1, "north": 2, "south": 4, "west": 8}  # no two sets of sites have the same sum
 IN_TRAINING = "in training"
+LATE_IN_TRAINING = "late in training"  # once its thread has asked for the state of the assignment
 _SECRET_BYTES_MIN = 32  # keys, self masks, Shamir's coefficients
 _ASSIGNMENT = re.compile("/v1/assignments/([^/]+)")
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -116,15 +117,20 @@ class Line(httpx.BaseTransport):
 
     def __init__(self, site: MortalSite, life: int, after_round: int) -> None:
         self.keys_are_exchanged = threading.Event()
+        self.is_watched = threading.Event()  # whether it has asked for the status of an assignment
         self._site = site
         self._life = life
         self._deaths = {number: step for number, step in site.deaths.items() if number > after_round}
         self._round = 0
         self._inner = httpx.HTTPTransport()
 
+    def dies_of(self, step: str) -> bool:
+        """Whether the site does not outlive this step of this round."""
+        return self._deaths.get(self._round) == step
+
     def reach(self, step: str) -> None:
         """Die here if this is the step."""
-        if self._deaths.get(self._round) == step:
+        if self.dies_of(step):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -133,6 +139,8 @@ class Line(httpx.BaseTransport):
         self.reach(f"before {what}")
         said = Said(self._life, what, assignment[1] if assignment else "", request.read().hex())
         self._site.note_said(said)
+        if assignment and path.endswith(assignment[1]):
+            self.is_watched.set()
         response = self._inner.handle_request(request)
         if what == "POST check-ins":
             response = self._asked(response)
@@ -178,6 +186,10 @@ class Ward(Client):
         while not self._line.keys_are_exchanged.is_set() and not plan.should_stop():
             time.sleep(0.005)
         self._line.reach(IN_TRAINING)
+        if self._line.dies_of(LATE_IN_TRAINING):
+            self._line.is_watched.wait()
+            time.sleep(1.0)
+            self._line.reach(LATE_IN_TRAINING)
         with torch.no_grad():
             model.get_parameter("weight")[self._row] += 1.0
         return TrainResult(self.sample_count, 1, 1)

@@ -39,6 +39,7 @@ from umbel.aggregation.round.states import (
     Reported,
     Resumed,
     RoundState,
+    Silent,
     Spoiled,
     Stopped,
     Tick,
@@ -164,6 +165,16 @@ class RoundLaws(RuleBasedStateMachine):
             if client not in some:
                 self.send(Declined(self.now, client, "low battery"))
 
+    @rule(clients=st.sets(anybody))
+    def nothing_is_heard_of(self, clients: set[ClientId]) -> None:
+        before = self.state
+        self.send(Silent(self.now, frozenset(clients)))
+        assert self.state == before or isinstance(self.state, Closing), "silence closes a round or changes nothing"
+
+    @rule(spared=st.sets(anybody, max_size=1))
+    def nothing_is_heard_of_those_who_are_missing(self, spared: set[ClientId]) -> None:
+        self.nothing_is_heard_of(set(CLIENTS) - spared)
+
     @rule(after_s=st.sampled_from([0.0, 0.1, 4.9, 5.0, 39.0]))
     def tick(self, after_s: float) -> None:
         self.now += after_s
@@ -280,7 +291,8 @@ class RoundLaws(RuleBasedStateMachine):
         assert isinstance(self.state, Closing | Abandoned)
         n_reported = sum(before.cohort[client].draws for client in self.counted)
         heard = {*self.counted, *(c for c in before.declined), *([event.client] if isinstance(event, Declined) else [])}
-        all_heard = set(before.cohort) <= heard
+        silent = event.clients if isinstance(event, Silent) else frozenset[ClientId]()
+        all_heard = set(before.cohort) <= heard | silent
         is_over = event.now >= before.closes_at
         is_strict, known = self.plan.coverage.strict, self.gaps_when_it_ended(before, event)
         if isinstance(self.state, Closing):
