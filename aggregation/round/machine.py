@@ -385,8 +385,7 @@ def _not_whole(state: Training, came: Collection[ClientId]) -> str:
 def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     """The phases while clients train: advance to the next, and drop clients that missed this one."""
     phase, plan = exchange.phase, state.plan
-    asked = state.cohort if phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
-    waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
+    waited_for, spoke = _asked_for_keys(state, exchange), exchange.who(phase)
     least, not_whole = _least(state), _not_whole(state, spoke)
     is_over = exchange.is_over(waited_for, now)
     late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
@@ -403,6 +402,12 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
     settled, commands = _settle(after, now)
     return settled, (*released, Announce(spoke), *commands)
+
+
+def _asked_for_keys(state: Training, exchange: Exchange) -> list[ClientId]:
+    """The clients that may have sent a message in this phase of keys, or may still send one."""
+    asked = state.cohort if exchange.phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
+    return [client for client in asked if client not in state.declined]
 
 
 def _too_few_spoke(
@@ -440,18 +445,19 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
 
 
 def _settle_silent(state: Training, now: float, silent: frozenset[ClientId]) -> Step:
-    """Close a round that has enough reports and waits only for silent clients. Silence abandons no round.
+    """End a wait for silent clients alone: close a round with enough reports, or end a phase of keys with enough
+    messages. Silence abandons no round.
 
     Below the minimum nothing is gained by giving up the others' work: the next attempt would wait for the same clients.
     """
-    absent, plan, n_clients = unreported(state), state.plan, len(state.accepted)
-    is_enough = n_clients >= _least(state) or plan.task.tries_clients
+    absent, plan, n_clients = awaited(state), state.plan, len(state.accepted)
     is_back_long = now >= state.back_at + cut_s(plan.window_s)  # after an outage clients need time to return
-    if (
-        state.keys
-        or now >= state.closes_at
-        or not (absent and silent.issuperset(absent) and is_enough and is_back_long)
-    ):
+    if now >= state.closes_at or not (absent and silent.issuperset(absent) and is_back_long):
+        return state, ()
+    if keys := state.keys:
+        is_enough = len(keys.who(keys.phase)) >= _least(state) and not plan.coverage.strict
+        return _settle_keys(state, keys.ended(now), now) if is_enough else (state, ())
+    if n_clients < _least(state) and not plan.task.tries_clients:
         return state, ()
     uncovered = _gaps(state)
     if uncovered and plan.coverage.strict:
@@ -615,17 +621,23 @@ def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) 
 
 
 def _missing(state: Training, reason: str) -> dict[ClientId, str]:
-    return dict(sorted({**unheard(unreported(state), reason), **state.declined}.items()))
+    return dict(sorted({**unheard(_unreported(state), reason), **state.declined}.items()))
 
 
-def unreported(state: Training) -> tuple[ClientId, ...]:
-    """The clients that may still report."""
+def awaited(state: Training) -> tuple[ClientId, ...]:
+    """The clients whose report, or message in a phase of keys, the round waits for."""
+    if keys := state.keys:
+        return tuple(client for client in _asked_for_keys(state, keys) if not keys.said(client, keys.phase))
+    return _unreported(state)
+
+
+def _unreported(state: Training) -> tuple[ClientId, ...]:
     heard = {*state.accepted, *state.declined}
     return tuple(client for client in state.cohort if client not in heard)
 
 
 def _release(state: Training, reason: str) -> tuple[Command, ...]:
-    unheard = unreported(state)
+    unheard = _unreported(state)
     return (Release(unheard, reason),) if unheard else ()
 
 

@@ -178,6 +178,10 @@ class Exchange:
         soon = now + max(_GRACE * (now - self.began_at), least)
         return replace(self, ends_at=min(self.ends_at, soon))
 
+    def ended(self, now: float) -> "Exchange":
+        """A copy whose phase is over, because the others are silent."""
+        return replace(self, ends_at=min(self.ends_at, max(now, self.began_at)))
+
     def put_off(self, seconds: float) -> "Exchange":
         """A copy whose end is this much later, because no message could arrive."""
         return replace(self, ends_at=self.ends_at + seconds)

@@ -19,7 +19,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import too_few
-from umbel.aggregation.round.machine import advance, next_deadline, unreported
+from umbel.aggregation.round.machine import advance, awaited, next_deadline
 from umbel.aggregation.round.states import (
     Abandoned,
     Announce,
@@ -360,24 +360,29 @@ class RunDriver:
 
     def _look_for_silence(self) -> None:
         """Wake the task if the round may wait only for clients of which nothing is heard."""
-        if isinstance(self.state, Training) and 0 < self.state.n_open <= self.signs.n_away:
+        if isinstance(self.state, Training) and self._may_be_silent(self.state):
             self._woken.set()
+
+    def _may_be_silent(self, state: Training) -> bool:
+        """Whether all clients that the round waits for may be away: a quick look, before each of them is looked at."""
+        n_awaited = 1 if state.keys else state.n_open
+        return 0 < n_awaited <= self.signs.n_away
 
     def _silent_at(self) -> float:
         """When all clients that the round waits for will be silent, if nothing more is heard of them; else inf."""
         state = self.state
-        if not isinstance(state, Training) or not 0 < state.n_open <= self.signs.n_away:
+        if not isinstance(state, Training) or not self._may_be_silent(state):
             return float("inf")
         window_s = state.plan.window_s
-        here = max(self.signs.silent_at(client, window_s, state.back_at) for client in unreported(state))
+        here = max(self.signs.silent_at(client, window_s, state.back_at) for client in awaited(state))
         return max(here, self._heard_elsewhere_at + HEARD_ELSEWHERE_S)
 
     async def _end_the_wait(self, state: Training, now: float) -> None:
-        """Close a round that waits only for silent clients, unless another replica may have heard of one."""
-        absent, live = unreported(state), self.live
+        """Go on without silent clients if the round waits only for them, and no other replica may have heard of one."""
+        absent, live = awaited(state), self.live
         silent = Silent(now, frozenset(absent))
-        if isinstance(advance(state, silent)[0], Training):
-            return  # it needs more reports
+        if advance(state, silent)[0] is state:
+            return  # it needs more reports or messages
         if not self.services.replicas.is_alone:
             found = await self.services.rounds.assignments(live.round_id)
             self._heard_elsewhere_at = max(one.heard_at for one in found if one.client in silent.clients)
@@ -386,8 +391,7 @@ class RunDriver:
                 return
         await self.flush_traffic()
         await self.submit(Happening(silent, live.round_id))
-        if not isinstance(self.state, Training):
-            self.signs.left_behind(absent)
+        self.signs.left_behind(absent)
 
     @property
     def _waits_for_clients(self) -> bool:

@@ -7,6 +7,7 @@ The window of a secure attempt has the exchange of keys as well, and the phases 
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ from umbel.aggregation.round.states import (
     Declined,
     Event,
     Reported,
+    Silent,
     Spoiled,
     Tick,
     Training,
@@ -34,7 +36,7 @@ from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
 from umbel.aggregation.types import ClientId
 from umbel.sim.federation.site_policies import NO_POLICIES, SitesInAttempt
 from umbel.sim.federation.site_sums import PlayedSum
-from umbel.sim.fleet.fates import DeviceStage, Fates
+from umbel.sim.fleet.fates import NEVER, DeviceStage, Fates
 from umbel.sim.secure.devices import DeviceFate, SecureDevice, VirtualTime
 from umbel.sim.secure.exchange import ExchangeParties, exchange
 from umbel.sim.secure.voices import BlankMasking, RealMasking
@@ -135,17 +137,38 @@ def _book_of(
 
 def _events(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Iterable[Event]:
     """In the order of time; at the same moment, the lower rank first. The last one is the end of the window."""
-    moments = opened.opened_at + cohort.fates.report_s
+    moments, silences = opened.opened_at + cohort.fates.report_s, deque(_silences(opened, cohort))
     order = np.argsort(cohort.fates.report_s, kind="stable")
     for rank, at in zip(order.tolist(), moments[order].tolist(), strict=True):
         client = cohort.names[rank]
         if at >= opened.closes_at:
             break
+        while silences and silences[0].now < at:
+            yield silences.popleft()
         if (why := declines.get(client)) is not None:
             yield Declined(at, client, why)
         else:
             yield Reported(at, client, cohort.works[rank])
+    yield from silences
     yield Tick(opened.closes_at)
+
+
+def _silences(opened: Training, cohort: Cohort) -> Iterable[Silent]:
+    """The moments of the window from which every device has reported or is silent, and which are silent then."""
+    fates = cohort.fates
+    silent_s, ends_s = fates.silent_s, np.minimum(fates.back_s, fates.report_s)
+    if np.isinf(silent_s).all():
+        return
+    ends_s = np.sort(np.where(np.isinf(silent_s), NEVER, ends_s))
+    reported_s, began_s = np.sort(fates.report_s), np.sort(silent_s)
+    moments = np.union1d(reported_s, began_s)
+    moments = moments[opened.opened_at + moments < opened.closes_at]
+    n_done, n_silent, n_ended = (np.searchsorted(at, moments, side="right") for at in (reported_s, began_s, ends_s))
+    for at in moments[n_done + n_silent - n_ended == len(cohort.names)].tolist():
+        is_silent = (silent_s <= at) & (at < fates.back_s) & (at < fates.report_s)
+        who = frozenset(cohort.names[rank] for rank in np.flatnonzero(is_silent).tolist())
+        if who:
+            yield Silent(opened.opened_at + at, who)
 
 
 _IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
@@ -226,7 +249,8 @@ class SecureWindow:
         stage = VirtualTime(self.opened.opened_at)
         masking = BlankMasking(self.composition) if masked is None else RealMasking(self.composition, masked)
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = ExchangeParties(luck, masking, seed_of(self.opened.plan), declines, self.cohort.sites.refusal)
+        refusal = self.cohort.sites.refusal
+        cast = ExchangeParties(luck, masking, seed_of(self.opened.plan), declines, refusal, self._silent_at())
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -238,6 +262,13 @@ class SecureWindow:
             {phase: frozenset(name for name, one in done.devices.items() if phase in one.said) for phase in Phase},
             sums=masking.unmasked(done.party) if isinstance(done.state, Closing) else None,
         )
+
+    def _silent_at(self) -> dict[ClientId, float]:
+        """When the coordinator no longer waits for each client that is lost at work."""
+        fates = self.cohort.fates
+        times = zip(self.cohort.names, fates.stage.tolist(), fates.silent_s.tolist(), strict=True)
+        at_work = ((name, silent_s) for name, stage, silent_s in times if stage in _IN_WORK)
+        return {name: self.opened.opened_at + silent_s for name, silent_s in at_work if math.isfinite(silent_s)}
 
     def _luck(self, rank: int) -> DeviceFate:
         fates = self.cohort.fates

@@ -42,7 +42,9 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
             fleet = recorded_fleet(trace, seed, faults, section.waiting)
         except ValueError as error:
             raise ValueError(f"{folder / section.recorded}: {error}") from error
-        return replace(fleet, stragglers=stragglers, partial_work=section.partial_work)
+        return replace(
+            fleet, stragglers=stragglers, partial_work=section.partial_work, notices_lost=section.notices_lost
+        )
     zones = Zones(seed, section.zones)
     speed, network = section.speed or SpeedSection(), section.network or NetworkSection()
     return Fleet(
@@ -55,6 +57,7 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
         waiting_factor=section.waiting,
         stragglers=stragglers,
         partial_work=section.partial_work,
+        notices_lost=section.notices_lost,
     )
 
 

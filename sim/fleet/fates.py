@@ -197,6 +197,13 @@ class Fates:
     back_s: Floats  # when it is back and resumes its work
     stage: Stages  # what it did when it was lost: int8, of `DeviceStage`
     fault: Kinds  # what is wrong with its work: int8, of `Fault`
+    noticed_s: float = NEVER  # so long after a loss the coordinator no longer waits for the device
+
+    @property
+    def silent_s(self) -> Floats:
+        """When the coordinator no longer waits for a device, unless it has reported or is back before; inf is never."""
+        silent_s = self.lost_s + self.noticed_s
+        return np.where(silent_s < np.minimum(self.back_s, self.report_s), silent_s, NEVER)
 
     def spent(self, until_s: float | Floats = NEVER) -> Spent:
         """The cost until then, or in all. `until_s`: when devices were told to stop, of each or of all."""

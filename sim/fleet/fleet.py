@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from umbel.aggregation.round.pace import MARGIN
+from umbel.aggregation.round.silence import cut_s
 from umbel.aggregation.run.report_times import Floats
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait, shuffled, uniforms, words
@@ -147,7 +148,8 @@ def waiting_devices(
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """`waiting_factor`: of a large fleet, at most this many times the cohort wait for a round. `partial_work`: whether
-    devices that cannot do all their steps in time send what they have.
+    devices that cannot do all their steps in time send what they have. `notices_lost`: whether the coordinator notices
+    when a device is lost, as if each device held a request open while it works.
     """
 
     seed: int
@@ -159,6 +161,7 @@ class Fleet:
     waiting_factor: float = MARGIN
     stragglers: Stragglers | None = None
     partial_work: bool = True
+    notices_lost: bool = False
 
     def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
         """The devices of 0 .. n_devices - 1 that wait for this attempt, which asks `n_wanted`: ascending."""
@@ -195,4 +198,5 @@ class Fleet:
             back_s=losses.back_s,
             stage=losses.stage,
             fault=self.faults.of(devices, number, attempt),
+            noticed_s=cut_s(ask.window_s) if self.notices_lost else np.inf,
         )

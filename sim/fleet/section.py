@@ -3,6 +3,7 @@
 ```toml
 [fleet]
 partial_work = true     # false: a device that cannot do all its steps in time sends nothing
+notices_lost = false    # true: the coordinator notices when a device is lost, and does not wait until the window's end
 waiting = 1.5           # of more than 1000 devices, at most this many times the cohort wait for a round
 zones = [-5, 1, 9]      # devices live evenly in these time zones, in hours ahead of the clock
 
@@ -73,6 +74,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.round.pace import MARGIN
 from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, SECONDS_MAX, require_within
 
@@ -306,6 +308,7 @@ class FleetSection:
     recorded: str | None = None
     stragglers: StragglersSection | None = None
     partial_work: bool = True
+    notices_lost: bool = later(False)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from umbel.aggregation.round.states import (
     Release,
     Reported,
     Revealed,
+    Silent,
     Spoke,
     Tick,
     Training,
@@ -91,6 +92,7 @@ class SimulatedCoordinator:
         self._adverts = dict[int, AdvertiseKeys]()
         self._dealt = dict[int, ShareKeys]()
         self._revealed = list[ClientId]()
+        self._silent = set[ClientId]()
         self._deadline: float | None = None
         self._await_deadline()
 
@@ -100,6 +102,19 @@ class SimulatedCoordinator:
 
     def hear(self, message: SecureMessage) -> None:
         """Take a message, if its phase is open, or the refusal to send it."""
+        self._take(message)
+        self._look_for_silence()
+
+    def miss(self, client: ClientId) -> None:
+        """This client has been silent for so long that the round no longer waits for it."""
+        self._silent.add(client)
+        self._look_for_silence()
+
+    def _look_for_silence(self) -> None:
+        if self._silent and isinstance(self.state, Training):
+            self._step(Silent(self._stage.now, frozenset(self._silent)))
+
+    def _take(self, message: SecureMessage) -> None:
         if message.declined:
             self._step(Declined(self._stage.now, message.client, message.declined))
             return
@@ -216,6 +231,7 @@ class ExchangeParties:
     seed: str  # of all keys
     declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])  # clients without update, and why
     refusal: Callable[[ClientId, Phase, Sequence[ClientId]], str] = lambda _client, _phase, _clients: ""  # of a message
+    silent_at: Mapping[ClientId, float] = field(default_factory=dict[ClientId, float])  # of clients lost at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +262,8 @@ def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: Exchang
         client = SecureClient(context, index, identity, random, read_roster=read_roster)
         voice, why, refuses = cast.masking.voice(client), cast.declines.get(name, ""), partial(cast.refusal, name)
         devices[name] = SecureDevice(stage, name, cast.luck[name], voice, coordinator.hear, why, refuses)
+    for name, at in cast.silent_at.items():
+        stage.plan(at, partial(coordinator.miss, name))
     stage.play(lambda: coordinator.is_over)
     assert coordinator.is_over, "every phase has its deadline"
     assert not isinstance(coordinator.state, Training)

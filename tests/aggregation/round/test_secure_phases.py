@@ -33,6 +33,7 @@ from umbel.aggregation.round.states import (
     Revealed,
     RoundState,
     SecureEnd,
+    Silent,
     Spoiled,
     Spoke,
     Stopped,
@@ -107,6 +108,21 @@ def test_who_is_late_for_a_phase_is_out_and_told_so() -> None:
         assert isinstance(answer, Answer)
         assert answer.outcome is Outcome.SURPLUS
         assert "shared no keys" in answer.reason
+
+
+@pytest.mark.parametrize("phase", [Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS])
+def test_a_phase_of_keys_does_not_wait_for_silent_clients(phase: Phase) -> None:
+    state = drawn() if phase is Phase.ADVERTISE_KEYS else after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0))[0]
+    state, _ = after(state, *said(phase, 2.0, NAMES[:3]))
+    assert after(state, Silent(8.0, frozenset(NAMES[3:4]))) == (state, []), "e is not silent"
+    state, commands = after(state, *said(phase, 8.0, NAMES[3:4]), Silent(8.0, frozenset(NAMES[4:])))
+    assert commands == [Release(NAMES[4:], f"this client has not {phase.done_words} in time"), Announce(NAMES[:4])]
+    assert exchange_of(state).phase is not phase
+
+
+def test_too_few_keys_are_waited_for_even_if_the_others_are_silent() -> None:
+    state, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 2.0, NAMES[:2]))
+    assert after(state, Silent(8.0, frozenset(NAMES[2:]))) == (state, [])
 
 
 def test_a_report_after_a_window_in_which_nobody_ticked_ends_the_round() -> None:
