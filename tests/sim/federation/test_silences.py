@@ -110,7 +110,7 @@ def test_a_federation_that_loses_devices_spends_seconds_and_not_windows(masked: 
     def lost_rounds(notices_lost: bool) -> list[RoundRecord]:
         fleet = {"dropouts": dropouts | stages, "notices_lost": notices_lost}
         records = [one.record for one in attempts_of(table(rounds=rounds, fleet=fleet, **sections))]
-        return [record for record in records if any(client.fate is Fate.LOST for client in record.clients)]
+        return [one for one in records if one.committed and any(client.fate is Fate.LOST for client in one.clients)]
 
     waited, noticed = lost_rounds(notices_lost=False), lost_rounds(notices_lost=True)
     assert waited
