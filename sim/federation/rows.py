@@ -83,7 +83,10 @@ class Row:
         measured: Measured | None = None,
         declines: Iterable[str] = (),
     ) -> "Row":
-        """`scores`: of the model. `declines`: why clients declined, a reason for each of them."""
+        """`scores`: of the model. `declines`: why clients declined, a reason for each of them.
+
+        Clients that report no `accuracy` may report the counts `confusion`, from which one follows.
+        """
         found, reasons = scores or {}, Counter(declines)
         reports = [one for one in record.clients if one.report_s is not None]
         counted_s = device_time.accepted_s if record.committed else 0.0
@@ -95,7 +98,7 @@ class Row:
             reason=record.reason,
             model_version=record.model_version,
             model_sha256=record.model_sha256,
-            accuracy=found.get("accuracy"),
+            accuracy=found.get("accuracy", found.get("confusion.accuracy")),
             loss=found.get("loss"),
             train_loss=record.metrics.get("loss"),
             selected=record.selected,

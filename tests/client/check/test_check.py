@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from examples import my_hospital, numpy_hospital, own_training, sklearn_hospital
+from examples import my_hospital, numpy_hospital, own_client, own_training, sklearn_hospital
 from tests.client.check.clients import Bare, N, Ward
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.tensors import TensorKind
@@ -94,7 +94,7 @@ class Frozen(Ward):
         return "base" if name.startswith("0.") else None
 
 
-EXAMPLES = [one.client for one in (my_hospital, own_training, numpy_hospital, sklearn_hospital)]
+EXAMPLES = [one.client for one in (my_hospital, own_client, own_training, numpy_hospital, sklearn_hospital)]
 
 
 @pytest.mark.parametrize("make", [*EXAMPLES, Ward, Hooked, Stateful, Frozen])

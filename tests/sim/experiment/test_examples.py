@@ -74,6 +74,19 @@ def test_an_example_has_a_page_with_its_command_that_others_link_to(path: Path) 
 
 
 @pytest.mark.slow
+def test_own_clients_train_under_masks_and_the_sums_of_their_counts_give_figures() -> None:
+    """The run file that also deploys them."""
+    path, app = ROOT / "examples" / "own_client.toml", "examples.own_client:make_client"
+    (trial,) = simulate(path, changes={"clients.app": app, "clients.count": 4, "rounds.count": 3}).trials
+    assert trial.status is RunStatus.FINISHED
+    assert [row.reported for row in trial.rows] == [4, 4, 4]
+    last = trial.rows[-1]
+    assert sum(last.evaluation_counts["confusion"]) == sum(last.evaluation_counts["scores"]) == 112
+    assert last.test_metrics["scores.auc"] > 0.9
+    assert last.accuracy == last.test_metrics["confusion.accuracy"] > 0.8
+
+
+@pytest.mark.slow
 def test_of_the_example_with_adapters_only_adapters_travel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

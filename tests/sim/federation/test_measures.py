@@ -217,3 +217,11 @@ def test_a_row_has_the_sums_of_counts_and_their_figures_and_clients_have_their_o
     trained, lost = of_clients(MeasureSection(clients=True), record, {ClientId("a"): work}, None)
     assert trained["evaluation"]["confusion.specificity"] == 1.0
     assert (lost["metrics"], lost["evaluation"]) == ({}, {})
+
+
+def test_without_an_accuracy_a_row_has_the_accuracy_of_its_confusion_counts() -> None:
+    record = RoundRecord(*("demo", 1, 1, True, "why", 1, "a" * 64, 0.0, 62.0, 3, 1, 0, 2, 10, 0, 0))
+    figures = derived_metrics({"confusion": (3, 0, 1, 4)})
+    assert Row.of(record, figures, 1.0, 2.0, DeviceTime()).accuracy == 7 / 8
+    assert Row.of(record, {**figures, "accuracy": 0.25}, 1.0, 2.0, DeviceTime()).accuracy == 0.25
+    assert Row.of(record, {"loss": 0.5}, 1.0, 2.0, DeviceTime()).accuracy is None

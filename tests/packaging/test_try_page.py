@@ -1,0 +1,72 @@
+"""The commands of "Try it before you deploy", as they stand there: a check, a simulation, and four sites over HTTP."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from examples import own_client
+from tests.repository import ROOT
+from tests.servers.ports import own_port
+
+PAGE = ROOT / "docs" / "tutorial" / "try-it-before-you-deploy.md"
+LIMIT_S = 600.0
+
+
+def commands(page: Path) -> str:
+    """All shell blocks, in their order."""
+    return "".join(re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+def newcomers_folder(folder: Path) -> Path:
+    """A checkout with an installed `umbel`, as far as the page needs one."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "umbel").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m umbel "$@"\n')
+    (programs / "umbel").chmod(0o755)
+    (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
+    return folder
+
+
+def typed(script: str, folder: Path, port: int) -> str:
+    """What the commands print. The shell stops at the first one that fails, and takes its sites along."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UMBEL_")}
+    environment |= {"PYTHONPATH": str(ROOT), "UMBEL_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ending = "trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT\n"
+    shell = ["bash", "-e", "-c", ending + script.replace("8750", str(port))]
+    done = subprocess.run(
+        shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    logs = "".join(log.read_text()[-2000:] for log in folder.glob("try/*.log"))
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
+    return done.stdout
+
+
+@pytest.mark.nightly  # a dozen commands, each of which imports torch
+def test_all_commands_of_the_page_work_in_their_order(tmp_path: Path) -> None:
+    folder = newcomers_folder(tmp_path)
+    table = "umbel run show own-client --json > try/shown.json\n"
+    said = typed(commands(PAGE).replace("kill %1", table + "kill %1"), folder, own_port())
+    assert " wrong " not in said
+    assert (folder / "try/simulated/curves.png").stat().st_size > 1000
+    simulated = [json.loads(line) for line in (folder / "try/simulated/rounds.jsonl").read_text().splitlines()]
+    ended = [one for one in json.loads((folder / "try/shown.json").read_text())["ended"] if one["committed"]]
+    assert [one["reported"] for one in ended] == [4] * 10, "each site is in each sum, as the run file asks"
+    assert len(simulated) == 10
+    for figures in (simulated[-1]["test_metrics"], ended[-1]["evaluation"]):
+        assert figures["scores.auc"] > 0.9
+        assert figures["confusion.sensitivity"] > 0.8
+    assert load_file(folder / "try/model.safetensors").keys() == own_client.client().model.state_dict().keys()
+
+
+def test_the_page_of_your_own_client_shows_the_class_as_it_is() -> None:
+    page = (ROOT / "docs" / "how-to" / "train-with-your-own-code.md").read_text()
+    (block,) = re.findall(r"```python\n(class Hospital.*?)```", page, re.DOTALL)
+    assert block in (ROOT / "examples" / "own_client.py").read_text()
+    assert len([line for line in block.splitlines() if line.strip()]) <= 28
