@@ -3,6 +3,8 @@
 import os
 import socket
 import ssl
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 import httpx
@@ -14,6 +16,7 @@ _TEXT_CHARS_MAX = 300
 
 def why_no_answer(error: Exception, host: str) -> str:
     """Why there was no answer from `host` (with its port), in one line. `error`: what httpx has raised."""
+    proxy = _proxy_for(error)
     match cause := _cause_of(error):
         case ssl.SSLCertVerificationError():
             return _of_certificate(cause, host)
@@ -21,8 +24,13 @@ def why_no_answer(error: Exception, host: str) -> str:
             return (
                 f"{host} does not speak TLS. If no TLS is in front of the coordinator, its address begins with http://"
             )
+        case httpx.ProxyError() | httpcore.ProxyError() if proxy is not None:
+            return _of_proxy(first_line(cause), proxy, host)
         case socket.gaierror():
-            return f"a name on the way to {host} does not resolve ({cause.strerror}); check the address and the DNS"
+            name = f"a name on the way to {host}" if proxy is None else f"the name of the proxy {proxy}"
+            return f"{name} does not resolve ({cause.strerror}); check the address and the DNS"
+        case ConnectionRefusedError() if proxy is not None:
+            return f"the proxy {proxy} refused the connection, so no proxy listens there, or a firewall refuses it"
         case ConnectionRefusedError():
             return "the connection was refused, so no coordinator listens there, or a firewall refuses it"
         case _:
@@ -59,6 +67,30 @@ def _of_certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
             return f"the certificate at {host} is not valid yet. Check this machine's clock"
         case _:
             return f"this machine does not trust the certificate at {host} ({error.verify_message}). {_ca_advice()}"
+
+
+def _of_proxy(answer: str, proxy: str, host: str) -> str:
+    """`answer`: the status of the proxy's answer, in its words."""
+    if answer.startswith("407"):
+        how = "set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT, with what IT tells you"
+        return f"the proxy {proxy} asks for a user name and a password: {how}"
+    return (
+        f"the proxy {proxy} does not connect to {host} (it answered {answer!r}). Ask IT to allow this address, or name "
+        "it in NO_PROXY if the way to it needs no proxy"
+    )
+
+
+def _proxy_for(error: Exception) -> str | None:
+    """The proxy on the way, as the environment names it, without a password; None without one."""
+    try:
+        url = error.request.url if isinstance(error, httpx.TransportError) else None
+    except RuntimeError:  # the error knows no request
+        url = None
+    if url is None or proxy_bypass(url.host):
+        return None
+    found = getproxies()
+    named = found.get(url.scheme) or found.get("all")
+    return urlsplit(named if "://" in named else f"http://{named}").netloc.rpartition("@")[2] if named else None
 
 
 def _ca_advice() -> str:
