@@ -78,11 +78,16 @@ class CoordinatorAddresses:
 
 
 def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client:
-    """Raises `ValueError` if the file of certificates that the environment names cannot be read."""
+    """Raises `ValueError` if the file of certificates, or the proxy, that the environment names cannot be used."""
     parts = urlsplit(address)
     base_url = f"{parts.scheme}://{parts.netloc}"
     try:
         return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
+    except ImportError as error:
+        raise ValueError(
+            "the environment names a SOCKS proxy (ALL_PROXY or HTTPS_PROXY), for which the package socksio is missing: "
+            "install it (pip install socksio), or name an HTTP proxy, such as HTTPS_PROXY=http://HOST:PORT"
+        ) from error
     except OSError as error:  # also ssl.SSLError
         if not (named := os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
             raise

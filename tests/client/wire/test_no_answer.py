@@ -1,6 +1,7 @@
 """Why no answer came: each kind of failure of a real connection, in words that say what to do."""
 
 import logging
+import ssl
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,24 @@ def test_a_certificate_that_goes_wrong_later_is_waited_for_with_the_reason_in_th
         assert patiently(lambda: it.ask("GET", "/"), Patience(wait=renew)).body == b"ok"
     assert "this machine does not trust the certificate" in caplog.text
     assert "the coordinator answers again" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_tls_before_1_2_is_refused(
+    version: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = issued(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with serving(certificates) as server, transport(server) as it:
+        assert server.context is not None
+        server.context.set_ciphers("ALL:@SECLEVEL=0")  # so that OpenSSL itself would speak TLS 1.1
+        server.context.minimum_version = server.context.maximum_version = ssl.TLSVersion[version]
+        if is_taken:
+            assert it.ask("GET", "/").body == b"ok"
+        else:
+            with pytest.raises(CoordinatorUnreachable, match=r"(?i)protocol.version"):
+                it.ask("GET", "/")
 
 
 def test_a_server_without_tls_is_named_as_such() -> None:

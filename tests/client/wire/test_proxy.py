@@ -3,6 +3,7 @@
 import base64
 import select
 import socket
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -150,3 +151,10 @@ def test_a_proxy_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
             with transport(server) as it, pytest.raises(CoordinatorUnreachable, match=words):
                 it.ask("GET", "/")
+
+
+def test_a_socks_proxy_without_its_package_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"a SOCKS proxy .*\(pip install socksio\)"):
+        connect("https://coordinator.invalid")
