@@ -77,6 +77,7 @@ def root(
 @cache
 def mount() -> None:
     """Add each part's verbs, once."""
+    from umbel.client.cli.check import doctor
     from umbel.client.cli.site import join, show_fingerprint
     from umbel.server.serve import commands as server
     from umbel.sim import commands as sim
@@ -98,6 +99,7 @@ def mount() -> None:
     members = "The member list of a consortium: the keys that a site trusts. Made, signed and checked offline."
     app.add_typer(lazy_group("members", "members_app", members), name="members")
     app.command("fingerprint")(show_fingerprint)
+    app.command("doctor")(doctor)
     app.add_typer(sim.bench_app, name="bench")
 
 

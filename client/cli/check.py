@@ -1,11 +1,14 @@
-"""`umbel client check`: check one's own client, without a coordinator."""
+"""`umbel client check`, which checks one's own client, and `umbel doctor`, which checks the machine that it runs on."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from umbel.client.cli.options import App, AsJson
+from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, STATE_DEFAULT, App, AsJson, State
+
+if TYPE_CHECKING:
+    from umbel.client.check.findings import ClientCheck
 
 
 def check(
@@ -29,13 +32,46 @@ def check(
     and is killed in the middle of a training. The exit status is 1 if something is wrong.
     """
     from umbel.client.check import check_client
-    from umbel.client.cli.output import one_sentence_errors, print_json, print_table
+    from umbel.client.cli.output import one_sentence_errors
     from umbel.client.operator.run_files import read_run_file
     from umbel.client.user_code import load_app
 
     with one_sentence_errors():
         file = None if run_file is None else read_run_file(run_file)[1]
         found = check_client(lambda: load_app(app), file, steps=steps)
+    show_findings(found, as_json)
+
+
+def doctor(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            envvar=SERVER_VARIABLE,
+            metavar=SERVER_METAVAR,
+            help="The coordinator's address. Without it, the way to the coordinator is not checked.",
+        ),
+    ] = None,
+    state: State = STATE_DEFAULT,
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The site's policy.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
+    coordinator with its proxy, certificate and clock. It changes nothing, needs no token, and prints no secret. The
+    exit status is 1 if something is wrong.
+    """
+    from umbel.client.check.site_checks import check_site
+    from umbel.client.cli.output import one_sentence_errors
+
+    with one_sentence_errors():
+        found = check_site(server, state.expanduser(), None if policy is None else policy.expanduser())
+    show_findings(found, as_json)
+
+
+def show_findings(found: "ClientCheck", as_json: bool) -> None:
+    """Print what was found. Exit with status 1 if something is wrong."""
+    from umbel.client.cli.output import print_json, print_table
+
     if as_json:
         print_json(found)
     else:

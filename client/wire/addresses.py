@@ -32,9 +32,14 @@ def addresses_in(text: str) -> tuple[str, ...]:
 
 def warn_if_readable(addresses: Sequence[str], what: str) -> None:
     """Warn that others can read `what`, if traffic to an address leaves the machine unencrypted."""
-    hosts = [parts.hostname for parts in map(urlsplit, addresses) if parts.scheme == "http"]
-    if not {*hosts} <= {"localhost", "127.0.0.1", "::1"}:
+    if any(map(is_readable, addresses)):
         log.warning("http:// is not encrypted: others on the network can read %s; use https://", what)
+
+
+def is_readable(address: str) -> bool:
+    """Whether traffic to this address leaves the machine unencrypted."""
+    parts = urlsplit(address)
+    return parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1")
 
 
 class CoordinatorAddresses:

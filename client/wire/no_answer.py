@@ -81,12 +81,15 @@ def _of_proxy(answer: str, proxy: str, host: str) -> str:
 
 
 def _proxy_for(error: Exception) -> str | None:
-    """The proxy on the way, as the environment names it, without a password; None without one."""
     try:
-        url = error.request.url if isinstance(error, httpx.TransportError) else None
+        return proxy_to(error.request.url) if isinstance(error, httpx.TransportError) else None
     except RuntimeError:  # the error knows no request
-        url = None
-    if url is None or proxy_bypass(url.host):
+        return None
+
+
+def proxy_to(url: httpx.URL) -> str | None:
+    """The proxy on the way, `host:port`, as the environment names it; None without one."""
+    if proxy_bypass(url.host):
         return None
     found = getproxies()
     named = found.get(url.scheme) or found.get("all")

@@ -172,6 +172,13 @@ def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp
     assert [json.loads(line)["round"] for line in lines.splitlines()] == list(range(1, 11))
 
 
+def test_a_doctor_finds_a_coordinator_that_is_well(coordinator: Coordinator, tmp_path: Path) -> None:
+    where = ["--server", coordinator.url, "--state", str(tmp_path / "state"), "--json"]
+    found = json.loads(ends(start("umbel.client.cli.check.doctor", *where)))["findings"]
+    verdicts = {one["check"]: one["verdict"] for one in found}
+    assert (verdicts["coordinator"], verdicts["clock"]) == ("pass", "pass")
+
+
 def patient_run(coordinator: Coordinator, site: Path) -> None:
     site.mkdir()
     (site / "patient.py").write_text(PATIENT_APP)

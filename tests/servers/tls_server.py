@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,19 +58,29 @@ def issued(folder: Path, *, address: str = "127.0.0.1", first_day: int = -2, las
 
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        assert isinstance(self.server, Server)
         self.send_response(200)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(self.server.body)))
         self.end_headers()
-        self.wfile.write(b"ok")
+        self.wfile.write(self.server.body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The time of the header Date."""
+        assert isinstance(self.server, Server)
+        return super().date_time_string(int(time.time() + self.server.ahead_s))
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 class Server(ThreadingHTTPServer):
-    """Its `context` may be changed while it serves, as a proxy's certificate is."""
+    """Its `context` may be changed while it serves, as a proxy's certificate is. `body`: of all its answers; `ahead_s`:
+    of its clock.
+    """
 
     context: ssl.SSLContext | None = None
+    body = b"ok"
+    ahead_s = 0.0
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, peer = self.socket.accept()

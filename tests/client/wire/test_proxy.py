@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers.tls_server import Server, issued, serving
 from umbel.client.errors import CoordinatorUnreachable
+from umbel.client.wire.reach import reach
 from umbel.client.wire.transport import Transport, connect
 
 _PIECE_BYTES = 1 << 16
@@ -108,6 +109,18 @@ def test_requests_go_through_the_proxy_which_sees_the_coordinators_name_and_no_c
         assert proxy.asked == [f"127.0.0.1:{server.server_port}"]
         assert proxy.carried
         assert b"private" not in proxy.carried
+
+
+def test_a_doctor_says_that_the_way_is_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = issued(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with serving(certificates) as server, running(Proxy("ward:s3cret")) as proxy:
+        server.body = b'{"status":"ok"}'
+        monkeypatch.setenv("HTTPS_PROXY", f"http://ward:s3cret@{proxy.address}")
+        reached = reach(f"https://127.0.0.1:{server.server_port}")
+    assert reached.proxy == proxy.address, "without the password"
+    assert reached.tls.startswith("TLSv1.")
+    assert reached.expires_at is not None
 
 
 def test_a_host_in_no_proxy_is_reached_without_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
