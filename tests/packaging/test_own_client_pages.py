@@ -1,10 +1,12 @@
-"""The commands of "Try it before you deploy", as they stand there: a check, a simulation, and four sites over HTTP."""
+"""The pages of one's own client: their code and fields are as they stand there, and all commands of the flow run."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from safetensors.torch import load_file
 from examples import own_client
 from tests.repository import ROOT
 from tests.servers.ports import own_port
+from umbel.client import Evaluation, LocalPlan, TorchClient, TrainResult
 
 PAGE = ROOT / "docs" / "tutorial" / "try-it-before-you-deploy.md"
+OWN_CLIENT = (ROOT / "docs" / "how-to" / "train-with-your-own-code.md").read_text()
 LIMIT_S = 600.0
 
 
@@ -66,7 +70,21 @@ def test_all_commands_of_the_page_work_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_page_of_your_own_client_shows_the_class_as_it_is() -> None:
-    page = (ROOT / "docs" / "how-to" / "train-with-your-own-code.md").read_text()
-    (block,) = re.findall(r"```python\n(class Hospital.*?)```", page, re.DOTALL)
+    (block,) = re.findall(r"```python\n(class Hospital.*?)```", OWN_CLIENT, re.DOTALL)
     assert block in (ROOT / "examples" / "own_client.py").read_text()
     assert len([line for line in block.splitlines() if line.strip()]) <= 28
+
+
+def first_cells(head: str) -> set[str]:
+    """The names in the first column of the table with this head."""
+    table = OWN_CLIENT.split(f"| {head} | meaning |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(?:plan\.)?(\w+)", cell)}
+
+
+def test_the_tables_of_results_and_of_the_plan_name_what_they_have() -> None:
+    for_canaries = {"steps_full", "first_loss", "last_loss"}
+    assert first_cells("`TrainResult(...)`") == {one.name for one in fields(TrainResult)} - for_canaries
+    assert first_cells("`Evaluation(...)`") == {one.name for one in fields(Evaluation)}
+    assert all(hasattr(LocalPlan(steps=1), name) for name in first_cells("field"))
+    assert first_cells("argument") == set(inspect.signature(TorchClient).parameters)
