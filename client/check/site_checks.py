@@ -61,7 +61,7 @@ def _installation() -> Iterator[ClientFinding]:
 
 
 def _disk(state: Path) -> Iterator[ClientFinding]:
-    place = next(one for one in (state.absolute(), *state.absolute().parents) if one.exists())
+    place = next(one for one in (state.absolute(), *state.absolute().parents) if os.path.exists(one))
     free = shutil.disk_usage(place).free
     said = f"{free / 1e9:.1f} GB are free at {place}"
     if free < FREE_BYTES_MIN:
@@ -71,9 +71,6 @@ def _disk(state: Path) -> Iterator[ClientFinding]:
 
 
 def _state(state: Path) -> Iterator[ClientFinding]:
-    if not state.exists():
-        yield skipped("state directory", f"{state} does not exist yet; the client makes it")
-        return
     try:
         require_own(state, found := state.stat())
         if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -87,8 +84,10 @@ def _state(state: Path) -> Iterator[ClientFinding]:
         for key in own_keys(state):
             who = f"{key.client} at {key.server}" if key.client else "not enrolled yet"
             yield passed("key", f"{who}; fingerprint {key.fingerprint}")
+    except FileNotFoundError:
+        yield skipped("state directory", f"{state} does not exist yet; the client makes it")
     except (StateError, OSError) as error:
-        yield wrong("state directory", str(error), f"run this command as the client's user (now {os.geteuid()})")
+        yield wrong("state directory", str(error), f"run this command as the client's user (now user {os.geteuid()})")
 
 
 def _policy(path: Path | None) -> ClientFinding:

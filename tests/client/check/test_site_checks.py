@@ -106,6 +106,14 @@ def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_a_directory_that_cannot_be_looked_into_is_wrong_and_the_other_checks_go_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = check_site(None, tmp_path / "file" / "state", None)
+    assert said(found, "state directory")[0] == "wrong"
+    assert "run this command as the client's user" in said(found, "state directory")[1]
+    assert said(found, "disk")[0] in ("pass", "warning")
+
+
 @pytest.mark.parametrize(
     ("text", "verdict", "words"),
     [
