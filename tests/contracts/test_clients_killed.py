@@ -1,4 +1,4 @@
-"""A real client is killed while it trains, and stays away: its round closes seconds later, not when its window is over."""
+"""A client is killed while it trains, and stays away: its round closes seconds later, not when its window is over."""
 
 import signal
 from pathlib import Path
