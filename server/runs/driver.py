@@ -20,6 +20,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import too_few
 from umbel.aggregation.round.machine import advance, awaited, next_deadline
+from umbel.aggregation.round.silence import cut_s
 from umbel.aggregation.round.states import (
     Abandoned,
     Announce,
@@ -373,9 +374,11 @@ class RunDriver:
         state = self.state
         if not isinstance(state, Training) or not self._may_be_silent(state):
             return float("inf")
-        window_s = state.plan.window_s
-        here = max(self.signs.silent_at(client, window_s, state.back_at) for client in awaited(state))
-        return max(here, self._heard_elsewhere_at + HEARD_ELSEWHERE_S)
+        window_s, now = state.plan.window_s, self.services.clock.now()
+        if (keys := state.keys) and now < (looked_at := keys.began_at + cut_s(window_s)):
+            return looked_at  # most phases of keys are over by then, and each look is at every client
+        times = (self.signs.silent_at(client, window_s, state.back_at) for client in awaited(state))
+        return max(max(times, default=float("inf")), self._heard_elsewhere_at + HEARD_ELSEWHERE_S)
 
     async def _end_the_wait(self, state: Training, now: float) -> None:
         """Go on without silent clients if the round waits only for them, and no other replica may have heard of one."""
