@@ -154,7 +154,7 @@ def ordered(run: str, order: str, scope: Scope) -> None:
 def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
     """`why`: how an earlier attempt changed the choice of clients, in words."""
     which, how = _attempt(plan.run, plan.task, plan.number, plan.attempt), ""
-    if plan.task.sends_updates:
+    if plan.task.sends_updates:  # what is measured under masks has no codec
         how = f", updates as {plan.codec.words}"
     how += f"; {why}" if why else ""
     _log.info("%s opened: %s asked%s", which, counted(n_asked, "client"), how)

@@ -34,7 +34,7 @@ from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, SumShown
-from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.round import RoundPlan, Task
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, PrivacySpent, again, private_numbers, spent_after
 from umbel.aggregation.round.weighting import weight_of
@@ -245,6 +245,9 @@ class Auditor:
         assert plan.secure, "it is a secure round"
         n_values = _layout(created).update.n_values
         privacy, rounds = _privacy_of(created)
+        if plan.task.follows_its_round:
+            self._check_secure_evaluation(plan, section, codec, codec_key(_seed(created), ended.round + 1))
+            return
         if privacy is not None:
             try:
                 step, clip, signed = codec.step_asked, codec.clip_norm, plan.secure.noise
@@ -272,6 +275,22 @@ class Auditor:
                 raise AuditFailed("its sum has no `shown`, from which the next round's plan is made")
             self._summed = (plan.codec, plan.secure), ended.sum.shown
 
+    def _check_secure_evaluation(
+        self, plan: RoundPlan, section: SecureAggregationSection, codec: CodecSection, key: int
+    ) -> None:
+        """Check that an evaluation under masks has the numbers of the training after it. `key`: of that training.
+
+        It has no update, so the bits of levels tell nothing, and any are accepted.
+        """
+        _require(self._summed is not None, "it is a secure evaluation, but no sum of updates came before it")
+        assert plan.secure is not None
+        assert self._summed is not None
+        codec_plan, secure = section.after(
+            codec, self._summed[0], replace(plan, number=plan.number + 1), self._summed[1], key
+        )
+        expected = replace(plan, codec=codec_plan, secure=replace(secure, bits=plan.secure.bits))
+        _require(plan == expected, "its plan for masked metrics does not follow from the run file")
+
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
         _require(
@@ -288,7 +307,7 @@ class Auditor:
             return
         self.n_reports_signed += 1
         assignment = assignment_id(RunId(self.run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
-        check_report(report, one, report_target(assignment, ended.plan.task))
+        check_report(report, one, report_target(assignment, has_upload=ended.plan.has_uploads))
         _require(
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
             f"the report of {one.client} was signed outside the time of the round",
@@ -350,9 +369,12 @@ def sample_count_of(one: Participant) -> int:
     return count
 
 
-def report_target(assignment: AssignmentId, task: Task) -> Target:
-    """The request line of a report, in the one spelling that its signature may cover."""
-    what = "report" if task.sends_updates else "evaluation"
+def report_target(assignment: AssignmentId, *, has_upload: bool) -> Target:
+    """The request line of a report, in the one spelling that its signature may cover.
+
+    `has_upload`: whether the client uploaded something before (`RoundPlan.has_uploads`).
+    """
+    what = "report" if has_upload else "evaluation"
     return Target("PUT", f"/v1/assignments/{assignment}/{what}")
 
 

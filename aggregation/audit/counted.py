@@ -23,7 +23,7 @@ def check_counts(ended: RoundEnded, reports: Iterable[Mapping[str, Any]]) -> Non
         if ended.plan.secure is None:
             _require_sums(name, found, sum_of_counts(_counts_in(body, name) for body in bodies))
         else:
-            _require_possible(name, found, getattr(ended.plan.secure, name), len(ended.accepted))
+            _require_possible(name, found, getattr(ended.plan.secure, name), len(bodies))
     for found, means in ((ended.counts, ended.metrics), (ended.evaluation_counts, ended.evaluation)):
         for figure, value in derived_metrics(found).items():
             if means.get(figure) != value:

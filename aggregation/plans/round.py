@@ -157,13 +157,26 @@ class RoundPlan:
         """
         secure = other.secure
         if secure:
-            secure = replace(secure, clients_max=self.n_wanted, minimum=self.minimum).unwrapping()
+            secure = replace(secure, clients_max=self.n_wanted, minimum=self.minimum)
+            # An evaluation has no update. It hands on the bits that suit the training after it.
+            if not (self.task.follows_its_round or other.task.follows_its_round):
+                secure = secure.unwrapping()
         return replace(self, codec=other.codec, secure=secure, n_released=other.n_released + was_revealed)
 
     @property
     def is_secure(self) -> bool:
         """Whether updates are masked."""
         return self.secure is not None
+
+    @property
+    def has_uploads(self) -> bool:
+        """Whether its clients upload: an update or, in a secure evaluation, what they measured under masks."""
+        return self.task.sends_updates or self.is_secure
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its uploads are added up."""
+        return self.task.makes_model or self.is_secure
 
     @property
     def noise(self) -> NoisePlan | None:

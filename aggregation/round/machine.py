@@ -22,8 +22,8 @@ Rules:
    A round that has enough reports also closes when it waits only for clients of which nothing is heard
    (`Silent`). Silence is no state: while the round is open a silent client's report counts.
 7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model. It has no updates, so
-   nothing is folded, and `Applied` names the model as it was. It is abandoned if too few clients wait when patience has
-   run out, so that it does not delay training.
+   nothing is folded unless it is secure (then masked measurements are), and `Applied` names the model as it was. It is
+   abandoned if too few clients wait when patience has run out, so that it does not delay training.
 8. A canary tries a round on a few clients (`run/canary.py`). It makes no model, and closes with any number of reports,
    because missing clients are a finding too.
 9. In a secure round (`Exchange`, secagg/turns.py) clients advertise and share keys while they train. A client that
@@ -314,7 +314,7 @@ def _accept(state: Training, event: Reported) -> Step:
         declined = {name: why for name, why in declined.items() if name != client}
     state = replace(state, accepted=with_entry(state.accepted, client, report), declined=declined)
     settled, commands = _settle(state, event.now)
-    fold = (Fold(client, report.weight),) if state.plan.task.makes_model else ()
+    fold = (Fold(client, report.weight),) if state.plan.adds_up else ()
     if isinstance(settled, Abandoned):  # by this report, because no other client is left
         return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
     return settled, (*fold, _accepted_answer(client), *commands)

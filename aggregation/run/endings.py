@@ -36,7 +36,9 @@ from umbel.aggregation.types import ClientId
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClosed:
-    """An evaluation has closed: its result is in the reports."""
+    """An evaluation has closed: its result is in the reports or, if they were masked, in the sum."""
+
+    totals: SecureTotals | None = None  # of a secure evaluation
 
 
 Upshot: TypeAlias = ModelMade | CanaryClosed | EvaluationClosed
@@ -60,7 +62,7 @@ def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd
         case CanaryClosed():
             return _tried_out(run, closing, made, known)
         case EvaluationClosed():
-            return _evaluated(run, closing, known)
+            return _evaluated(run, closing, made, known)
         case _:
             return _committed(run, closing, made, known)
 
@@ -121,10 +123,11 @@ def _change(run: Run, made: MadeFile) -> ModelChange:
     return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
 
 
-def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
+def _evaluated(run: Run, closing: Closing, made: EvaluationClosed, known: Known) -> RoundEnd:
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = replace(record, judged=_judged(run, closing, None))
+    record = _with_totals(record, made.totals) if made.totals else record
+    record = replace(record, judged=_judged(run, closing, made.totals))
     end = RoundEnd(record, None, None, run.status, run.reason, _measured(run, record))
     return _go_on(run, end, known, _numbered_as(closing.plan))
 
@@ -223,7 +226,7 @@ def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:
 def _judged(run: Run, closing: Closing, totals: SecureTotals | None) -> Judged | None:
     """The round's value of the metric of early stopping, if this kind of round measures it."""
     rule = run.file.stop
-    if rule is None or closing.plan.task is not run.file.judges_in:
+    if rule is None or closing.plan.task not in run.file.judges_in:
         return None
     if totals is not None:
         return _judged_in_sum(rule, totals)
@@ -268,7 +271,9 @@ def _go_on(
         return replace(end, status=RunStatus.FINISHED, reason=enough)
     if cohort is not None and run.file.evaluates_after(number):
         plan = numbered(run.file.evaluation_plan(number))
-        return replace(end, next_state=Recruiting(plan, since=known.now, excluded=tuple(sorted(cohort))))
+        # A masked sum shows no client's metrics, and hides more the more clients it has. So nobody is left out.
+        excluded = () if plan.is_secure else tuple(sorted(cohort))
+        return replace(end, next_state=Recruiting(plan, since=known.now, excluded=excluded))
     if (spent := _spent(run, end.n_released)) is not None and number < run.file.rounds.count:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if number >= run.file.rounds.count:

@@ -123,24 +123,37 @@ class RunFile:
         )
 
     def evaluates_after(self, number: int) -> bool:
-        """Whether clients that did not train measure the model after this round."""
+        """Whether an evaluation measures the model after this round."""
+        if number == self.rounds.count and self.measures_last:
+            return True
         return self.evaluation is not None and number % self.evaluation.every == 0
 
     @property
-    def judges_in(self) -> Task:
-        """The kind of rounds that measure the metric of early stopping: evaluations, if the run has any."""
-        is_apart = self.evaluation is not None and self.stop is not None and self.stop.is_of_evaluation
-        return Task.EVALUATION if is_apart else Task.TRAINING
+    def measures_last(self) -> bool:
+        """Whether all clients measure the run's last model, which no training follows: in secure runs that measure the
+        others. A private run never does, because metrics would be summed without noise.
+        """
+        if not self.secure or self.privacy is not None or not (self.secure.evaluation or self.secure.evaluation_counts):
+            return False
+        return self.evaluation is not None or self.training_plan(self.rounds.count).evaluate
+
+    @property
+    def judges_in(self) -> tuple[Task, ...]:
+        """The kinds of rounds that measure the metric of early stopping: evaluations, if the run file asks for any."""
+        if self.stop is None or not self.stop.is_of_evaluation:
+            return (Task.TRAINING,)
+        return (Task.EVALUATION,) if self.evaluation is not None else (Task.TRAINING, Task.EVALUATION)
 
     def evaluation_plan(self, number: int) -> RoundPlan:
         """The plan of the evaluation after one round. It has one attempt, and the run goes on without it."""
-        section = self.evaluation
-        assert section is not None, "only a file with [evaluation] plans one"
+        section, rounds = self.evaluation, self.rounds_of(number)
+        target = rounds.target if section is None else section.clients
+        window_s = None if section is None else section.window_s
         return replace(
             self.round_plan(number, 1),
-            target=section.clients,
-            minimum=1,
-            window_s=self.rounds_of(number).window_s if section.window_s is None else section.window_s,
+            target=target,
+            minimum=min(rounds.minimum, target) if self.secure else 1,  # a sum of few would show one site's metrics
+            window_s=rounds.window_s if window_s is None else window_s,
             weighting=Weighting.SAMPLES,
             coverage=CoverageFloor(),
             task=Task.EVALUATION,
@@ -201,6 +214,9 @@ class RunFile:
         """
         number = before.number + 1
         key = codec_key(self.seed, number)
+        if following.task.follows_its_round and self.secure:  # it hands the training after it the numbers that it needs
+            training = self.numbered_after(self.round_plan(number, 1), before, shown, summed)
+            return following.numbered_as(training)
         if self.secure and before.secure and summed:
             numbers = (before.codec, before.secure)
             if self.privacy is not None:
@@ -252,7 +268,7 @@ class RunFile:
                 f"{self.stop.metric} is never measured: set evaluate = true in [training], or add [evaluation]"
             )
         n_most = max(self.rounds_of(number).target for number in self.rounds_of_change())
-        if self.evaluation is not None and self.judges_in is Task.EVALUATION:
+        if self.evaluation is not None and self.judges_in == (Task.EVALUATION,):
             n_most = self.evaluation.clients
         if n_most < self.stop.minimum:
             raise ValueError(
@@ -346,11 +362,6 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "clients cannot check this number, so the coordinator could give one client all the weight: "
             'set weighting = "samples" in [rounds] for secure aggregation'
         )
-    if file.evaluation is not None:
-        yield (
-            "in a round of evaluation the coordinator sees each client's metrics, but secure aggregation must hide "
-            "them: leave [evaluation] out, and set evaluate = true in [training]"
-        )
     listed = (*section.evaluation, *section.evaluation_counts)
     if file.training.evaluate_after and not any(name.startswith(PERSONAL) for name in listed):
         yield (
@@ -384,6 +395,7 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "sample_count_max in [aggregation]"
         )
     yield from _reasons_of_stop(section, file)
+    yield from _reasons_of_evaluation(section, file)
 
 
 def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterator[str]:
@@ -406,8 +418,31 @@ def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterat
         )
 
 
+def _reasons_of_evaluation(section: SecureAggregationSection, file: RunFile) -> Iterator[str]:
+    if file.evaluation is None:
+        return
+    if not (section.evaluation or section.evaluation_counts):
+        yield (
+            "an evaluation under masks adds up only listed metrics, and the run file lists none: name them in "
+            "`evaluation` or `evaluation_counts` of [secure_aggregation], or leave [evaluation] out"
+        )
+    if file.evaluation.clients < MINIMUM_LEAST:
+        yield (
+            f"a sum over {counted(file.evaluation.clients, 'client')} hides no client's metrics: set clients = "
+            f"{MINIMUM_LEAST} or more in [evaluation] for secure aggregation"
+        )
+    for number in file.rounds_of_change():
+        plan = file.evaluation_plan(number)
+        masked = replace(plan, minimum=min(file.rounds_of(number).minimum, plan.target))
+        for reason in _reasons_of_plan(masked):
+            yield f"[evaluation]: {reason}"
+
+
 def _reasons_of_round(file: RunFile, number: int) -> Iterator[str]:
-    plan = file.round_plan(number, 1)
+    yield from _reasons_of_plan(file.round_plan(number, 1))
+
+
+def _reasons_of_plan(plan: RoundPlan) -> Iterator[str]:
     if plan.minimum < MINIMUM_LEAST:
         yield (
             f"a sum over {counted(plan.minimum, 'client')} hides no update: set minimum = "
@@ -448,10 +483,10 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
             "and measure the models of a private run on data that no client holds"
         )
     measures = file.training.evaluate or file.training.evaluate_after or any(one.evaluate for one in file.override)
-    if measures or file.stop is not None:
+    if measures or file.stop is not None or file.evaluation is not None:
         yield (
-            "metrics would be summed without noise: leave out [stop], `evaluate` and `evaluate_after`, and measure the "
-            "models of a private run on data that no client holds"
+            "metrics would be summed without noise: leave out [stop], [evaluation], `evaluate` and `evaluate_after`, "
+            "and measure the models of a private run on data that no client holds"
         )
     if any(one.target or one.minimum or one.over_selection for one in file.override):
         yield (

@@ -43,6 +43,7 @@ class _Earlier:
     name: str  # its round, in words
     is_binding: bool  # whether this client revealed shares of it
     clients: frozenset[str]  # the clients of the sum, or of its cohort, that count in a difference
+    has_updates: bool
 
 
 class KeptSums(Protocol):
@@ -85,12 +86,14 @@ class SumChecks:
         """Raise `AttemptRefused` if the attempt's sum would be refused whichever clients of its cohort report."""
         invited = set(invitation.context.names)
         if not self._policy.relies_on(invitation.offer.plan.noise):
-            self._check_second_update(invitation)
+            if _has_updates(invitation):
+                self._check_second_update(invitation)
             for run, one in self._bound_by(invitation):
                 before = _counted(one.clients, members)
                 if not invited.issuperset(before):
                     self._check_same_model(invitation, run, one, before, invited)
-        earlier = [_earlier(invitation, one, one.cohort, members) for one in self._kept.sums(self._run)]
+        earlier = [_earlier(invitation, one, one.cohort, members) for one in self._near(invitation)]
+        earlier += self._over_same_model(invitation, members)
         self._check_change(invitation, frozenset(invited), earlier)
         self._check_terms(invitation, frozenset(invited), members)
 
@@ -111,8 +114,9 @@ class SumChecks:
         if not self._policy.relies_on(invitation.offer.plan.noise):
             for run, one in self._bound_by(invitation):
                 self._check_same_model(invitation, run, one, _counted(one.clients, members), clients)
-        signed = [one for one in self._kept.sums(self._run) if one.clients]
+        signed = [one for one in self._near(invitation) if one.clients]
         earlier = [_earlier(invitation, one, one.clients, members) for one in signed]
+        earlier += self._over_same_model(invitation, members)
         self._check_change(invitation, frozenset(clients), earlier)
         self._check_terms(invitation, frozenset(clients), members)
 
@@ -121,7 +125,7 @@ class SumChecks:
     def _check_second_update(self, invitation: SecureInvitation) -> None:
         """Apply the policy if shares were revealed of this round, of a later one, or of a sum over this model."""
         offer = invitation.assignment
-        newest = max((one.round for one in self._kept.revealed(self._run)), default=0)
+        newest = max((one.round for one in self._kept.revealed(self._run) if one.has_updates), default=0)
         if offer.round <= newest:
             self._policy.check_second_update(newest)
         for run, one in self._bound_by(invitation):
@@ -137,9 +141,11 @@ class SumChecks:
         """Refuse a sum, or warn of it, if a revealed sum of the run has nearly the same clients and other terms."""
         if self._policy.relies_on(invitation.offer.plan.noise) and self._policy.terms_change is None:
             return
+        if not _has_updates(invitation):
+            return  # the terms are those of a training
         terms = terms_sha256(invitation)
         for one in self._kept.revealed(self._run):
-            if one.terms_sha256 in ("", terms):  # older versions of umbel stored no terms
+            if not one.has_updates or one.terms_sha256 in ("", terms):  # older versions of umbel stored no terms
                 continue
             before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check_terms_change(self._policy, before, now, n_invited, f"round {one.round}")
@@ -164,9 +170,10 @@ class SumChecks:
         if new and self._warns:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
-                "round %d: %s. In the same way, a round without this site would reveal this site's update.%s%s",
+                "round %d: %s. In the same way, a round without this site would reveal this site's %s.%s%s",
                 invitation.assignment.round,
                 cohort_change_between(policy, nearest.clients, now, nearest.name),
+                "update" if _has_updates(invitation) and nearest.has_updates else "metrics",
                 "" if policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
@@ -179,9 +186,27 @@ class SumChecks:
         self._warned_of.update(warned_of)
 
     def _bound_by(self, invitation: SecureInvitation) -> list[tuple[RunId, RevealedSum]]:
-        """The sums over the same model, of any run and however old, that this client revealed shares of."""
+        """The sums over the same model and of the same kind, of any run and however old, that this client revealed
+        shares of.
+        """
+        return [one for one in self._over_model(invitation) if one[1].has_updates is _has_updates(invitation)]
+
+    def _over_model(self, invitation: SecureInvitation) -> list[tuple[RunId, RevealedSum]]:
         model, every = invitation.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
+
+    def _near(self, invitation: SecureInvitation) -> list[RememberedSum]:
+        """The newest sums of this run that have something in common with the new one."""
+        return [one for one in self._kept.sums(self._run) if _have_common(invitation, one)]
+
+    def _over_same_model(self, invitation: SecureInvitation, members: Collection[str] | None) -> list[_Earlier]:
+        """Sums of the other kind and of other runs over this model: training and evaluation both measure it."""
+        kind = _has_updates(invitation)
+        return [
+            _Earlier(f"{_name(one)} of run {run!r}", True, frozenset(_counted(one.clients, members)), one.has_updates)
+            for run, one in self._over_model(invitation)
+            if run != self._run and one.has_updates is not kind and _have_common(invitation, one)
+        ]
 
 
 class EarlierSums(SumChecks):
@@ -197,7 +222,7 @@ class EarlierSums(SumChecks):
         offer, names = invitation.assignment, tuple(invitation.context.names)
         key = secrets.token_hex(_KEY_BYTES)
         one = RememberedSum(key, invitation.context.attempt_id, offer.round, offer.model.sha256, names)
-        self._remember(replace(one, terms_sha256=terms_sha256(invitation)))
+        self._remember(replace(one, terms_sha256=terms_sha256(invitation), has_updates=_has_updates(invitation)))
 
     def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
         """Remember the sum's clients, before they are signed."""
@@ -236,8 +261,27 @@ def _earlier(
     invitation: SecureInvitation, one: RememberedSum, clients: Collection[str], members: Collection[str] | None
 ) -> _Earlier:
     """`clients`: of the sum, or of its cohort."""
-    attempt = "an earlier attempt at " if one.round == invitation.assignment.round else ""
-    return _Earlier(f"{attempt}round {one.round}", one.is_revealed, frozenset(_counted(clients, members)))
+    is_again = one.round == invitation.assignment.round and one.has_updates is _has_updates(invitation)
+    attempt = "an earlier attempt at " if is_again else ""
+    counted = frozenset(_counted(clients, members))
+    return _Earlier(f"{attempt}{_name(one)}", one.is_revealed, counted, one.has_updates)
+
+
+def _name(one: RememberedSum | RevealedSum) -> str:
+    return f"round {one.round}" if one.has_updates else f"the evaluation of round {one.round}"
+
+
+def _has_updates(invitation: SecureInvitation) -> bool:
+    """Whether the clients send updates. In an evaluation they send only metrics."""
+    return invitation.assignment.task.sends_updates
+
+
+def _have_common(invitation: SecureInvitation, one: RememberedSum | RevealedSum) -> bool:
+    """Whether both sums have updates, or both may have metrics of held-out data.
+
+    It is not remembered whether a training measured the model, so every training counts as one that did.
+    """
+    return one.has_updates or not _has_updates(invitation) or invitation.assignment.training.evaluate
 
 
 def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:

@@ -38,6 +38,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     ContributionRefused,
     LocalWork,
     contribution,
+    measured,
     nothing,
 )
 from umbel.aggregation.secagg.numbers.plan import steps_needed
@@ -52,6 +53,7 @@ from umbel.client.errors import (
     alarm_of,
 )
 from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import Evaluation
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.policy.terms import as_sent
@@ -110,13 +112,21 @@ class SecureRound:
         `done` is None only in a covered round whose training failed. Raises `UnfitWork` for an update that must not be
         sent, but never in a covered round.
         """
+        return self._masked(self._contribution(start, done))
+
+    def mask_measured(self, evaluation: Evaluation | None) -> tuple[str, int]:
+        """Write masked metrics of held-out data to disk, zeros if there are none; returns their SHA-256 and length."""
+        composition, found = self.invitation.composition, evaluation or Evaluation(0, {})
+        work = self._as_sent(measured(found.metrics, found.counts, found.sample_count))
+        return self._masked(contribution(composition, nothing(composition), work, self.admitted.secret))
+
+    def _masked(self, made: Contribution) -> tuple[str, int]:
         for complaint in self.admitted.client.complaints:
             log.warning(
                 "round %d: a share from another client cannot be decrypted: %s",
                 self.offer.round,
                 complaint,
             )
-        made = self._contribution(start, done)
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
         self.site.earlier_sums.sending(self.invitation)
@@ -182,8 +192,7 @@ class SecureRound:
                 result.sample_count,
                 words.sample_count_max,
             )
-        work = as_sent(
-            self.site.policy,
+        return self._as_sent(
             LocalWork(
                 sample_count=result.sample_count,
                 steps_done=result.steps_done,
@@ -193,8 +202,12 @@ class SecureRound:
                 evaluation_sample_count=evaluation.sample_count if evaluation else 0,
                 counts=result.counts,
                 evaluation_counts=evaluation.counts if evaluation else {},
-            ),
+            )
         )
+
+    def _as_sent(self, done: LocalWork) -> LocalWork:
+        """What the policy lets the site send of its work. The log says what is cut or left out."""
+        work, words = as_sent(self.site.policy, done), self.invitation.composition.words
         of_both = [
             *((work.metrics, name) for name in words.metrics),
             *((work.evaluation, name) for name in words.evaluation),

@@ -334,12 +334,8 @@ def measure_from(
 
     Raises `TrainingFailed` if the site's code fails, `WorkRefused` for a result that makes no sense.
     """
-    shared.load(weights)
     started = time.perf_counter()
-    try:
-        evaluation = evaluated(app)
-    except Exception as error:
-        raise _own_code_failed(error) from error
+    evaluation = evaluation_of(app, shared, weights)
     if evaluation is None or not (evaluation.metrics or evaluation.counts):
         return None
     took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
@@ -348,6 +344,15 @@ def measure_from(
         return EvaluationDone(n_samples, finite(evaluation.metrics), took_s, evaluation.counts)
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent evaluation: {error}") from error
+
+
+def evaluation_of(app: Client, shared: SharedState, weights: Mapping[str, torch.Tensor]) -> Evaluation | None:
+    """Load the weights, and call the site's `evaluate`. Raises `TrainingFailed` if the site's code fails."""
+    shared.load(weights)
+    try:
+        return evaluated(app)
+    except Exception as error:
+        raise _own_code_failed(error) from error
 
 
 def name_of(offer: Assignment) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.aggregation.codec.update_codec import codec_for
-from umbel.aggregation.messages import Outcome
+from umbel.aggregation.messages import Outcome, ReportAnswer
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorRules
@@ -28,6 +28,7 @@ from umbel.client.errors import (
 )
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import Evaluation
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher
@@ -38,6 +39,7 @@ from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
     Trained,
     asked_of_site,
+    evaluation_of,
     leave,
     measure,
     name_of,
@@ -46,6 +48,7 @@ from umbel.client.rounds.work import (
     train,
     warn_if_too_slow,
 )
+from umbel.client.state.model_files import load_model
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -111,7 +114,7 @@ class RoundWorker:
         self.shared.require_base()
         self.store.forget_pending()
         if offer.is_secure:
-            self._train_securely(offer, window_end)
+            self._work_securely(offer, window_end)
             return
         self.site.check_plain(self.layout)
         check_able(offer, self.app.sample_count, self.layout)
@@ -157,11 +160,10 @@ class RoundWorker:
             decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
         else:
             answer = patiently(lambda: self.coordinator.report_evaluation(offer.id, done), patience)
-            self.delivery.count(answer)
-            log.info("%s: measured, %s: %s", offer.id, answer.outcome.value, answer.reason)
+            self._note(offer, answer, None)
 
-    def _train_securely(self, offer: Assignment, window_end: float) -> None:
-        """Train in a round whose coordinator learns only the sum. Nothing of it outlives this process."""
+    def _work_securely(self, offer: Assignment, window_end: float) -> None:
+        """Train or measure for a coordinator that learns only the sum. Nothing of it outlives this process."""
         check_layout(offer, self.layout)
         invitation = read_offer(offer, self.client, self.layout)
         check_window(invitation, offer.window_s, ASKED_SHARE, "the assignment arrived")
@@ -170,38 +172,70 @@ class RoundWorker:
         part = SecureRound(self.coordinator, self.store, self.site, self.shared, invitation, admitted, patience)
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
-            part.check_time(window_end - time.monotonic())
-            log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
-            plan = self._plan(offer, window_end, exchange, part.update_bytes)
-            done = self._train_unseen(part, exchange, start, replace(plan, seed=admitted.seed), window_end)
+            mask, done = self._worked_unseen(part, exchange, start, window_end)
             if self.shutdown.reason is not None:
                 log.info(
                     "%s: this client leaves once the sum is unmasked; after a second signal it leaves at once",
                     name_of(offer),
                 )
             exchange.wait(window_end - time.monotonic())
-            sha256, n_bytes = self._mask(part, start, done)
+            sha256, n_bytes = self._masked(part, mask)
         try:
             self.delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
-            steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
-            self.delivery.note(offer.id, answer, *steps)
+            self._note(offer, answer, done)
             self.delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
-                self.store.site_state.keep()
+                if offer.task.sends_updates:
+                    self.store.site_state.keep()
                 self.delivery.opened += part.open()
         finally:
             admitted.client.abort()
             self.store.forget_work()
 
-    def _mask(self, part: SecureRound, start: Path, done: Trained | None) -> tuple[str, int]:
-        """Mask the update while the exchange still watches the round; after an error erase this client's secrets."""
+    def _masked(self, part: SecureRound, mask: Callable[[], tuple[str, int]]) -> tuple[str, int]:
+        """Mask while the exchange still watches the round. After an error this client's secrets are erased."""
         try:
-            return part.mask(start, done)
+            return mask()
         except BaseException:
             part.admitted.client.abort()
             self.store.forget_work()
             raise
+
+    def _worked_unseen(
+        self, part: SecureRound, exchange: KeyExchange, start: Path, window_end: float
+    ) -> tuple[Callable[[], tuple[str, int]], Trained | None]:
+        """Train, or only measure the model. Returns what writes the masked upload, and the training, if any."""
+        offer = part.offer
+        if not offer.task.sends_updates:
+            return partial(part.mask_measured, self._measure_unseen(part, exchange, start)), None
+        part.check_time(window_end - time.monotonic())
+        log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
+        plan = self._plan(offer, window_end, exchange, part.update_bytes)
+        done = self._train_unseen(part, exchange, start, replace(plan, seed=part.admitted.seed), window_end)
+        return partial(part.mask, start, done), done
+
+    def _measure_unseen(self, part: SecureRound, exchange: KeyExchange, start: Path) -> Evaluation | None:
+        """Measure the model, so that the coordinator sees only whether the site's code failed; None if there is no
+        held-out data, which a sum does not show.
+        """
+        log.info("%s: measuring the model", name_of(part.offer))
+        self._taken_up(part.offer)
+        try:
+            found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
+        except TrainingFailed as error:
+            self._leave_unseen(exchange, error)
+            raise
+        exchange.check()
+        return found
+
+    def _note(self, offer: Assignment, answer: ReportAnswer, done: Trained | None) -> None:
+        if offer.task.sends_updates:
+            steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
+            self.delivery.note(offer.id, answer, *steps)
+            return
+        self.delivery.count(answer)
+        log.info("%s: measured, %s: %s", offer.id, answer.outcome.value, answer.reason)
 
     def _train_unseen(
         self, part: SecureRound, exchange: KeyExchange, start: Path, plan: LocalPlan, window_end: float

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError, WorkRefused
@@ -60,6 +61,7 @@ class RevealedSum:
     n_invited: int  # the clients that the attempt asked
     clients: tuple[str, ...]  # the clients of the sum
     terms_sha256: str  # see `earlier_sums.terms_sha256`; empty for sums that older versions of umbel stored
+    has_updates: bool = later(True)  # False: of an evaluation, so that it has only metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,19 @@ class RememberedSum:
     clients: tuple[str, ...] = ()  # the clients of the sum; empty until this client has signed them
     is_revealed: bool = False  # whether this client has revealed shares of it
     terms_sha256: str = ""  # see `earlier_sums.terms_sha256`
+    has_updates: bool = later(True)  # as in `RevealedSum`
 
     @property
     def revealed(self) -> RevealedSum:
         """The part of it that is kept for ever."""
         return RevealedSum(
-            self.attempt_id, self.round, self.model_sha256, len(self.cohort), self.clients, self.terms_sha256
+            self.attempt_id,
+            self.round,
+            self.model_sha256,
+            len(self.cohort),
+            self.clients,
+            self.terms_sha256,
+            self.has_updates,
         )
 
 
@@ -99,6 +108,8 @@ class RevealedSums:
     {"attempt":"5f…","round":61,"model":"2b…","invited":5,"terms":"9a…","clients":0}
     ```
 
+    A sum of an evaluation has `"updates":false`, too.
+
     A last line without its line feed was cut off by a crash; its sum is still among the newest hundred, so the line is
     dropped.
     """
@@ -113,13 +124,15 @@ class RevealedSums:
     def add(self, one: RevealedSum) -> None:
         """Add a sum, durably."""
         cohorts, _, n_whole = self._parsed()
-        entry = {
+        entry: dict[str, object] = {
             "attempt": one.attempt_id,
             "round": one.round,
             "model": one.model_sha256,
             "invited": one.n_invited,
             "terms": one.terms_sha256,
         }
+        if not one.has_updates:
+            entry["updates"] = False
         lines = [] if one.clients in cohorts else [json.dumps(one.clients, separators=(",", ":"))]
         place = cohorts.index(one.clients) if one.clients in cohorts else len(cohorts)
         lines.append(json.dumps(entry | {"clients": place}, separators=(",", ":")))
@@ -156,7 +169,9 @@ def _parse_line(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSu
         if place < 0:
             raise ValueError("a set of clients cannot have a number below 0")
         attempt_id, model_sha256, terms_sha256 = str(said["attempt"]), str(said["model"]), str(said.get("terms", ""))
-        sums.append(RevealedSum(attempt_id, round_, model_sha256, n_invited, cohorts[place], terms_sha256))
+        has_updates = bool(said.get("updates", True))
+        clients = cohorts[place]
+        sums.append(RevealedSum(attempt_id, round_, model_sha256, n_invited, clients, terms_sha256, has_updates))
 
 
 class SecureStore:

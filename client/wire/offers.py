@@ -145,7 +145,7 @@ def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> Secu
 
 def _check(assignment: Assignment, offer: SecureOffer) -> None:
     """Raise `ValueError` for malformed names and keys, and for numbers out of range."""
-    if not assignment.task.makes_model:
+    if assignment.task.tries_clients:
         raise ValueError(f"a round of {assignment.task.value} has no sum to mask")
     if not (math.isfinite(offer.window_s) and 0 < offer.window_s <= WINDOW_S_MAX):
         raise ValueError(f"its window is {offer.window_s} s, but must be above 0 and at most {WINDOW_S_MAX:.0f} s")

@@ -21,7 +21,6 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.plans.round import Task
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, libsodium_check, read_body, target_of
@@ -99,7 +98,7 @@ async def get_assignment(
 )
 async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
     """Report an uploaded update. Answered when the report is stored."""
-    return await _report(request, device, state, AssignmentId(assignment), _WORK, Task.TRAINING)
+    return await _report(request, device, state, AssignmentId(assignment), _WORK, has_upload=True)
 
 
 @router.put(
@@ -109,7 +108,7 @@ async def put_report(request: Request, device: DeviceDep, state: StateDep, assig
 )
 async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
     """Report an evaluation of the model, if the assignment asks for one. Answered when the report is stored."""
-    return await _report(request, device, state, AssignmentId(assignment), _EVALUATION, Task.EVALUATION)
+    return await _report(request, device, state, AssignmentId(assignment), _EVALUATION, has_upload=False)
 
 
 @router.put(
@@ -131,21 +130,22 @@ async def _report(
     state: State,
     assignment: AssignmentId,
     adapter: TypeAdapter[Any],
-    task: Task,
+    *,
+    has_upload: bool,
 ) -> ReportAnswer:
     """Take a client's report, and keep it as it was signed."""
     body = await read_body(request, device.body_sha256)
     work: Work = parse_json(body, adapter)
-    signed = _signed_report(request, assignment, task, body)
+    signed = _signed_report(request, assignment, body, has_upload=has_upload)
     return await state.reception.report(device.client, assignment, work, signed)
 
 
 DIRECT: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}
 
 
-def _signed_report(request: Request, assignment: AssignmentId, task: Task, body: bytes) -> SignedReport:
+def _signed_report(request: Request, assignment: AssignmentId, body: bytes, *, has_upload: bool) -> SignedReport:
     """A report with its signature, as evidence. Raises `Refused` unless the address is spelt as auditors spell it."""
-    target = report_target(assignment, task)
+    target = report_target(assignment, has_upload=has_upload)
     if target_of(request) != target:
         raise Refused("malformed-request", f"a report must be sent to exactly {target.path}, without a query")
     claims = claims_of(request)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.errors import ReportRefused, UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
-from umbel.aggregation.plans.round import Task
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.retry import is_unheard
@@ -301,7 +301,7 @@ def check_report(
     rehearsal of a secure run.
     """
     assert isinstance(state, Training), "only an open round takes reports"
-    _check_task(state.plan.task, report.work)
+    _check_task(state.plan, report.work)
     is_secure = bool(state.secure)
     if isinstance(report.work, MaskedInput) is not is_secure:
         raise ReportRefused(
@@ -379,16 +379,17 @@ def _advert(word: str) -> AdvertiseKeys:
     return AdvertiseKeys.decode(base64.b64decode(word))
 
 
-def _check_task(task: Task, work: Work) -> None:
+def _check_task(plan: RoundPlan, work: Work) -> None:
+    task = plan.task
     if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
         raise ReportRefused(
             "this is a canary round: the report needs the measurements in `probe`"
             if task.tries_clients
             else "only a report of a canary round may have `probe`; leave it out"
         )
-    if isinstance(work, WorkDone | MaskedInput) != task.sends_updates:
+    if isinstance(work, WorkDone | MaskedInput) != plan.has_uploads:
         raise ReportRefused(
             "this assignment asks to train: send an update and its report, not only an evaluation"
-            if task.sends_updates
+            if plan.has_uploads
             else "this assignment asks to measure the model: send an evaluation, not an update"
         )

@@ -90,7 +90,7 @@ class AssignmentPlace:
         """Raise `Refused` unless the round still waits for an update of this assignment."""
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
-        if not training.plan.task.sends_updates:
+        if not training.plan.has_uploads:
             raise Refused(
                 "report-refused", "this assignment asks to measure the model: send an evaluation, not an update"
             )

@@ -124,7 +124,7 @@ class LockedRun:
                 "outcome": one.answer.outcome.value,
                 "reason": one.answer.reason,
                 "reported_at": one.at,
-                "replica": self._replica if self.live.plan.task.makes_model else None,
+                "replica": self._replica if self.live.plan.adds_up else None,
                 "signed_report": signed_text(one.signed),
             }
             for one in change.answered
@@ -132,7 +132,7 @@ class LockedRun:
         await update_assignments(self._tx, answers)
 
     def _folded_by(self, change: Change) -> Mapping[ClientId, str]:
-        if not change.answered or not self.live.plan.task.makes_model:
+        if not change.answered or not self.live.plan.adds_up:
             return self.live.folded_by
         return {**self.live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 

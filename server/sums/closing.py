@@ -65,16 +65,16 @@ class Closer:
 
         Raises `NothingMade` if there will be none. After any other error the caller may try again.
         """
-        if live.plan.task.makes_model:
-            return await self._model(live)
-        if not live.plan.task.sends_updates:
+        if live.plan.adds_up:
+            return await self._summed(live)
+        if not live.plan.has_uploads:
             return EvaluationClosed()
         try:
             return await read_canary(self._services, live, self._codec)
         except (FileNotFoundError, UpdateRefused) as error:
             raise NothingMade(_unreadable(error)) from error
 
-    async def _model(self, live: LiveRun) -> ModelFiles | None:
+    async def _summed(self, live: LiveRun) -> ModelFiles | EvaluationClosed | None:
         closing = live.state
         assert isinstance(closing, Closing)
         try:
@@ -89,7 +89,13 @@ class Closer:
                 if not closing.is_unmasking:
                     return None
             folding = await self.share.whole(live, closing)
-            return None if folding is None else await self._make_model(live, closing, folding)
+            if folding is None:
+                return None
+            total = await self._total(closing, folding)
+            if live.plan.task.makes_model:
+                return await self._make_model(live, closing, total)
+            found = await self._unmasked(live, closing, total)
+            return None if found is None else EvaluationClosed(found)
         except (SumDropped, Refused):
             return None  # another replica has ended the round
         except NothingMade:
@@ -120,10 +126,14 @@ class Closer:
         await self.share.settle()
         await asyncio.gather(*self._removing, return_exceptions=True)
 
-    async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles | None:
+    async def _total(self, closing: Closing, folding: Folding) -> IntegerSum:
+        """The sum of exactly the accepted uploads. Raises `DamagedSum` for any other."""
         total, clients = await folding.total(), folding.clients | folding.merged
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum does not contain exactly the accepted updates")
+        return total
+
+    async def _make_model(self, live: LiveRun, closing: Closing, total: IntegerSum) -> ModelFiles | None:
         services, file = self._services, live.run.file
         if not closing.secure:
             codec = self._codec.plain(closing.plan)

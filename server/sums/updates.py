@@ -52,7 +52,8 @@ class RoundCodec:
         from umbel.aggregation.secagg.numbers.composition import Composition  # imports torch
 
         assert plan.secure, "only secure rounds have them"
-        return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, self._layout)
+        only = not plan.task.sends_updates
+        return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, self._layout, only)
 
     def plain(self, plan: RoundPlan) -> UpdateCodec:
         """The codec of a round whose updates are not masked."""

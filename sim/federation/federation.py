@@ -394,10 +394,23 @@ class Federation:
         return [probe_of(*fact) for fact in facts]
 
     def _evaluate(self, opened: Training) -> SimulatedAttempt:
-        """An evaluation: clients that did not train measure the model."""
+        """An evaluation: clients that did not train measure the model or, under masks, all clients."""
+        if opened.plan.secure is not None:
+            return self._evaluate_unseen(opened)
+        cohort, nothing = self._measuring(opened)
+        played, names = Window(opened, cohort).play(nothing), cohort.names
+        self._declines = played.declined(nothing)
+        known = self._known(played, played.book(dict.fromkeys(names, 0), nothing))
+        if isinstance(played.ended, Abandoned):
+            return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
+        end = finished(self.standing, played.ended, EvaluationClosed(), known)
+        return self._end(end, device_time=played.device_time)
+
+    def _measuring(self, opened: Training, uplink: MaskedUplink | None = None) -> tuple[Cohort, dict[ClientId, str]]:
+        """The cohort of an evaluation with what each client measured, and who declines, with the reason."""
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        sites = self._sites(opened, names)
+        sites = self._sites(opened, names, uplink)
         takes_part = np.array([name not in sites.refused for name in names])
         measured = iter(self._measured(opened, numbers[takes_part]) if takes_part.any() else ())
         refused = (sites.refused.get(name) for name in names)
@@ -405,14 +418,35 @@ class Federation:
         nothing = {name: one.refusal for name, one in zip(names, found, strict=True) if one.work is None}
         works: list[Work] = [one.work or EvaluationDone(1, {}) for one in found]
         steps = np.array([max(1, -(-one.sample_count // _EVALUATION_BATCH)) for one in works], dtype=np.int64)
-        fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0, sites)
-        played = Window(opened, Cohort(names, fates, works, sites)).play(nothing)
-        self._declines = played.declined(nothing)
-        known = self._known(played, played.book(dict.fromkeys(names, 0), nothing))
+        fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, uplink.update_bytes if uplink else 0, sites)
+        return Cohort(names, fates, works, sites), nothing
+
+    def _evaluate_unseen(self, opened: Training) -> SimulatedAttempt:
+        """An evaluation under masks. A client without held-out data takes part with zeros, so that nobody sees it."""
+        uplink = MaskedUplink(
+            opened.plan, self.model.layout, ranks_of(opened.cohort), keeps=self.world.masks, sites=self.world.sites
+        )
+        cohort, nothing = self._measuring(opened, uplink)
+        empty = {name for name, why in nothing.items() if why == NOTHING_HELD_OUT}
+        declines = {name: why for name, why in nothing.items() if name not in empty}
+        window = SecureWindow(opened, cohort, uplink.composition)
+        played = window.play(declines)
+        for name, work in zip(cohort.names, cohort.works, strict=True):
+            if name in played.ended.accepted:
+                assert isinstance(work, EvaluationDone), "it only measures"
+                uplink.add_measured(name, None if name in empty else work)
+        unmasked, made = self._unmasked(played, window, uplink, declines), None
+        assert isinstance(unmasked, SecurePlayed), "a secure window gives one"
+        played = unmasked
+        if isinstance(played.ended, Closing):
+            made = EvaluationClosed(uplink.totals(sorted(played.ended.accepted), played.sums))
+        self._declines = played.declined(declines)
+        self.memory.sites.sums += played.remembered
+        known = self._known(played, played.book(uplink.sizes, declines))
         if isinstance(played.ended, Abandoned):
             return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
-        end = finished(self.standing, played.ended, EvaluationClosed(), known)
-        return self._end(end, device_time=played.device_time)
+        assert made is not None, "a closed evaluation has a sum"
+        return self._end(finished(self.standing, played.ended, made, known), device_time=played.device_time)
 
     def _measured(self, opened: Training, numbers: Indices) -> list[ClientReport]:
         """What each client says of the model."""

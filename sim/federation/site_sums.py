@@ -31,6 +31,7 @@ class PlayedSum:
     sent: frozenset[ClientId]  # clients that sent masked updates
     signed: frozenset[ClientId]  # of these, clients that signed the list of clients in the sum
     revealed: frozenset[ClientId]  # of these, clients that revealed shares
+    has_updates: bool  # False: of an evaluation
 
     @classmethod
     def of(
@@ -53,6 +54,7 @@ class PlayedSum:
             sent,
             signed,
             revealed,
+            offer.task.sends_updates,
         )
 
     def as_remembered(self, client: ClientId) -> RememberedSum:
@@ -66,6 +68,7 @@ class PlayedSum:
             self.clients if client in self.signed else (),
             client in self.revealed,
             self.terms_sha256,
+            self.has_updates,
         )
 
 

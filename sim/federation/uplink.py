@@ -26,7 +26,7 @@ from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.model.state import CountPlaces
 from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan
-from umbel.aggregation.reports import Probe, WorkDone
+from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
 from umbel.aggregation.round.states import Closing
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.secagg.masked_input import MaskedReader
@@ -37,6 +37,8 @@ from umbel.aggregation.secagg.numbers.contribution import (
     ContributionRefused,
     LocalWork,
     contribution,
+    measured,
+    nothing,
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
@@ -195,7 +197,8 @@ class MaskedUplink(Uplink):
         sites: SitePolicies | None = None,
     ) -> None:
         assert plan.secure is not None, "only secure rounds mask updates"
-        self.composition = Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout)
+        only = not plan.task.sends_updates
+        self.composition = Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout, only)
         reader = MaskedReader(self.composition)
         super().__init__(ranks, reader.update_bytes.start)
         self.made = dict[ClientId, Contribution]()
@@ -207,14 +210,23 @@ class MaskedUplink(Uplink):
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
         is_covered = self._sites.relies_on(client, self.composition.secure.noise)
-        local = self._sites.as_sent(client, _local(work))
-        change = partial(self._pieces_of, row)
-        made = contribution(self.composition, change, local, secret, is_covered=is_covered)
+        change, local = partial(self._pieces_of, row), self._sites.as_sent(client, _local(work))
+        self._take(client, contribution(self.composition, change, local, secret, is_covered=is_covered))
+        return self.update_bytes
+
+    def _take(self, client: ClientId, made: Contribution) -> None:
         if self._keeps:
             self.made[client] = made
         else:
             self._total.add((*made.levels(), made.words), 1)
-        return self.update_bytes
+
+    def add_measured(self, client: ClientId, done: EvaluationDone | None) -> None:
+        """Take what a client measured in an evaluation; None if it has no held-out data."""
+        work = measured() if done is None else measured(done.evaluation, done.evaluation_counts, done.sample_count)
+        secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
+        sent = self._sites.as_sent(client, work)
+        self._take(client, contribution(self.composition, nothing(self.composition), sent, secret))
+        self.sizes[client] = self.update_bytes
 
     def _pieces_of(self, row: Tensor) -> Iterator[Tensor]:
         return iter(row.split(self._pieces))

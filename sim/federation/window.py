@@ -207,7 +207,7 @@ class SecurePlayed(Played):
 
 def seed_of(plan: RoundPlan) -> str:
     """The seed of all random draws of one attempt; no two attempts have the same."""
-    return f"{plan.seed}/{plan.number}/{plan.attempt}"
+    return f"{plan.seed}/{plan.number}/{plan.task.mark}{plan.attempt}"
 
 
 def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:

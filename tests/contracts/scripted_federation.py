@@ -502,6 +502,10 @@ def over_http(
             until(partial(_n_ended_is, operator, name, n_ended), f"attempt {attempt} has ended")
         sites.director.end()
         alive -= {one for one, role in of_attempt.items() if role.death and role.comes_back is Return.NEVER}
+    if file.measures_last:
+        with _explained(operator, name):
+            until(partial(_n_waiting_is, operator, name, len(alive)), f"{len(alive)} wait for the last evaluation")
+        operator.resume_run(name)
     for thread in threads:
         thread.join(DEADLINE_S)
     assert {one: end.status for one, end in sites.ends.items()} == dict.fromkeys(sorted(alive), "finished")

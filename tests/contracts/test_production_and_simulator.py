@@ -214,3 +214,24 @@ def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
         assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policy) == found.made
     by_engine = simulated_by_engine(run_file, MASKED)
     assert without_metrics(by_engine.made) == without_metrics(found.made)
+
+
+def test_the_last_model_of_a_run_under_masks_is_measured_the_same_over_http_and_in_the_simulator(
+    house: House, tmp_path: Path
+) -> None:
+    """Its metrics are those of all sites together, as the rounds before it have them of the models before."""
+    policy = listed(house.url, tmp_path)
+    masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
+    run_file = RUN.format(name="measured", target=len(SIZES), over_selection=1.0) + masked
+    run_file = run_file.replace("proximal_mu = 0.05", "evaluate = true").replace("count = 4", "count = 2")
+    app = f"{HERE}:make_measuring_client"
+    found = simulated_by_clients(run_file, {}, app, "sequential")
+    *_, trained, measured = found.made
+    assert (trained.attempt, measured.attempt, measured.metrics) == ((2, 1), (2, 1), {})
+    assert measured.evaluation.keys() == {"loss"}
+    assert measured.evaluation["loss"] != trained.evaluation["loss"]
+    with house.operator() as operator:
+        made = over_http(operator, house.url, run_file, tmp_path, found.roles, make_measuring_client, policy)
+        last = operator.versions("measured")[-1]
+    assert made == found.made
+    assert (last.version, last.evaluation) == (2, measured.evaluation)

@@ -30,7 +30,6 @@ from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State, master_of
 from umbel.aggregation.plans.assignment import assignment_id
-from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RetentionSection, RoundsSection
@@ -159,7 +158,7 @@ def _reported(name: str, attempt: int, update: bytes) -> Participant:
         {"sample_count": count, "steps_done": 4, "steps_planned": 4, "update_sha256": _sha256(update), "train_s": 1.5}
     )
     key, created = CLIENT_KEYS[name], int(OPENED_AT + 610)
-    target = report_target(assignment_id(RunId("vector"), 1, attempt, ClientId(name)), Task.TRAINING)
+    target = report_target(assignment_id(RunId("vector"), 1, attempt, ClientId(name)), has_upload=True)
     claims = parse(
         sign(key, name, target, hashlib.sha256(body.encode()).digest(), created, f"nonce-of-report-by-{name}-1")
     )

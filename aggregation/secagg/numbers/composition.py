@@ -192,7 +192,8 @@ def _counted(numbers: Sequence[int] | None, length: int) -> CountSum:
 class Composition:
     """The numbers of one round and model. Raises `ValueError` for plans whose words could wrap.
 
-    `layout` may be the model's; it becomes that of the update.
+    `layout` may be the model's; it becomes that of the update. A round that only measures has no update, so its
+    layout is empty, and its few levels are zeros.
     """
 
     codec: CodecPlan
@@ -200,9 +201,10 @@ class Composition:
     grid: Grid  # of the exact values, with room for the sum of all weights
     sample_count_max: int  # for one client
     layout: Layout
+    is_measured_only: bool = False  # of an evaluation, in which clients do not train
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", self.layout.update)
+        object.__setattr__(self, "layout", Layout(()) if self.is_measured_only else self.layout.update)
         if self.codec.codec is not Codec.INTEGER:
             raise ValueError(f"only the integer codec works with masks, not the codec {self.codec.codec.name.lower()}")
         if self.secure.is_proportional:
@@ -258,5 +260,5 @@ class Composition:
 
 def composition_of(assignment: Assignment, layout: Layout) -> Composition:
     """The numbers that are masked. Raises `ValueError` for plans that could wrap, `Disagreement`."""
-    plan = offer_in(assignment).plan
-    return Composition(assignment.codec, plan, assignment.grid, assignment.sample_count_max, layout)
+    plan, only = offer_in(assignment).plan, not assignment.task.sends_updates
+    return Composition(assignment.codec, plan, assignment.grid, assignment.sample_count_max, layout, only)

@@ -72,6 +72,20 @@ class LocalWork:
     evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
 
 
+def measured(
+    metrics: Mapping[str, float] | None = None, counts: CountsByName | None = None, sample_count: int = 0
+) -> LocalWork:
+    """The work of a client that only measured a model, on this many held-out samples; 0 if it has none."""
+    return LocalWork(
+        sample_count=sample_count,
+        steps_done=1,
+        steps_planned=1,
+        evaluation=metrics or {},
+        evaluation_sample_count=sample_count,
+        evaluation_counts=counts or {},
+    )
+
+
 SILENT = LocalWork(1, 1, 1)
 """The work that every client states in a private round, so that nothing travels without noise."""
 
@@ -266,7 +280,7 @@ def _samples(composition: Composition, work: LocalWork) -> int:
 
 def _weight(composition: Composition, work: LocalWork) -> int:
     """The client's weight in the mean."""
-    if work.sample_count < 1:
+    if work.sample_count < 1 and not composition.is_measured_only:
         raise ContributionRefused(
             "the client trained on no samples: `train` must return the number of samples that it used"
         )

@@ -174,10 +174,11 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
             "the count of clients in the unmasked sum is wrong: a mask was not removed, or a client did not count "
             "itself exactly once; the sum is discarded"
         )
+    least = 0 if composition.is_measured_only else n_clients  # a client may have no held-out data
     if not (
         counts.weight == counts.sample_count
-        and n_clients <= counts.weight <= composition.grid.total_weight_max
-        and n_clients <= counts.sample_count <= n_clients * composition.sample_count_max
+        and least <= counts.weight <= composition.grid.total_weight_max
+        and least <= counts.sample_count <= n_clients * composition.sample_count_max
         and 0 <= counts.n_partial <= n_clients
         and n_clients <= counts.steps_done <= counts.steps_planned <= n_clients * STEPS_LIMIT
         and 0 <= counts.rms <= n_clients * LEVEL_MAX * RMS_UNIT

@@ -1,23 +1,26 @@
 """What follows an attempt that made no model: how a run's limits hold there too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.counts import CountsByName
 from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import RoundPlan, Task
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection, epsilon_after
-from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, Probe, WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, SecureEnd
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished, rolled_back
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, VersionRecord
-from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.run.run_end import KeptVersion, Measurement, RoundEnd
 from umbel.aggregation.run.sections import CanarySection, EvaluationSection, RoundsSection
 from umbel.aggregation.run.stopping import StopRule
 from umbel.aggregation.secagg.section import SecureAggregationSection
@@ -172,7 +175,7 @@ class Files:
 SITES = tuple(ClientId(name) for name in ("north", "south", "west"))
 
 
-def closed(plan: RoundPlan, work: WorkDone | EvaluationDone) -> Closing:
+def closed(plan: RoundPlan, work: WorkDone | EvaluationDone | MaskedInput) -> Closing:
     accepted = {site: Accepted(10, work) for site in SITES}
     cohort = {site: Member(1, 10) for site in SITES}
     return Closing(plan, cohort, accepted, {}, Outcome.SURPLUS, "3 of 3 have reported", 100.0, 150.0)
@@ -285,3 +288,105 @@ def test_a_measurement_of_a_version_decides_whether_the_run_ends() -> None:
     for loss, status in ((0.6, RunStatus.RUNNING), (0.4, RunStatus.FINISHED)):
         done = closed(file.evaluation_plan(1), EvaluationDone(10, {"loss": loss}))
         assert finished(Going(file), done, EvaluationClosed(), known).status is status
+
+
+MASKED = replace(
+    PLAIN,
+    rounds=RoundsSection(2, target=4, minimum=3, over_selection=1.0),
+    codec=CodecSection("integer"),
+    secure_aggregation=SecureAggregationSection(evaluation=("loss",)),
+    training=TrainingSection(evaluate=True),
+)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the sum of an evaluation of four clients says."""
+
+    evaluation: Mapping[str, float]
+    n_partial: int = 0
+    sample_count: int = 40
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]])
+    evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]])
+    measured_by: Mapping[str, int] = field(default_factory=lambda: {"evaluation.loss": 4})
+    counted_by: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True)
+class MaskedModel(Sums):
+    """The model of a masked round."""
+
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    published: ModelRef = MODEL
+    master_sha256: str = ""
+    sum_sha256: str = "4" * 64
+    n_values: int = 1000
+    update_rms: float | None = None
+    change: ModelRef | None = None
+    shown: SumShown = field(default_factory=lambda: SumShown(4, 0.02, 0.03, 0.0))
+
+    @property
+    def totals(self) -> Sums:
+        return self
+
+
+def masked_round(file: RunFile, number: int) -> RoundEnd:
+    plan = replace(file.first_plan(1000), number=number)
+    return finished(Going(file), closed(plan, MaskedInput("5" * 64, f"{'A' * 86}==")), MaskedModel(), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_measured"),
+    [
+        (MASKED, True),
+        (replace(MASKED, training=TrainingSection()), False),
+        (replace(MASKED, secure_aggregation=SecureAggregationSection(evaluation=())), False),
+        (replace(MASKED, training=TrainingSection(), evaluation=EvaluationSection(7, 3)), True),
+        (replace(PLAIN, rounds=RoundsSection(2, target=4), training=TrainingSection(evaluate=True)), False),
+    ],
+)
+def test_all_clients_of_a_masked_run_that_measures_its_models_measure_the_last_one(
+    file: RunFile, *, is_measured: bool
+) -> None:
+    assert file.measures_last is is_measured
+    assert [file.evaluates_after(number) for number in (1, 2)] == [False, is_measured]
+    if not is_measured:
+        return
+    end = masked_round(file, 2)
+    assert end.next_state is not None
+    plan = end.next_state.plan
+    assert (plan.task, plan.number, plan.attempt) == (Task.EVALUATION, 2, 1)
+    assert (end.next_state.excluded, end.status) == ((), RunStatus.RUNNING), "the clients that trained take part"
+    measured = finished(
+        Going(file), closed(plan, MaskedInput("5" * 64, f"{'A' * 86}==")), EvaluationClosed(Sums({"loss": 0.5})), KNOWN
+    )
+    assert (measured.status, measured.reason) == (RunStatus.FINISHED, "all 2 rounds are committed")
+    assert measured.measured == Measurement(MODEL.version, {"loss": 0.5})
+    assert measured.record.evaluation == {"loss": 0.5}
+    assert measured.record.sample_count == 40
+
+
+def test_an_evaluation_hands_the_training_after_it_the_numbers_that_it_would_have_without_one() -> None:
+    often = replace(MASKED, evaluation=EvaluationSection(1, 3))
+    apart, direct = masked_round(often, 1).next_state, masked_round(MASKED, 1).next_state
+    assert apart is not None
+    assert direct is not None
+    assert (apart.plan.task, apart.plan.n_wanted) == (Task.EVALUATION, 3)
+    state = closed(apart.plan, MaskedInput("5" * 64, f"{'A' * 86}=="))
+    after = finished(Going(often), state, EvaluationClosed(Sums({"loss": 0.5})), KNOWN).next_state
+    assert after is not None
+    assert after.plan == direct.plan
+    missed = abandoned(Going(often), failed(apart.plan), KNOWN).next_state
+    assert missed is not None
+    assert missed.plan == direct.plan
+
+
+def test_the_measurement_of_the_last_masked_model_counts_for_early_stopping() -> None:
+    file = replace(MASKED, stop=StopRule("evaluation.loss", target=0.1, minimum=1))
+    plan = masked_round(file, 2).next_state
+    assert plan is not None
+    state = closed(plan.plan, MaskedInput("5" * 64, f"{'A' * 86}=="))
+    end = finished(Going(file), state, EvaluationClosed(Sums({"loss": 0.05})), KNOWN)
+    assert end.measured is not None
+    assert end.measured.judged == 0.05

@@ -58,6 +58,7 @@ def test_a_plain_run_file_without_the_name_of_a_codec_has_float32(section: Secur
         replace(FILE, codec=CodecSection("integer", step=2.0, clip_norm=1.0)),
         replace(FILE, coverage=CoverageFloor(sites=(ClientId("north"),), tiers=("hospital",), strict=True)),
         replace(FILE, stop=StopRule("evaluation.loss", patience=3, minimum=1)),
+        replace(FILE, evaluation=EvaluationSection(2, 3), rounds=replace(ROUNDS, over_selection=1.0)),
         replace(FILE, stop=StopRule("training.accuracy", target=0.9, minimum=2)),
         replace(
             FILE,
@@ -90,8 +91,12 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
         (replace(FILE, codec=CodecSection("auto")), r'"auto" chooses its step.*name = "integer" and a step'),
         (replace(FILE, canary=CanarySection()), r"looks at single updates.*leave \[canary\] out"),
         (
-            replace(FILE, evaluation=EvaluationSection(1, 3)),
-            r"sees each client's metrics.*set evaluate = true in \[training\]",
+            replace(FILE, evaluation=EvaluationSection(1, 2)),
+            r"a sum over 2 clients hides no client's metrics: set clients = 3 or more in \[evaluation\]",
+        ),
+        (
+            replace(FILE, evaluation=EvaluationSection(1, 3), rounds=replace(ROUNDS, over_selection=1.4)),
+            r"^\[evaluation\]: secure aggregation needs 4 of the 5 clients that are asked, more than the target of 3",
         ),
         (replace(FILE, retention=RetentionSection(per_site_metrics=True)), "leave per_site_metrics out of"),
         (replace(FILE, retention=RetentionSection(updates="all")), r'masked update is useless.*updates = "none"'),
@@ -257,3 +262,11 @@ def test_a_private_run_adds_up_no_counts() -> None:
     for section in (replace(SECTION, counts={"n": 1}), replace(SECTION, evaluation_counts={"n": 1})):
         with pytest.raises(ValueError, match="counts would be summed without noise: leave `counts`"):
             replace(file, secure_aggregation=section, privacy=private)
+
+
+def test_an_evaluation_under_masks_needs_a_listed_metric_of_held_out_data() -> None:
+    section = SecureAggregationSection(evaluation=())
+    asked = replace(FILE, evaluation=EvaluationSection(1, 3), rounds=replace(ROUNDS, over_selection=1.0))
+    with pytest.raises(ValueError, match=r"the run file lists none: name them in `evaluation`"):
+        require_compatible(section, asked)
+    require_compatible(replace(section, evaluation_counts={"confusion": 4}), asked)

@@ -11,8 +11,10 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
+from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import NoisePlan
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
@@ -580,3 +582,42 @@ def test_nor_is_it_refused_for_a_member_list_where_noise_covers_it(
         Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
         Site(tmp_path, policy).memory.check_invitation(other)
     assert "under other terms" not in caplog.text
+
+
+def measuring(one: SecureInvitation, *, evaluates: bool = False) -> SecureInvitation:
+    """An evaluation instead of a training; or, with `evaluates`, a training that measures the model first."""
+    offer = one.assignment
+    task = Task.TRAINING if evaluates else Task.EVALUATION
+    own = assignment_id(offer.run, offer.round, offer.attempt, WARD, task)
+    changed = replace(offer, id=own, task=task, training=replace(offer.training, evaluate=evaluates))
+    return read_offer(changed, WARD, SecureDouble(nn.Linear(30, 10)).layout)
+
+
+def test_an_evaluation_is_no_second_update_and_binds_no_training_that_measures_nothing(tmp_path: Path) -> None:
+    """Under a policy that sends one update of a round, and refuses sums that differ by few clients."""
+    policy = SitePolicy(retrain_after_release=False, cohort_change="refuse")
+    Site(tmp_path, policy).is_in(asked(1, model=ONE_MODEL), ALL)
+    Site(tmp_path, policy).is_in(measuring(asked(1, model=ANOTHER)), ALL)
+    Site(tmp_path, policy).is_in(asked(2, model=ANOTHER), ALL)
+
+
+def test_a_second_evaluation_of_one_model_by_nearly_the_same_clients_is_refused(tmp_path: Path) -> None:
+    Site(tmp_path).is_in(measuring(asked(1)), ALL)
+    with pytest.raises(AttemptRefused, match="over the same model, in round 1"):
+        Site(tmp_path).is_in(measuring(asked(2, ALL[1:])), ALL[1:])
+    Site(tmp_path).is_in(measuring(asked(3)), ALL)
+
+
+def test_a_training_that_measures_a_model_which_nearly_the_same_clients_have_measured_is_a_cohort_change(
+    tmp_path: Path,
+) -> None:
+    """In the run of the evaluation, and in another one from its model."""
+    Site(tmp_path).is_in(measuring(asked(1, model=ANOTHER)), ALL)
+    refuses, fewer = SitePolicy(cohort_change="refuse"), ALL[1:]
+    for run in ("demo", "later"):
+        Site(tmp_path, refuses, run).memory.check_invitation(asked(2, fewer, ANOTHER))
+        with pytest.raises(AttemptRefused, match="and of the evaluation of round 1"):
+            Site(tmp_path, refuses, run).memory.check_invitation(measuring(asked(2, fewer, ANOTHER), evaluates=True))
+        Site(tmp_path, SitePolicy(cohort_change="warn"), run).memory.check_invitation(
+            measuring(asked(2, fewer, ANOTHER), evaluates=True)
+        )

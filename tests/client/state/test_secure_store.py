@@ -8,7 +8,7 @@ import pytest
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError, WorkRefused
-from umbel.client.state.secure_store import SUMS_MAX, Begun, RememberedSum, SecureStore
+from umbel.client.state.secure_store import SUMS_MAX, Begun, RememberedSum, RevealedSums, SecureStore
 
 RUN = RunId("demo")
 COHORT = ("anna", "bert", "cora")
@@ -163,3 +163,12 @@ def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_p
         "it is removed earlier, this client could spend its privacy budget twice$",
     ):
         store.spent(RUN, 1e-6)
+
+
+def test_an_archived_sum_is_still_known_as_one_of_an_evaluation(tmp_path: Path) -> None:
+    archive, sums = RevealedSums(tmp_path / "demo.jsonl"), [revealed(n) for n in (1, 2)]
+    trained, measured = sums[0].revealed, replace(sums[1], has_updates=False).revealed
+    for one in (trained, measured):
+        archive.add(one)
+    assert archive.read() == [trained, measured]
+    assert [one.has_updates for one in archive.read()] == [True, False]
