@@ -68,7 +68,8 @@ class WorkDone:
     bytes. `metrics`: means over the local training; `evaluation`: of the model as it came, over
     `evaluation_sample_count` held-out samples. Metric values are finite. `upload_bytes_per_s`: how fast the update
     went, None where that was not measured. `probe`: in a canary, and there alone. `counts`, `evaluation_counts`: what
-    adds up over clients (`counts.py`), of the training and of the held-out samples.
+    adds up over clients (`counts.py`), of the training and of the held-out samples. `weights`, `evaluation_weights`:
+    of metrics that are means over other things than all samples, how many things.
     """
 
     sample_count: int
@@ -83,6 +84,8 @@ class WorkDone:
     probe: Probe | None = None
     counts: Mapping[str, tuple[int, ...]] = later(factory=dict)  # `dict[...]()` takes ten times as long
     evaluation_counts: Mapping[str, tuple[int, ...]] = later(factory=dict)
+    weights: Mapping[str, int] = later(factory=dict)
+    evaluation_weights: Mapping[str, int] = later(factory=dict)
 
     def __post_init__(self) -> None:
         require_sample_count(self.sample_count, "sample_count")
@@ -102,6 +105,9 @@ class WorkDone:
         for counts in (self.counts, self.evaluation_counts):
             if counts:
                 require_counts(counts)
+        for weights, metrics in ((self.weights, self.metrics), (self.evaluation_weights, self.evaluation)):
+            if weights:
+                _require_weights(weights, metrics)
         _require_rate(self.upload_bytes_per_s, "upload_bytes_per_s")
 
     @property
@@ -123,6 +129,10 @@ class _TellsNoTraining:
         return {}
 
     @property
+    def weights(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def steps_done(self) -> int:
         return 0
 
@@ -139,13 +149,14 @@ class _TellsNoTraining:
 class EvaluationDone(_TellsNoTraining):
     """What a client says of a model that it was asked to measure, and nothing else: there is no update.
 
-    `evaluation`: means over `sample_count` held-out samples, finite. `evaluation_counts`: as in `WorkDone`.
+    `evaluation`: means over `sample_count` held-out samples, finite. The last two: as in `WorkDone`.
     """
 
     sample_count: int
     evaluation: Mapping[str, float]
     evaluate_s: float = 0.0
     evaluation_counts: Mapping[str, tuple[int, ...]] = later(factory=dict[str, tuple[int, ...]])
+    evaluation_weights: Mapping[str, int] = later(factory=dict[str, int])
 
     def __post_init__(self) -> None:
         require_sample_count(self.sample_count, "sample_count")
@@ -153,6 +164,7 @@ class EvaluationDone(_TellsNoTraining):
             raise ValueError("evaluate_s must be finite and not negative")
         _require_metrics(self.evaluation)
         require_counts(self.evaluation_counts)
+        _require_weights(self.evaluation_weights, self.evaluation)
 
     @property
     def evaluation_sample_count(self) -> int:
@@ -193,6 +205,10 @@ class MaskedInput(_TellsNoTraining):
     def evaluation_counts(self) -> CountsByName:
         return {}
 
+    @property
+    def evaluation_weights(self) -> Mapping[str, int]:
+        return {}
+
 
 Work: TypeAlias = WorkDone | EvaluationDone | MaskedInput
 
@@ -219,3 +235,11 @@ def _require_metrics(metrics: Mapping[str, float]) -> None:
         require_metric_name(name)
         if not abs(value) <= METRIC_ABS_MAX:  # also refuses a NaN
             raise ValueError(f"metric {name!r} is {value}; leave out what is not a number up to {METRIC_ABS_MAX:g}")
+
+
+def _require_weights(weights: Mapping[str, int], metrics: Mapping[str, float]) -> None:
+    """Raise `ValueError` for a weight out of range, or without its metric."""
+    for name, weight in weights.items():
+        if name not in metrics:
+            raise ValueError(f"there is a weight of {name!r:.80}, but no metric of this name")
+        require_sample_count(weight, f"the weight of {name!r}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from umbel.client.local.arrays import ArrayData, ArrayModel
     from umbel.client.local.checkpoint import Checkpoint
     from umbel.client.local.plan import LocalPlan
-    from umbel.client.local.results import Evaluation, TrainResult
+    from umbel.client.local.results import Evaluation, TrainResult, WeightedMean
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.operator.operator import Operator
     from umbel.client.policy.policy import SitePolicy, read_policy
@@ -34,6 +34,7 @@ __all__ = [
     "SitePolicy",
     "TorchClient",
     "TrainResult",
+    "WeightedMean",
     "read_policy",
     "run_client",
 ]
@@ -47,7 +48,7 @@ _MODULES = {
     "local.arrays": ("ArrayData", "ArrayModel"),
     "local.checkpoint": ("Checkpoint",),
     "local.plan": ("LocalPlan",),
-    "local.results": ("Evaluation", "TrainResult"),
+    "local.results": ("Evaluation", "TrainResult", "WeightedMean"),
     "training.array_client": ("ArrayClient",),
     "training.trainer": ("TorchClient",),
 }

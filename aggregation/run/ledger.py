@@ -115,9 +115,10 @@ def round_record(
         sample_count=sum(done.sample_count for done in work),
         bytes_up=sum(client.bytes_up for client in clients),
         bytes_down=sum(client.bytes_down for client in clients),
-        metrics=with_derived(_means((done.metrics, done.sample_count) for done in work), counts),
+        metrics=with_derived(_means((done.metrics, done.sample_count, done.weights) for done in work), counts),
         evaluation=with_derived(
-            _means((done.evaluation, done.evaluation_sample_count) for done in work), evaluation_counts
+            _means((done.evaluation, done.evaluation_sample_count, done.evaluation_weights) for done in work),
+            evaluation_counts,
         ),
         clients=clients,
         samples_selected=samples.selected,
@@ -154,14 +155,14 @@ def _progress(state: Training) -> str:
     return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
 
 
-def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Each metric's mean over the clients that have it, weighted by their sample counts."""
-    measured = [(metrics, weight) for metrics, weight in rows if metrics]
-    kept = set(most_reported(metrics for metrics, _ in measured))
+def _means(rows: Iterable[tuple[Mapping[str, float], int, Mapping[str, int]]]) -> dict[str, float]:
+    """Each metric's mean over the clients that have it, weighted by their sample counts, or by its own weights."""
+    measured = [row for row in rows if row[0]]
+    kept = set(most_reported(metrics for metrics, _, _ in measured))
     sums: dict[str, tuple[float, int]] = {}
-    for metrics, weight in measured:
+    for metrics, sample_count, own in measured:
         for name in metrics.keys() & kept:
-            total, weights = sums.get(name, (0.0, 0))
+            weight, (total, weights) = own.get(name, sample_count), sums.get(name, (0.0, 0))
             sums[name] = (total + metrics[name] * weight, weights + weight)
     return {name: total / weights for name, (total, weights) in sorted(sums.items()) if weights}
 

@@ -122,12 +122,12 @@ class StopRule:
         """
         name = self.metric.partition(".")[2]
         rows = [
-            (with_derived(one.evaluation, one.evaluation_counts), one.evaluation_sample_count)
+            (with_derived(one.evaluation, one.evaluation_counts), one.evaluation_weights, one.evaluation_sample_count)
             if self.is_of_evaluation
-            else (with_derived(one.metrics, one.counts), one.sample_count)
+            else (with_derived(one.metrics, one.counts), one.weights, one.sample_count)
             for one in works
         ]
-        values = [(metrics[name], n_samples) for metrics, n_samples in rows if name in metrics]
+        values = [(metrics[name], own.get(name, n_samples)) for metrics, own, n_samples in rows if name in metrics]
         if not values:
             return None
         if (n := len(values)) < self.minimum:

@@ -104,7 +104,12 @@ def _same(one: Evaluation | None, other: Evaluation | None) -> bool:
     """Whether they agree, up to the rounding of sums in another order."""
     if one is None or other is None:
         return one is other
-    if (one.sample_count, one.counts, set(one.metrics)) != (other.sample_count, other.counts, set(other.metrics)):
+    if (one.sample_count, one.counts, one.weights, set(one.metrics)) != (
+        other.sample_count,
+        other.counts,
+        other.weights,
+        set(other.metrics),
+    ):
         return False
     pairs = ((value, other.metrics[name]) for name, value in one.metrics.items())
     return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)

@@ -18,6 +18,7 @@ from umbel.client.local.arrays import array_of, tensor_of
 from umbel.client.local.batches import EndlessBatches
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import generators, set_generators
+from umbel.client.local.results import WeightedMean
 
 log = logging.getLogger("umbel.client")
 
@@ -35,24 +36,41 @@ Keepable: TypeAlias = HasState | dict[str, Any]
 
 
 class Means:
-    """Running means of named batch means, weighted by samples; summed on the device, and read once at the end."""
+    """Running means of named batch means, weighted by samples or, of a `WeightedMean`, by its own weight; summed on the
+    device, and read once at the end.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._first: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
+        self._has_own_weight: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self._sums)
 
-    def add(self, batch_means: Mapping[str, Tensor], n_samples: int) -> None:
+    def add(self, batch_means: Mapping[str, Tensor | WeightedMean], n_samples: int) -> None:
+        """Raises `ValueError` for a name that has a weight of its own in some batches and none in others."""
         for name, mean in batch_means.items():
-            term = mean.detach().to(torch.float32) * n_samples
-            self._sums[name] = self._sums[name] + term if name in self._sums else term
-            self._counts[name] = self._counts.get(name, 0) + n_samples
-            self._first.setdefault(name, mean.detach())
-            self._last[name] = mean.detach()
+            has_own = isinstance(mean, WeightedMean)
+            if self._has_own_weight.setdefault(name, has_own) is not has_own:
+                raise ValueError(
+                    f"the metric {name!r} is a WeightedMean in some batches and not in others; return it in each "
+                    "batch, with the weight 0 if there is nothing to measure"
+                )
+            if isinstance(mean, WeightedMean):
+                value = float(mean) if mean.weight else 0.0  # it may be no number, where nothing was measured
+                self._add(name, torch.tensor(value, dtype=torch.float64), mean.weight)
+            else:
+                self._add(name, mean.detach().to(torch.float32), n_samples)
+                self._first.setdefault(name, mean.detach())
+                self._last[name] = mean.detach()
+
+    def _add(self, name: str, mean: Tensor, weight: int) -> None:
+        term = mean * weight
+        self._sums[name] = self._sums[name] + term if name in self._sums else term
+        self._counts[name] = self._counts.get(name, 0) + weight
 
     def first(self, name: str) -> float | None:
         """The mean over the first batch; None if there was none."""
@@ -63,15 +81,26 @@ class Means:
         return self._last[name].item() if name in self._last else None
 
     def state(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
+        state = {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
+        return {**state, "own": [name for name, has_own in self._has_own_weight.items() if has_own]}
 
     def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
         self._counts = dict(state["counts"])
         self._first = dict(state["first"])
+        own = state.get("own", ())  # checkpoints of earlier versions have none
+        self._has_own_weight = {name: name in own for name in self._sums}
 
     def result(self) -> dict[str, float]:
-        return {name: total.item() / self._counts[name] for name, total in self._sums.items()}
+        """The means; those with weights of their own as `WeightedMean`."""
+        found = dict[str, float]()
+        for name, total in self._sums.items():
+            weight = self._counts[name]
+            if self._has_own_weight[name]:
+                found[name] = WeightedMean(total.item() / max(weight, 1), weight)
+            else:
+                found[name] = total.item() / weight
+        return found
 
 
 class CountSums:
@@ -105,10 +134,18 @@ class CountSums:
         return {name: total.cpu().reshape(-1) for name, total in self._sums.items()}
 
 
-def note_measured(measured: Mapping[str, Tensor], n_samples: int, means: Means, counts: CountSums) -> None:
-    """Add what was measured of a batch: floating-point tensors are means over it, integer tensors are counts."""
-    means.add({name: one for name, one in measured.items() if one.is_floating_point()}, n_samples)
-    counts.add({name: one for name, one in measured.items() if not one.is_floating_point()})
+def note_measured(
+    measured: Mapping[str, Tensor | WeightedMean], n_samples: int, means: Means, counts: CountSums
+) -> None:
+    """Add what was measured of a batch: a `WeightedMean` or a floating-point tensor is a mean, an integer tensor adds
+    up.
+    """
+    means.add({name: one for name, one in measured.items() if _is_mean(one)}, n_samples)
+    counts.add({name: one for name, one in measured.items() if isinstance(one, Tensor) and not _is_mean(one)})
+
+
+def _is_mean(measured: Tensor | WeightedMean) -> bool:
+    return isinstance(measured, WeightedMean) or measured.is_floating_point()
 
 
 @dataclass(frozen=True, slots=True)

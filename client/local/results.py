@@ -3,9 +3,30 @@
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, SupportsIndex
 
 from umbel.aggregation.counts import require_counts
+from umbel.aggregation.types import require_sample_count
+
+
+class WeightedMean(float):
+    """A metric that is a mean over other things than all samples, such as a sensitivity over the positive ones.
+
+    `weight`: how many things, as a whole number of 0 or more. Means of clients and of batches are averaged by it. With
+    0 there was nothing to measure, and the metric is left out. Raises `TypeError` and `ValueError` for another weight.
+    """
+
+    __slots__ = ("weight",)
+    weight: int
+
+    def __new__(cls, value: SupportsFloat, weight: SupportsIndex) -> "WeightedMean":
+        made = super().__new__(cls, _number(value, "the value"))
+        made.weight = _whole(weight, "weight")
+        require_sample_count(made.weight, "weight", least=0)
+        return made
+
+    def __repr__(self) -> str:
+        return f"WeightedMean({float(self)!r}, {self.weight})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +44,18 @@ class TrainResult:
     sample_count: int  # the samples trained on, by which the update is weighted
     steps_done: int
     steps_planned: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training, as floats
     counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the training; kept as tuples
     _: KW_ONLY
     steps_full: int | None = None  # of a whole round's work, where only a share was asked
     first_loss: float | None = None  # of the first step
     last_loss: float | None = None  # of the last step
+    weights: Mapping[str, int] = field(default_factory=dict[str, int])  # of metrics given as `WeightedMean`
 
     def __post_init__(self) -> None:
         for name in ("sample_count", "steps_done", "steps_planned"):
             object.__setattr__(self, name, _whole(getattr(self, name), name))
-        object.__setattr__(self, "metrics", _numbers(self.metrics))
+        _set_metrics(self, self.metrics, self.weights)
         object.__setattr__(self, "counts", _counts(self.counts))
         if self.steps_full is not None:
             object.__setattr__(self, "steps_full", _whole(self.steps_full, "steps_full"))
@@ -52,11 +74,21 @@ class Evaluation:
     sample_count: int
     metrics: Mapping[str, float]
     counts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of held-out samples; kept as tuples
+    weights: Mapping[str, int] = field(default_factory=dict[str, int])  # of metrics given as `WeightedMean`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_count", _whole(self.sample_count, "sample_count"))
-        object.__setattr__(self, "metrics", _numbers(self.metrics))
+        _set_metrics(self, self.metrics, self.weights)
         object.__setattr__(self, "counts", _counts(self.counts))
+
+
+def _set_metrics(result: TrainResult | Evaluation, metrics: Any, weights: Mapping[str, int]) -> None:
+    """Set metrics as floats, and the weights of those that have one of their own. A weight of 0 leaves a metric out."""
+    found = _numbers(metrics)
+    own = {str(name): value.weight for name, value in metrics.items() if isinstance(value, WeightedMean)}
+    own = {**{name: weight for name, weight in weights.items() if name in found}, **own}
+    object.__setattr__(result, "metrics", {name: value for name, value in found.items() if own.get(name, 1)})
+    object.__setattr__(result, "weights", {name: weight for name, weight in own.items() if weight})
 
 
 def _whole(value: Any, name: str) -> int:

@@ -12,7 +12,7 @@ from umbel.client.local.batches import Collate, Data, EndlessBatches, is_map_sty
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import Pace, seeded
 from umbel.client.local.progress import CountSums, Keepable, Means, TrainingProgress, note_measured
-from umbel.client.local.results import TrainResult
+from umbel.client.local.results import TrainResult, WeightedMean
 
 _TELL_S = 30.0  # between two log lines about the progress
 log = logging.getLogger("umbel.client")
@@ -93,15 +93,19 @@ class LocalSteps:
                 self._tell()
 
     def note(self, n_samples: int | None = None, **batch_means: Tensor | float) -> None:
-        """Note means over the batch, such as its loss. The result has their means over all samples.
+        """Note means over the batch, such as its loss. The result has their means over all samples. A `WeightedMean`
+        has its own weight.
 
         `n_samples`: in the batch; by default the length of the first tensor in it.
         """
-        means = {name: torch.as_tensor(value) for name, value in batch_means.items()}
+        means = {
+            name: value if isinstance(value, WeightedMean) else torch.as_tensor(value)
+            for name, value in batch_means.items()
+        }
         self._means.add(means, self._n_samples if n_samples is None else n_samples)
 
-    def note_measured(self, measured: Mapping[str, Tensor], n_samples: int) -> None:
-        """Note means of floating-point tensors, and counts of integer tensors."""
+    def note_measured(self, measured: Mapping[str, Tensor | WeightedMean], n_samples: int) -> None:
+        """Note means of floating-point tensors and of `WeightedMean`s, and counts of integer tensors."""
         note_measured(measured, n_samples, self._means, self._counts)
 
     def count(self, **batch_counts: Tensor) -> None:

@@ -72,7 +72,21 @@ def as_sent(policy: SitePolicy, work: LocalWork) -> LocalWork:
     """What a masked sum counts of this work: at most `weight_max` samples, and metrics only if they may be sent."""
     count = policy.samples_that_count
     evaluation_count = count(work.evaluation_sample_count)
-    counted_work = replace(work, sample_count=count(work.sample_count), evaluation_sample_count=evaluation_count)
+    counted_work = replace(
+        work,
+        sample_count=count(work.sample_count),
+        evaluation_sample_count=evaluation_count,
+        weights={name: count(weight) for name, weight in work.weights.items()},
+        evaluation_weights={name: count(weight) for name, weight in work.evaluation_weights.items()},
+    )
     if policy.share_metrics:
         return counted_work
-    return replace(counted_work, metrics={}, evaluation={}, counts={}, evaluation_counts={})
+    return replace(
+        counted_work,
+        metrics={},
+        evaluation={},
+        counts={},
+        evaluation_counts={},
+        weights={},
+        evaluation_weights={},
+    )

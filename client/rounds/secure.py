@@ -117,7 +117,7 @@ class SecureRound:
     def mask_measured(self, evaluation: Evaluation | None) -> tuple[str, int]:
         """Write masked metrics of held-out data to disk, zeros if there are none; returns their SHA-256 and length."""
         composition, found = self.invitation.composition, evaluation or Evaluation(0, {})
-        work = self._as_sent(measured(found.metrics, found.counts, found.sample_count))
+        work = self._as_sent(measured(found.metrics, found.counts, found.sample_count, found.weights))
         return self._masked(contribution(composition, nothing(composition), work, self.admitted.secret))
 
     def _masked(self, made: Contribution) -> tuple[str, int]:
@@ -202,6 +202,8 @@ class SecureRound:
                 evaluation_sample_count=evaluation.sample_count if evaluation else 0,
                 counts=result.counts,
                 evaluation_counts=evaluation.counts if evaluation else {},
+                weights=result.weights,
+                evaluation_weights=evaluation.weights if evaluation else {},
             )
         )
 
@@ -218,6 +220,14 @@ class SecureRound:
                 "larger or are not numbers: %s",
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
+            )
+        weights = {**work.weights, **work.evaluation_weights}
+        if heavy := sorted(name for name, weight in weights.items() if weight > words.sample_count_max):
+            log.warning(
+                "these metrics count with the weight %d, the run's sample_count_max, because their own weights are "
+                "larger: %s",
+                words.sample_count_max,
+                ", ".join(heavy),
             )
         for warning in (
             *_of_another_length(work.counts, words.counts),

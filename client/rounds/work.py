@@ -139,9 +139,15 @@ def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evalua
         )
     metrics = {f"{PERSONAL}{name}": value for name, value in after.metrics.items()}
     counts = {f"{PERSONAL}{name}": value for name, value in after.counts.items()}
+    weights = {f"{PERSONAL}{name}": value for name, value in after.weights.items()}
     if before is None:
-        return Evaluation(after.sample_count, metrics, counts)
-    return Evaluation(after.sample_count, {**before.metrics, **metrics}, {**before.counts, **counts})
+        return Evaluation(after.sample_count, metrics, counts, weights)
+    return Evaluation(
+        after.sample_count,
+        {**before.metrics, **metrics},
+        {**before.counts, **counts},
+        {**before.weights, **weights},
+    )
 
 
 def take_up(shared: SharedState, kept: SiteState, first_private: State) -> dict[str, Any]:
@@ -285,6 +291,8 @@ def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwi
             "train must return no more than the client's sample_count"
         )
     _require_accepted("train", result.sample_count, offer)
+    metrics, weights = _reported("train", result, offer)
+    held_out, held_out_weights = _reported("evaluate", evaluation, offer) if evaluation else ({}, {})
     try:
         return WorkDone(
             sample_count=result.sample_count,
@@ -292,12 +300,14 @@ def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwi
             steps_planned=result.steps_planned,
             update_sha256=sha256,
             train_s=done.train_s,
-            metrics=finite(result.metrics),
-            evaluation=finite(evaluation.metrics) if evaluation else {},
+            metrics=metrics,
+            evaluation=held_out,
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
             probe=probe_of(app, result, done.step_s, offer, bandwidth) if offer.task.tries_clients else None,
             counts=result.counts,
             evaluation_counts=evaluation.counts if evaluation else {},
+            weights=weights,
+            evaluation_weights=held_out_weights,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent result: {error}") from error
@@ -309,6 +319,20 @@ def _require_accepted(function: str, sample_count: int, offer: Assignment) -> No
             f"{function} returned a sample_count of {sample_count}, but the run accepts at most "
             f"{offer.sample_count_max} (sample_count_max)"
         )
+
+
+def _reported(
+    function: str, result: TrainResult | Evaluation, offer: Assignment
+) -> tuple[dict[str, float], dict[str, int]]:
+    """The metrics of a report, and the weights of those that have their own. Raises `WorkRefused` for one too large."""
+    metrics = finite(result.metrics)
+    for name, weight in result.weights.items():
+        if weight > offer.sample_count_max:
+            raise WorkRefused(
+                f"{function} returned the metric {name!r} with a weight of {weight}, but the run accepts at most "
+                f"{offer.sample_count_max} (sample_count_max)"
+            )
+    return metrics, {name: weight for name, weight in result.weights.items() if name in metrics}
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -340,8 +364,9 @@ def measure_from(
         return None
     took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
     _require_accepted("evaluate", n_samples, offer)
+    metrics, own = _reported("evaluate", evaluation, offer)
     try:
-        return EvaluationDone(n_samples, finite(evaluation.metrics), took_s, evaluation.counts)
+        return EvaluationDone(n_samples, metrics, took_s, evaluation.counts, own)
     except ValueError as error:
         raise WorkRefused(f"the site's code returned an inconsistent evaluation: {error}") from error
 

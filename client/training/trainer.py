@@ -19,15 +19,17 @@ from umbel.client.local.batches import Collate, Data, n_batches, n_samples, orde
 from umbel.client.local.devices import Precision, autocast, pick_device, pick_precision, whole_float32
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.progress import CountSums, HasState, Means, note_measured
-from umbel.client.local.results import Evaluation, TrainResult
+from umbel.client.local.results import Evaluation, TrainResult, WeightedMean
 from umbel.client.local.steps import LocalSteps
 from umbel.client.training.losses import Loss, LossName, Measure, accuracy_of_classes, named_loss
 
 EVALUATION_BATCH_SIZE = 256
-Metric: TypeAlias = Callable[[Any, Any], Tensor]
+Metric: TypeAlias = Callable[[Any, Any], Tensor | WeightedMean]
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter], float], Optimizer]
-Measured: TypeAlias = Mapping[str, Tensor]
-"""What a step measures, by name: a floating-point tensor is a mean over the batch, an integer tensor adds up."""
+Measured: TypeAlias = Mapping[str, Tensor | WeightedMean]
+"""What a step measures: a floating-point tensor is a mean over the batch, a `WeightedMean` over other things, and
+an integer tensor adds up.
+"""
 StepLoss: TypeAlias = Tensor | tuple[Tensor, Measured]
 Configured: TypeAlias = (
     Optimizer | Sequence[Optimizer] | tuple[Optimizer | Sequence[Optimizer], LRScheduler | Sequence[LRScheduler]]
@@ -55,7 +57,8 @@ class TorchClient(Client):
         optimizer: function of (parameters, learning_rate), called each round; by default what the run file asks for.
         device: "auto" or a name that torch knows.
         precision: of the forward pass. "float32" also on GPUs, without TF32; "auto" takes bfloat16 or float16 there.
-        metrics: name -> function of (output, target) that returns a mean over the batch. By default the accuracy, where
+        metrics: name -> function of (output, target) that returns a mean over the batch, as a tensor, or over something
+            else, such as its positive samples, as a `WeightedMean`. By default the accuracy, where
             the loss or the shapes tell what that is. The loss is always among the metrics.
         counts: name -> function of (output, target) that returns integers which add up over batches and clients, such
             as `confusion_counts` and `score_histogram`.
@@ -286,9 +289,13 @@ def _own_loss(output: Any) -> Tensor:
     return found
 
 
-def _measures(metrics: Mapping[str, Metric] | None, usual: Measure, counts: Mapping[str, Metric]) -> Measure:
-    def measured(output: Any, target: Any) -> dict[str, Tensor]:
-        means = usual(output, target) if metrics is None else {n: one(output, target) for n, one in metrics.items()}
+def _measures(
+    metrics: Mapping[str, Metric] | None, usual: Measure, counts: Mapping[str, Metric]
+) -> Callable[[Any, Any], Measured]:
+    def measured(output: Any, target: Any) -> Measured:
+        means: Measured = (
+            usual(output, target) if metrics is None else {n: one(output, target) for n, one in metrics.items()}
+        )
         return {**means, **{name: count(output, target) for name, count in counts.items()}}
 
     return measured

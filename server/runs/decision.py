@@ -310,7 +310,11 @@ def check_report(
             else "this is not a secure round, and the report is masked: report counts and metrics in clear"
         )
     work, count_max = report.work, state.plan.sample_count_max
-    for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
+    samples = {"sample_count": work.sample_count, "evaluation": work.evaluation_sample_count}
+    weights = {
+        f"the weight of {name!r}": one for name, one in (*work.weights.items(), *work.evaluation_weights.items())
+    }
+    for name, count in {**samples, **weights}.items():
         if count > count_max:
             raise ReportRefused(
                 f"{name}: {count} samples are more than the run's sample_count_max of {count_max}; "

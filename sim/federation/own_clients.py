@@ -134,12 +134,13 @@ class OwnClients:
 
 
 def weighted_means(evaluations: Sequence[EvaluationDone]) -> dict[str, float]:
-    """The mean of each metric over the clients that have it, weighted by their samples."""
+    """The mean of each metric over the clients that have it, weighted by their samples, or by its own weights."""
     sums, counts = dict[str, float](), dict[str, int]()
     for one in evaluations:
         for name, value in one.evaluation.items():
-            sums[name] = sums.get(name, 0.0) + one.sample_count * value
-            counts[name] = counts.get(name, 0) + one.sample_count
+            weight = one.evaluation_weights.get(name, one.sample_count)
+            sums[name] = sums.get(name, 0.0) + weight * value
+            counts[name] = counts.get(name, 0) + weight
     return {name: total / counts[name] for name, total in sums.items()}
 
 

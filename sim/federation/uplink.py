@@ -222,7 +222,7 @@ class MaskedUplink(Uplink):
 
     def add_measured(self, client: ClientId, done: EvaluationDone | None) -> None:
         """Take what a client measured in an evaluation; None if it has no held-out data."""
-        work = measured() if done is None else measured(done.evaluation, done.evaluation_counts, done.sample_count)
+        work = measured() if done is None else _measured(done)
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
         sent = self._sites.as_sent(client, work)
         self._take(client, contribution(self.composition, nothing(self.composition), sent, secret))
@@ -263,7 +263,13 @@ def _local(work: WorkDone) -> LocalWork:
         evaluation_sample_count=work.evaluation_sample_count,
         counts=work.counts,
         evaluation_counts=work.evaluation_counts,
+        weights=work.weights,
+        evaluation_weights=work.evaluation_weights,
     )
+
+
+def _measured(done: EvaluationDone) -> LocalWork:
+    return measured(done.evaluation, done.evaluation_counts, done.sample_count, done.evaluation_weights)
 
 
 class CanaryUplink(Uplink):

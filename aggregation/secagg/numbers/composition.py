@@ -7,8 +7,9 @@ Two vectors are masked. The *levels*: the weighted change of all coded tensors, 
   partial work, steps done, steps planned, the weighted change's root mean square in steps times 2^24, and the number of
   metrics that were cut to what a word can carry;
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
-  value times 2^f. Values are cut to +-65,536, and a NaN counts as 65,536: if it were left out, the sums would show that
-  a value of one client, or of all but one, is not a number;
+  value times 2^f. The weights of a metric that has its own stand in place of samples. Values are cut to +-65,536, and a
+  NaN counts as 65,536: if it were left out, the sums would show that a value of one client, or of all but one, is not a
+  number;
 - for each name of counts, of training and then of evaluation, in the order of the names: clients that have them, and
   their numbers. A client that has counts of another length, or none, adds zeros. One number of one client is at most
   2^40, so no sum can reach 2^57;
@@ -62,7 +63,7 @@ class MetricSum:
     """A metric of one client or a sum."""
 
     clients: int = 0  # that measured it
-    samples: int = 0
+    samples: int = 0  # or the weight of its own
     value: int = 0  # the sum of samples * value * 2^f
 
 

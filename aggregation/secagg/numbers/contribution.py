@@ -70,10 +70,15 @@ class LocalWork:
     evaluation_sample_count: int = field(default=0, repr=False)
     counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
     evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
+    weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
+    evaluation_weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
 
 
 def measured(
-    metrics: Mapping[str, float] | None = None, counts: CountsByName | None = None, sample_count: int = 0
+    metrics: Mapping[str, float] | None = None,
+    counts: CountsByName | None = None,
+    sample_count: int = 0,
+    weights: Mapping[str, int] | None = None,
 ) -> LocalWork:
     """The work of a client that only measured a model, on this many held-out samples; 0 if it has none."""
     return LocalWork(
@@ -83,6 +88,7 @@ def measured(
         evaluation=metrics or {},
         evaluation_sample_count=sample_count,
         evaluation_counts=counts or {},
+        evaluation_weights=weights or {},
     )
 
 
@@ -249,8 +255,9 @@ def _counts(
 ) -> tuple[Counts, list[MetricSum]]:
     """The words except the exact values. `norm`: of the weighted change. `draw`: for the one rounded word."""
     samples, words = _samples(composition, work), composition.words
-    measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]
-    measured += [words.measured(work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation]
+    measured = [words.measured(work.metrics.get(name), work.weights.get(name, samples)) for name in words.metrics]
+    held_out, n_held_out = work.evaluation_weights, work.evaluation_sample_count
+    measured += [words.measured(work.evaluation.get(name), held_out.get(name, n_held_out)) for name in words.evaluation]
     rms = norm / math.sqrt(max(composition.layout.n_values, 1))
     size = torch.tensor([min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT], dtype=torch.float64)
     counts = Counts(

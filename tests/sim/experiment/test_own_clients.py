@@ -222,7 +222,7 @@ def test_counts_of_clients_are_added_up_in_the_rows_under_masks_as_without() -> 
     lengths = {"confusion": N_CLASSES**2}
     section = {"counts": lengths, "evaluation_counts": lengths}
     (plain,) = rows_of(described)
-    (masked,) = rows_of({**described, "secure_aggregation": section, "codec": {"name": "integer"}})
+    masked, last = rows_of({**described, "secure_aggregation": section, "codec": {"name": "integer"}})
     assert sum(plain.counts["confusion"]) == sum(len(samples_of(number)) for number in range(6))
     assert sum(plain.evaluation_counts["confusion"]) == sum(len(samples_of(number + 6)) for number in range(6))
     assert plain.evaluation["confusion.accuracy"] == pytest.approx(plain.evaluation["accuracy"])
@@ -231,6 +231,8 @@ def test_counts_of_clients_are_added_up_in_the_rows_under_masks_as_without() -> 
     assert (masked.counts, masked.evaluation_counts) == (plain.counts, plain.evaluation_counts)
     figures = {name for name in plain.evaluation if name.startswith("confusion.")}
     assert {name: masked.evaluation[name] for name in figures} == {name: plain.evaluation[name] for name in figures}
+    assert (last.task, last.counts) == ("evaluation", {}), "all clients measure the last model"
+    assert {name: last.evaluation[name] for name in figures} == {name: masked.test_metrics[name] for name in figures}
 
 
 def test_a_client_is_asked_only_while_its_device_is_online(tmp_path: Path) -> None:
