@@ -77,7 +77,7 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = _with_totals(record, files.totals) if files.totals else record
+    record = _with_totals(record, plan, files.totals) if files.totals else record
     record = replace(record, epsilon=_epsilon(run, plan, plan.n_released + 1))
     record = replace(record, judged=_judged(run, closing, files.totals))
     new = NewModel(
@@ -126,7 +126,7 @@ def _change(run: Run, made: MadeFile) -> ModelChange:
 def _evaluated(run: Run, closing: Closing, made: EvaluationClosed, known: Known) -> RoundEnd:
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = _with_totals(record, made.totals) if made.totals else record
+    record = _with_totals(record, closing.plan, made.totals) if made.totals else record
     record = replace(record, judged=_judged(run, closing, made.totals))
     end = RoundEnd(record, None, None, run.status, run.reason, _measured(run, record))
     return _go_on(run, end, known, _numbered_as(closing.plan))
@@ -204,7 +204,7 @@ def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = Fals
     return end
 
 
-def _with_totals(record: RoundRecord, totals: SecureTotals) -> RoundRecord:
+def _with_totals(record: RoundRecord, plan: RoundPlan, totals: SecureTotals) -> RoundRecord:
     """The record of a secure round: only sums of its clients' work are known."""
     return replace(
         record,
@@ -214,7 +214,18 @@ def _with_totals(record: RoundRecord, totals: SecureTotals) -> RoundRecord:
         evaluation=with_derived(totals.evaluation, totals.evaluation_counts),
         counts=totals.counts,
         evaluation_counts=totals.evaluation_counts,
+        not_shown=_not_shown(plan, totals),
     )
+
+
+def _not_shown(plan: RoundPlan, totals: SecureTotals) -> dict[str, str]:
+    """Why metrics and counts that some clients have are not in the record. It does not say how many clients have them:
+    they could be a single one.
+    """
+    assert plan.secure is not None, "only secure rounds have totals"
+    least, found = plan.secure.minimum, {**totals.measured_by, **totals.counted_by}
+    why = f"fewer than {least} clients have it, which is the minimum of this round"
+    return {name: why for name, n_clients in sorted(found.items()) if 0 < n_clients < least}
 
 
 def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:

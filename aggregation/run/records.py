@@ -138,6 +138,8 @@ class RoundRecord:
     evaluation_counts: Mapping[str, tuple[int, ...]] = later(
         factory=dict[str, tuple[int, ...]]
     )  # likewise, of held-out data
+    # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts.
+    not_shown: Mapping[str, str] = later(factory=dict[str, str])
 
     @property
     def share_of_known(self) -> float:

@@ -25,7 +25,7 @@ EXCEPTIONS_SHOWN = 6
 LEGEND = (
     "training: means over the clients' local training in the round. held-out: means on held-out data. In a training"
     " round, clients measure the model that they receive, before they train it. In an evaluation, clients that did not"
-    " train the newest model measure it."
+    " train the newest model measure it. In a secure evaluation, all clients do."
 )
 _NAME_CHARS = 40
 _REASON_CHARS = 120  # a reason for declining is never cut
@@ -112,6 +112,7 @@ class Notes:
 
     def __init__(self) -> None:
         self._rounds: dict[str, str] = {}  # reason for declining: the round whose notes have it
+        self._not_shown = set[str]()  # metrics that a note has named
 
     def on(self, record: RoundRecord) -> Text | None:
         """Say why it was abandoned, what is not covered, and whose work is missing or partial; None without a note."""
@@ -122,11 +123,22 @@ class Notes:
         known = "" if record.committed else record.reason  # written above, so it is not repeated for each client
         parts += [_uncovered(gap, record.absent, known) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
         parts += self._exceptions(record, known)
+        parts += self._left_out(record)
         if record.absent is not None and record.absent.clients:
             parts.append(absent_words(record.absent))
             if record.samples_selected:  # unknown in a secure round
                 parts.append(f"the round has {record.share_of_known:.0%} of all known data")
         return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
+
+    def _left_out(self, record: RoundRecord) -> Iterator[str]:
+        """Metrics that are not shown, each named in one note only, by reason."""
+        names_of = dict[str, list[str]]()
+        for name, why in record.not_shown.items():
+            if name not in self._not_shown:
+                names_of.setdefault(why, []).append(printable(name))
+        self._not_shown.update(record.not_shown)
+        for why, names in names_of.items():
+            yield f"not shown: {some(names)} ({printable(why)})"
 
     def on_declined(self, live: LiveRound, table: Sequence[Text]) -> Text | None:
         """The reasons for declining that the `table` of the round under way cuts off; None if it cuts none."""

@@ -57,6 +57,7 @@ from umbel.client.local.results import Evaluation
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.policy.terms import as_sent
+from umbel.client.rounds.unlisted import UnlistedMetrics
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
@@ -82,6 +83,7 @@ class SecureRound:
     invitation: SecureInvitation
     admitted: Admitted
     patience: Patience  # for a coordinator that is away
+    unlisted: UnlistedMetrics
 
     def __post_init__(self) -> None:
         self.offer, plan = self.invitation.assignment, self.invitation.offer.plan
@@ -210,6 +212,7 @@ class SecureRound:
     def _as_sent(self, done: LocalWork) -> LocalWork:
         """What the policy lets the site send of its work. The log says what is cut or left out."""
         work, words = as_sent(self.site.policy, done), self.invitation.composition.words
+        self.unlisted.note(work, words, is_private=self.invitation.offer.plan.is_private)
         of_both = [
             *((work.metrics, name) for name in words.metrics),
             *((work.evaluation, name) for name in words.evaluation),

@@ -34,6 +34,7 @@ from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.rounds.unlisted import UnlistedMetrics
 from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
@@ -73,6 +74,7 @@ class RoundWorker:
         self._share(SharedState(self.app))
         self.delivery = Delivery(self.coordinator, self.store)
         self._links = Links(self.site.policy.link_rules)
+        self._unlisted = UnlistedMetrics()
 
     @property
     def layout(self) -> Layout:
@@ -169,7 +171,9 @@ class RoundWorker:
         check_window(invitation, offer.window_s, ASKED_SHARE, "the assignment arrived")
         admitted, timing = self.site.admit(invitation, self.layout), within(offer.window_s)
         patience = self.patience(timing)
-        part = SecureRound(self.coordinator, self.store, self.site, self.shared, invitation, admitted, patience)
+        part = SecureRound(
+            self.coordinator, self.store, self.site, self.shared, invitation, admitted, patience, self._unlisted
+        )
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
             mask, done = self._worked_unseen(part, exchange, start, window_end)

@@ -380,3 +380,13 @@ def test_a_screen_with_room_says_which_way_the_rounds_lean() -> None:
         text = " ".join(capture.get().split())
         assert ("leans to clients with little data" in text) is is_said
         assert len(capture.get().splitlines()) < height
+
+
+def test_a_metric_that_is_not_shown_is_named_once_with_the_reason() -> None:
+    why = "fewer than 3 clients have it, which is the minimum of this round"
+    left_out = {"evaluation.auc": why, "training.f1": why}
+    rounds = [replace(ROUND, not_shown={"evaluation.auc": why}), replace(ROUND, round=3, not_shown=left_out)]
+    assert told(rounds, width=4000)[-2:] == [
+        f"round 2: not shown: evaluation.auc ({why})",
+        f"round 3: not shown: training.f1 ({why})",
+    ]

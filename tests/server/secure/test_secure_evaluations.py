@@ -124,5 +124,7 @@ def test_metrics_of_an_evaluation_that_too_few_sites_have_stay_out_of_the_record
             await asyncio.gather(*(one.take_part(torch.zeros(0)) for one in parties))
             record = (await it.ended(2))[-1]
             assert record["evaluation"] == {"loss": 1.0}
+            why = "fewer than 3 clients have it, which is the minimum of this round"
+            assert record["not_shown"] == {"evaluation.accuracy": why}
 
     asyncio.run(scenario())
