@@ -69,7 +69,8 @@ class WorkDone:
     `evaluation_sample_count` held-out samples. Metric values are finite. `upload_bytes_per_s`: how fast the update
     went, None where that was not measured. `probe`: in a canary, and there alone. `counts`, `evaluation_counts`: what
     adds up over clients (`counts.py`), of the training and of the held-out samples. `weights`, `evaluation_weights`:
-    of metrics that are means over other things than all samples, how many things.
+    of metrics that are means over other things than all samples, how many things; 0 if there
+    were none, and then the metric has no value.
     """
 
     sample_count: int
@@ -238,8 +239,12 @@ def _require_metrics(metrics: Mapping[str, float]) -> None:
 
 
 def _require_weights(weights: Mapping[str, int], metrics: Mapping[str, float]) -> None:
-    """Raise `ValueError` for a weight out of range, or without its metric."""
+    """Raise `ValueError` for a weight out of range, or without its metric. A metric with the weight 0 has no value."""
+    if len(weights) > METRICS_MAX:
+        raise ValueError(f"at most {METRICS_MAX} weights of metrics, not {len(weights)}")
     for name, weight in weights.items():
-        if name not in metrics:
-            raise ValueError(f"there is a weight of {name!r:.80}, but no metric of this name")
-        require_sample_count(weight, f"the weight of {name!r}")
+        require_metric_name(name)
+        require_sample_count(weight, f"the weight of {name!r}", least=0)
+        if (name in metrics) is not (weight > 0):
+            what = "no metric of this name" if weight else "its metric has a value; leave the value out"
+            raise ValueError(f"the metric {name!r} has the weight {weight}, but {what}")

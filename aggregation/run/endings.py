@@ -225,7 +225,10 @@ def _not_shown(plan: RoundPlan, totals: SecureTotals) -> dict[str, str]:
     assert plan.secure is not None, "only secure rounds have totals"
     least, found = plan.secure.minimum, {**totals.measured_by, **totals.counted_by}
     why = f"fewer than {least} clients have it, which is the minimum of this round"
-    return {name: why for name, n_clients in sorted(found.items()) if 0 < n_clients < least}
+    few = {name: why for name, n_clients in found.items() if 0 < n_clients < least}
+    means = {f"training.{name}" for name in totals.metrics} | {f"{EVALUATION}{name}" for name in totals.evaluation}
+    empty = [name for name, n_clients in totals.measured_by.items() if n_clients >= least and name not in means]
+    return dict(sorted({**few, **dict.fromkeys(empty, "no client had anything to measure")}.items()))
 
 
 def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:

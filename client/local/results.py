@@ -13,7 +13,8 @@ class WeightedMean(float):
     """A metric that is a mean over other things than all samples, such as a sensitivity over the positive ones.
 
     `weight`: how many things, as a whole number of 0 or more. Means of clients and of batches are averaged by it. With
-    0 there was nothing to measure, and the metric is left out. Raises `TypeError` and `ValueError` for another weight.
+    0 there was nothing to measure: the value does not count, but under masks the client counts as one that has the
+    metric. Raises `TypeError` and `ValueError` for another weight.
     """
 
     __slots__ = ("weight",)
@@ -83,12 +84,14 @@ class Evaluation:
 
 
 def _set_metrics(result: TrainResult | Evaluation, metrics: Any, weights: Mapping[str, int]) -> None:
-    """Set metrics as floats, and the weights of those that have one of their own. A weight of 0 leaves a metric out."""
+    """Set metrics as floats, and the weights of those that have one of their own. A metric with the weight 0 has no
+    value, so only its weight is kept.
+    """
     found = _numbers(metrics)
     own = {str(name): value.weight for name, value in metrics.items() if isinstance(value, WeightedMean)}
-    own = {**{name: weight for name, weight in weights.items() if name in found}, **own}
+    own = {**{name: weight for name, weight in weights.items() if name in found or not weight}, **own}
     object.__setattr__(result, "metrics", {name: value for name, value in found.items() if own.get(name, 1)})
-    object.__setattr__(result, "weights", {name: weight for name, weight in own.items() if weight})
+    object.__setattr__(result, "weights", own)
 
 
 def _whole(value: Any, name: str) -> int:

@@ -332,7 +332,7 @@ def _reported(
                 f"{function} returned the metric {name!r} with a weight of {weight}, but the run accepts at most "
                 f"{offer.sample_count_max} (sample_count_max)"
             )
-    return metrics, {name: weight for name, weight in result.weights.items() if name in metrics}
+    return metrics, {name: weight for name, weight in result.weights.items() if name in metrics or not weight}
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

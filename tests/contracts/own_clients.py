@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from tests.contracts.scripted_federation import MODEL, own_data
 from umbel.aggregation.plans.tensors import TensorKind
-from umbel.client import ArrayClient, ArrayData, Client, Evaluation, LocalPlan, TorchClient, TrainResult
+from umbel.client import ArrayClient, ArrayData, Client, Evaluation, LocalPlan, TorchClient, TrainResult, WeightedMean
 
 HERE = "tests.contracts.own_clients"
 _OWN_BATCH, _HELD_BACK = 5, 2
@@ -133,8 +133,9 @@ class _MeasuringClient(_OwnLoop):
         model.eval()
         with torch.no_grad():
             scores = model(self.held.inputs)
-        loss = functional.cross_entropy(scores, self.held.targets)
-        return Evaluation(_HELD_BACK, {"loss": loss.item(), "spread": scores.std().item()})
+        loss, is_first = functional.cross_entropy(scores, self.held.targets), self.held.targets == 0
+        recall = WeightedMean((scores.argmax(1) == 0)[is_first].float().mean(), int(is_first.sum()))
+        return Evaluation(_HELD_BACK, {"loss": loss.item(), "spread": scores.std().item(), "recall": recall})
 
 
 class _Named(Dataset[dict[str, Tensor]]):

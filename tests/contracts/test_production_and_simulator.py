@@ -223,12 +223,14 @@ def test_the_last_model_of_a_run_under_masks_is_measured_the_same_over_http_and_
     policy = listed(house.url, tmp_path)
     masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
     run_file = RUN.format(name="measured", target=len(SIZES), over_selection=1.0) + masked
+    run_file = run_file.replace("minimum = 3", f"minimum = {len(SIZES)}")
+    run_file = run_file.replace("minimum_work =", 'evaluation = ["loss", "recall"], minimum_work =')
     run_file = run_file.replace("proximal_mu = 0.05", "evaluate = true").replace("count = 4", "count = 2")
     app = f"{HERE}:make_measuring_client"
     found = simulated_by_clients(run_file, {}, app, "sequential")
     *_, trained, measured = found.made
     assert (trained.attempt, measured.attempt, measured.metrics) == ((2, 1), (2, 1), {})
-    assert measured.evaluation.keys() == {"loss"}
+    assert measured.evaluation.keys() == {"loss", "recall"}, "also where a site has nothing to measure"
     assert measured.evaluation["loss"] != trained.evaluation["loss"]
     with house.operator() as operator:
         made = over_http(operator, house.url, run_file, tmp_path, found.roles, make_measuring_client, policy)

@@ -38,7 +38,7 @@ from umbel.aggregation.privacy.skellam import contribution as noisy_levels
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.numbers.composition import RMS_UNIT, STEPS_LIMIT, Composition, Counts, MetricSum
+from umbel.aggregation.secagg.numbers.composition import RMS_UNIT, STEPS_LIMIT, Composition, Counts, MetricSum, Words
 from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX, NORM_MAX
@@ -255,9 +255,10 @@ def _counts(
 ) -> tuple[Counts, list[MetricSum]]:
     """The words except the exact values. `norm`: of the weighted change. `draw`: for the one rounded word."""
     samples, words = _samples(composition, work), composition.words
-    measured = [words.measured(work.metrics.get(name), work.weights.get(name, samples)) for name in words.metrics]
-    held_out, n_held_out = work.evaluation_weights, work.evaluation_sample_count
-    measured += [words.measured(work.evaluation.get(name), held_out.get(name, n_held_out)) for name in words.evaluation]
+    trained = work.metrics, work.weights, samples
+    held_out = work.evaluation, work.evaluation_weights, work.evaluation_sample_count
+    measured = [_measured(words, name, *trained) for name in words.metrics]
+    measured += [_measured(words, name, *held_out) for name in words.evaluation]
     rms = norm / math.sqrt(max(composition.layout.n_values, 1))
     size = torch.tensor([min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT], dtype=torch.float64)
     counts = Counts(
@@ -271,6 +272,19 @@ def _counts(
         n_cut=sum(is_cut for _, is_cut in measured),
     )
     return counts, [one for one, _ in measured]
+
+
+def _measured(
+    words: Words, name: str, metrics: Mapping[str, float], own: Mapping[str, int], samples: int
+) -> tuple[MetricSum, bool]:
+    """A metric with its own weight, or else by samples, and whether it was cut.
+
+    With the weight 0 a client still counts as one that has the metric, so the number of clients does not show who had
+    nothing to measure.
+    """
+    if own.get(name) == 0:
+        return MetricSum(clients=1), False
+    return words.measured(metrics.get(name), own.get(name, samples))
 
 
 def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:

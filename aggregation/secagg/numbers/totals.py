@@ -192,7 +192,7 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
 def _check_measured(composition: Composition, one: MetricSum, counts: Counts) -> None:
     most = one.samples * int(METRIC_LIMIT) << composition.words.fraction_bits
     is_plausible = 0 <= one.clients <= counts.clients and (
-        one.clients <= one.samples <= one.clients * composition.sample_count_max
+        0 <= one.samples <= one.clients * composition.sample_count_max  # a weight of its own may be 0
     )
     if not (is_plausible and abs(one.value) <= most):
         raise ImplausibleTotals(
@@ -249,7 +249,7 @@ def _means(composition: Composition, names: Sequence[str], measured: Sequence[Me
     return {
         name: composition.words.mean_of(one)
         for name, one in zip(names, measured, strict=True)
-        if one.clients >= composition.secure.minimum
+        if one.clients >= composition.secure.minimum and one.samples
     }
 
 

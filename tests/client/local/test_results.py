@@ -25,7 +25,8 @@ def test_a_metric_keeps_its_own_weight_and_is_a_number_itself() -> None:
 
 def test_what_was_measured_on_nothing_is_left_out() -> None:
     found = Evaluation(10, {"loss": 0.5, "recall": WeightedMean(math.nan, 0)})
-    assert (found.metrics, found.weights) == ({"loss": 0.5}, {})
+    assert (found.metrics, found.weights) == ({"loss": 0.5}, {"recall": 0})
+    assert replace(found, sample_count=9).weights == {"recall": 0}
 
 
 @pytest.mark.parametrize(("weight", "error"), [(0.5, TypeError), (-1, ValueError), (1 << 41, ValueError)])
@@ -61,7 +62,7 @@ def test_batches_come_to_the_fraction_over_all_of_them(batches: list[tuple[int, 
     hits, n = sum(one for one, _ in batches), sum(map(sum, batches))
     for one in (means, resumed):
         found = Evaluation(7, one.result())
-        assert found.weights == ({"recall": n} if n else {})
+        assert found.weights == {"recall": n}
         assert found.metrics == ({"recall": pytest.approx(hits / n), "loss": 1.0} if n else {"loss": 1.0})
 
 

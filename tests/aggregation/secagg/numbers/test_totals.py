@@ -30,7 +30,7 @@ from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
 from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
-from umbel.aggregation.secagg.numbers.contribution import LocalWork
+from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution, nothing
 from umbel.aggregation.secagg.numbers.totals import (
     CanaryWrong,
     ImplausibleTotals,
@@ -378,7 +378,7 @@ def test_the_sum_of_other_clients_is_found() -> None:
         (7, 5),
         (N_COUNTS, -1),
         (N_COUNTS, 5),
-        (N_COUNTS + 1, 3),  # fewer samples than clients
+        (N_COUNTS + 1, -1),
         (N_COUNTS + 1, 4001),
         (N_COUNTS + 2, 1 << 62),
         (N_COUNTS + 2, -(1 << 63)),
@@ -450,3 +450,25 @@ def test_noise_is_taken_off_what_is_shown() -> None:
     shown = totals(composition, here.levels() + noise, here.words(), here.ranks).shown
     assert shown.spread == pytest.approx(100, rel=0.35)
     assert float(lift(here.levels() + noise, plan.bits).double().square().mean().sqrt()) > 215
+
+
+@pytest.mark.parametrize(("own", "shown"), [((5, 0, 3), 3.5), ((0, 0, 0), None)])
+def test_a_client_with_the_weight_0_has_the_metric_and_a_metric_without_weight_has_no_mean(
+    own: tuple[int, ...], shown: float | None
+) -> None:
+    """The sum does not show which of three clients had something to measure."""
+    plan = replace(secure_plan(3, 300, minimum=3), evaluation=("recall",))
+    one = composed(plan, vector_layout(10))
+    words = torch.zeros(one.n_words, dtype=torch.int64)
+    levels = torch.zeros(one.n_levels, dtype=torch.int32)
+    for i, weight in enumerate(own):
+        metrics = {"recall": 2.0 + 4 * (i > 0)} if weight else {}
+        work = replace(
+            work_of(10), evaluation=metrics, evaluation_sample_count=7, evaluation_weights={"recall": weight}
+        )
+        made = contribution(one, nothing(one), work, bytes([i]) * 32)
+        words += made.words
+        levels += torch.cat(list(made.levels()))
+    found = totals(one, levels, words, [0, 1, 2])
+    assert found.measured_by["evaluation.recall"] == 3
+    assert found.evaluation == ({} if shown is None else {"recall": shown})
