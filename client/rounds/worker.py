@@ -220,16 +220,18 @@ class RoundWorker:
         return partial(part.mask, start, done), done
 
     def _measure_unseen(self, part: SecureRound, exchange: KeyExchange, start: Path) -> Evaluation | None:
-        """Measure the model, so that the coordinator sees only whether the site's code failed; None if there is no
-        held-out data, which a sum does not show.
+        """Measure the model; None if there is no held-out data, which a sum does not show. Raises `UnfitWork` if the
+        site's code fails; the coordinator does not see why.
         """
         log.info("%s: measuring the model", name_of(part.offer))
         self._taken_up(part.offer)
         try:
             found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
         except TrainingFailed as error:
-            self._leave_unseen(exchange, error)
-            raise
+            log.error("%s: %s", name_of(part.offer), error, exc_info=error.__cause__)
+            unfit = UnfitWork(str(error))
+            self._leave_unseen(exchange, unfit)
+            raise unfit from error
         exchange.check()
         return found
 

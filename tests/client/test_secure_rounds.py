@@ -970,6 +970,51 @@ def test_a_site_that_shares_no_metrics_shares_no_counts(tmp_path: Path) -> None:
     assert words_of_counts(double) == {"training.confusion": 0, "evaluation.scores": 0}
 
 
+class Empty(Ward):
+    """Has nothing to measure a model on."""
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:  # type: ignore[override]
+        return None
+
+
+@pytest.mark.parametrize(
+    ("app", "shares", "accuracy", "n_measured"),
+    [
+        (Ward, True, (3 * 0.5 + 16 * 0.25) / 19, len(PEERS) + 1),
+        (Ward, False, 0.25, len(PEERS)),
+        (Empty, True, 0.25, len(PEERS)),
+    ],
+)
+def test_an_evaluation_under_masks_looks_the_same_whatever_a_site_measures(
+    tmp_path: Path, app: type[Ward], shares: bool, accuracy: float, n_measured: int
+) -> None:
+    """A site without held-out data, and one whose policy keeps its metrics, take part with zeros."""
+    double = SecureDouble(Ward().model)
+    double.measures = True
+    ward = app()
+    assert take_part(tmp_path, double, ward, listed(tmp_path, double, share_metrics=shares)).accepted == 1
+    assert not double.declined
+    assert not ward.seeds, "it does not train"
+    (one,) = double.totals
+    assert (one.n_clients, one.n_partial, one.measured_by["evaluation.accuracy"]) == (len(PEERS) + 1, 0, n_measured)
+    assert one.evaluation == {"accuracy": pytest.approx(accuracy)}
+    assert one.metrics.keys() == {"loss"}, "the double's own, in which the ward has no part"
+    assert one.measured_by["training.loss"] == len(PEERS)
+
+
+def test_a_site_whose_evaluation_fails_declines_without_its_reason(tmp_path: Path) -> None:
+    class Broken(Ward):
+        def evaluate(self, model: nn.Module) -> Evaluation:
+            raise KeyError("patient 7")
+
+    double = SecureDouble(Ward().model)
+    double.measures = True
+    with pytest.raises(UnfitWork, match="KeyError"):
+        take_part(tmp_path, double, Broken())
+    assert not double.uploads
+    assert set(double.declined.values()) == {"this client does not take part in this attempt"}
+
+
 def test_counts_of_another_length_are_not_sent_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

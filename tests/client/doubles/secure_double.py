@@ -23,9 +23,10 @@ from tests.client.doubles.double import Double, Incoming, Refused, answer, strea
 from tests.federations.own_dithers import secret_of
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import context_of
 from umbel.aggregation.secagg.coordinator import SecureCoordinator
@@ -36,7 +37,7 @@ from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.trust.members import MemberList
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, RunId
 
 WARD = ClientId("ward-7")
 PEERS = ("peer-1", "peer-2", "peer-3", "peer-4")
@@ -125,7 +126,7 @@ class SecureDouble(Double):
     """`peers`: who is in the cohort beside the ward. `told`: changes what the ward is told, by phase; None: not yet.
     `said`: all that it has said, by assignment and phase, repeats too. `over_in`: in this phase the round goes on
     without it. `keeps_model`: each round is of the same model. `fails_after_sum`: so many sums are of no use, it says.
-    `max_abs`, `sample_count_max`: the bounds that it chooses.
+    `max_abs`, `sample_count_max`: the bounds that it chooses. `measures`: its rounds are evaluations.
     """
 
     def __init__(self, model: nn.Module, rounds: int = 1, window_s: float = 60.0, peers: tuple[str, ...] = PEERS):
@@ -144,6 +145,7 @@ class SecureDouble(Double):
         self.open_again = 0
         self.keeps_model = False
         self.fails_after_sum = 0
+        self.measures = False
         self.max_abs = 8.0
         self.sample_count_max = SAMPLE_COUNT_MAX
 
@@ -245,8 +247,13 @@ class SecureDouble(Double):
         if len(upload.data) == upload.total:
             assert hashlib.sha256(upload.data).digest() == upload.sha256
 
+    def _assignment_id(self, client: str) -> str:
+        if not self.measures:
+            return super()._assignment_id(client)
+        return assignment_id(RunId(self.run_file.name), self.round, self.attempt, ClientId(client), Task.EVALUATION)
+
     def _assignment(self, client: str) -> dict[str, Any]:
-        plain = super()._assignment(client)
+        plain = super()._assignment(client) | ({"task": Task.EVALUATION.value} if self.measures else {})
         keys = {name: peer_key(name) for name in self.peers} | {
             name: public_key_text(key) for name, key in self.keys.items()
         }

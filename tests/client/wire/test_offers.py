@@ -44,10 +44,12 @@ def test_what_the_coordinator_offers_is_a_secure_round() -> None:
     assert read(OFFERED).assignment == OFFERED
 
 
-@pytest.mark.parametrize("task", [task for task in Task if not task.makes_model])
-def test_a_task_that_makes_no_model_has_no_sum(task: Task) -> None:
-    with pytest.raises(CoordinatorMisbehaved, match=f"a round of {task.value} has no sum to mask"):
-        read(replace(OFFERED, task=task))
+def test_a_canary_has_no_sum_and_an_evaluation_has_one_without_an_update() -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="a round of canary has no sum to mask"):
+        read(replace(OFFERED, task=Task.CANARY))
+    composition = read(replace(OFFERED, task=Task.EVALUATION)).composition
+    assert composition.is_measured_only
+    assert composition.layout.n_values == 0
 
 
 @pytest.mark.parametrize("window_s", [0.0, -1.0, math.nan, math.inf, math.nextafter(WINDOW_S_MAX, math.inf)])
