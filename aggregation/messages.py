@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from umbel.aggregation.canonical import later
+from umbel.aggregation.canonical import EXACT_MAX, later
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
@@ -20,6 +20,8 @@ TOKEN_CHARS_MAX = 256
 LABELS_MAX = 16
 REASON_CHARS_MAX = 1000  # so that what a policy refuses has room for what to do about it
 WAIT_S_MAX = 30.0
+OPEN_RUNS_PAGE_MAX = 100
+MARK_CHARS_MAX = 64
 LAYOUT_CHARS_MAX = 30_000  # as a string in JSON, at most twice as long: that is still a control message
 
 
@@ -117,6 +119,62 @@ class CheckedIn:
     assignment: Assignment | None = None
 
     def __post_init__(self) -> None:
+        _require_seconds(self.retry_after_s, "retry_after_s")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that the client that asks may take part in: what its site needs to decide whether it does."""
+
+    name: RunId
+    status: RunStatus
+    created_at: float  # Unix seconds
+    rounds: int  # planned
+    minimum: int  # the fewest clients whose updates make a model
+    n_values: int  # of an update
+    model_sha256: str  # of the first model
+    run_file_sha256: str  # of the run file's canonical JSON, as in the run's first audit bundle
+    members_sha256: str = ""  # of the member list that binds the run's rounds; empty without one
+    is_secure: bool = False  # whether updates are masked
+    is_private: bool = False  # whether clients add noise
+
+    def __post_init__(self) -> None:
+        require_slug(self.name, "name")
+        _require_seconds(self.created_at, "created_at")
+        for what in ("rounds", "minimum", "n_values"):
+            if not 0 <= getattr(self, what) <= EXACT_MAX:
+                raise ValueError(f"{what} must lie between 0 and {EXACT_MAX}")
+        for what in ("model_sha256", "run_file_sha256"):
+            require_sha256(getattr(self, what), what)
+        if self.members_sha256:
+            require_sha256(self.members_sha256, "members_sha256")
+
+    @property
+    def identity(self) -> str:
+        """SHA-256, hex, of what a site decides about: a run of the same name with other content has another."""
+        parts = (self.name, self.run_file_sha256, self.model_sha256, self.members_sha256, str(self.is_secure))
+        return hashlib.sha256("\n".join(("umbel run 1", *parts)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRuns:
+    """GET /v1/runs: a page of the runs that are open to this client, sorted by name.
+
+    Held open for up to `wait_s` while `mark` is that of the request.
+    """
+
+    runs: tuple[OpenRun, ...]
+    mark: str  # changes whenever any of these runs does, on whichever page
+    next: str = ""  # the last name of this page, for `after` of the next one; empty on the last page
+    retry_after_s: float = 0.0  # how long to wait before the next request
+
+    def __post_init__(self) -> None:
+        if len(self.runs) > OPEN_RUNS_PAGE_MAX:
+            raise ValueError(f"a page has at most {OPEN_RUNS_PAGE_MAX} runs, not {len(self.runs)}")
+        if not len(self.mark) <= MARK_CHARS_MAX:
+            raise ValueError(f"mark must have at most {MARK_CHARS_MAX} characters")
+        if self.next:
+            require_slug(self.next, "next")
         _require_seconds(self.retry_after_s, "retry_after_s")
 
 

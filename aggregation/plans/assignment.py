@@ -75,3 +75,8 @@ def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task:
     None of the four can hold a dot.
     """
     return AssignmentId(f"{run}.{number}.{task.mark}{attempt}.{client}")
+
+
+def run_of(assignment: str) -> RunId:
+    """The run in an assignment's id, which may come from a peer and name no run at all."""
+    return RunId(assignment.partition(".")[0])

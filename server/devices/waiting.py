@@ -174,18 +174,18 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """The requests that each client holds open, at most `HELD_PER_CLIENT_MAX`.
+    """The requests that each client holds open, at most `HELD_PER_CLIENT_MAX` of one run, and as many of none.
 
     When there are more, the oldest is answered: after a network failure, the oldest requests are the lost ones.
     """
 
     def __init__(self) -> None:
-        self._held: dict[ClientId, list[HeldRequest]] = {}
+        self._held: dict[tuple[ClientId, str], list[HeldRequest]] = {}
 
     @contextmanager
-    def open(self, client: ClientId, receive: Receive) -> Generator[HeldRequest]:
-        """Register a request of this client for the length of the block."""
-        line, held = HeldRequest(receive), self._held.setdefault(client, [])
+    def open(self, client: ClientId, receive: Receive, run: str = "") -> Generator[HeldRequest]:
+        """Register a request of this client for the length of the block. `run`: that it is about; empty for none."""
+        line, held = HeldRequest(receive), self._held.setdefault((client, run), [])
         held.append(line)
         if len(held) > HELD_PER_CLIENT_MAX:
             held.pop(0).let_go()
@@ -194,8 +194,8 @@ class HeldRequests:
         finally:
             if line in held:
                 held.remove(line)
-            if not held and self._held.get(client) is held:
-                del self._held[client]
+            if not held and self._held.get((client, run)) is held:
+                del self._held[client, run]
 
 
 class Pacing:

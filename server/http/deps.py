@@ -16,6 +16,7 @@ from umbel.server.http.downloads import LocalCopies
 from umbel.server.http.limits import mark_verified
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.runs.coordinator import Coordinator
+from umbel.server.runs.open_runs import OpenRunsList
 from umbel.server.runs.reception import Reception
 from umbel.server.runs.uploads import Uploads
 from umbel.server.services import Services
@@ -27,7 +28,7 @@ T = TypeVar("T")
 class State:
     """What the routes use, in `app.state.umbel`."""
 
-    __slots__ = ("admin_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
+    __slots__ = ("admin_key", "coordinator", "copies", "lines", "open_runs", "reception", "services", "uploads")
 
     def __init__(self, services: Services, admin_key: AdminKey) -> None:
         self.services = services
@@ -36,6 +37,7 @@ class State:
         self.copies = LocalCopies(services.blobs)
         self.coordinator = Coordinator(services)
         self.reception = Reception(self.coordinator)
+        self.open_runs = OpenRunsList(self.coordinator)
         self.uploads = Uploads(services, self.reception)
 
 

@@ -1,4 +1,4 @@
-"""Routes for devices: enrol, check in, look at an assignment, report, decline."""
+"""Routes for devices: enrol, see the open runs, check in, look at an assignment, report, decline."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -12,6 +12,7 @@ from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.audit.chain import report_target
 from umbel.aggregation.canonical import without_unused
 from umbel.aggregation.messages import (
+    MARK_CHARS_MAX,
     WAIT_S_MAX,
     AssignmentStatus,
     CheckedIn,
@@ -19,8 +20,10 @@ from umbel.aggregation.messages import (
     Decline,
     Enrolled,
     Enrolment,
+    OpenRuns,
     ReportAnswer,
 )
+from umbel.aggregation.plans.assignment import run_of
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, libsodium_check, read_body, target_of
@@ -38,6 +41,7 @@ from umbel.server.http.deps import (
     state_in,
 )
 from umbel.server.problems import Refused
+from umbel.server.runs.open_runs import RunsQuery
 from umbel.server.runs.reception import Visit
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -69,12 +73,30 @@ async def post_check_in(request: Request) -> Response:
     state = state_in(request)
     caller = await caller_of(request, state.services, libsodium_check)
     message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
-    line = partial(state.lines.open, caller.client, request.receive)
+    line = partial(state.lines.open, caller.client, request.receive, message.run)
     visit = Visit(caller.client, message, caller.admit, line)
     answer = await state.reception.check_in(visit)
     if answer.assignment is None:
         return json_answer(_CHECKED_IN, answer)
     return JSONResponse(without_unused(answer, _CHECKED_IN.dump_python(answer, mode="json")))
+
+
+@router.get("/runs", responses=problems(*SIGNED, "shutting-down"))
+async def get_runs(
+    request: Request,
+    device: DeviceDep,
+    state: StateDep,
+    after: Annotated[str, Query(max_length=63)] = "",
+    mark: Annotated[str, Query(max_length=MARK_CHARS_MAX)] = "",
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+) -> OpenRuns:
+    """The runs that are open to this client, at most 100 a page. Held open while they have this `mark`.
+
+    A run is open until it is over. A run with a member list is open only to its members.
+    """
+    await require_no_body(request, device)
+    with state.lines.open(device.client, request.receive) as line:
+        return await state.open_runs.page(device.client, RunsQuery(after, mark, wait_s), line)
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
@@ -87,7 +109,7 @@ async def get_assignment(
 ) -> AssignmentStatus:
     """Whether the round still waits for this report. Held open while it does; answered at once when it does not."""
     await require_no_body(request, device)
-    with state.lines.open(device.client, request.receive) as line:
+    with state.lines.open(device.client, request.receive, run_of(assignment)) as line:
         return await state.reception.status(device.client, AssignmentId(assignment), wait_s, line)
 
 

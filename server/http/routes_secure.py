@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from umbel.aggregation.messages import WAIT_S_MAX
+from umbel.aggregation.plans.assignment import run_of
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId
 from umbel.server.http.auth import read_body
@@ -43,7 +44,7 @@ async def put_message(
     same message again.
     """
     body = await read_body(request, device.body_sha256)
-    with state.lines.open(device.client, request.receive) as line:
+    with state.lines.open(device.client, request.receive, run_of(assignment)) as line:
         is_done = await state.reception.secure.take_message(
             device.client, AssignmentId(assignment), _phase(phase), body, (wait_s, line)
         )
@@ -56,7 +57,7 @@ async def get_message(
 ) -> Response:
     """The message that a client needs for its turn in a phase; held open until it is ready. 204: not ready yet."""
     await require_no_body(request, device)
-    with state.lines.open(device.client, request.receive) as line:
+    with state.lines.open(device.client, request.receive, run_of(assignment)) as line:
         told = await state.reception.secure.message_for(
             device.client, AssignmentId(assignment), _phase(phase), (wait_s, line)
         )

@@ -21,6 +21,7 @@ from umbel.aggregation.types import ClientId, RunId
 from umbel.server import journal
 from umbel.server.blobs.blobs import UnknownBlob
 from umbel.server.devices.fitness import stranger
+from umbel.server.devices.waiting import Bells
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.runs.bundle_facts import run_created
 from umbel.server.runs.decision import DeclineInput, PastAttempt
@@ -33,6 +34,7 @@ from umbel.server.store.versions import BeingRemoved, creator_of
 from umbel.server.sums.model_removal import hold
 
 _log = logging.getLogger(__name__)
+RUNS_BELL = "runs"
 FLUSH_S = 1.0
 LOOK_S = 0.25
 OVER_KEPT_S = 600.0
@@ -48,6 +50,7 @@ class Coordinator:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.drivers: dict[RunId, RunDriver] = {}
+        self.bells = Bells()
         self.is_closing = False
         self._over: dict[RunId, RunView] = {}
         self._opening = asyncio.Lock()
@@ -77,6 +80,7 @@ class Coordinator:
     def hang_up(self) -> None:
         """Answer every request that is held open, because the coordinator is shutting down."""
         self.is_closing = True
+        self.bells.ring_all()
         for driver in self.drivers.values():
             driver.bells.ring_all()
 
@@ -125,6 +129,7 @@ class Coordinator:
             raise Refused("run-exists", detail)
         if members is not None and await driver.members.give(members):
             await self._expel_strangers(driver, members.list)
+            self.runs_changed()
         return driver, is_new
 
     async def _expel_strangers(self, driver: RunDriver, members: MemberList) -> None:
@@ -193,10 +198,11 @@ class Coordinator:
             live = await self.services.rounds.load(name)
             if live is None:
                 return None
-            driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest))
+            driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest), self.runs_changed)
             await driver.start()
             self.drivers[name] = driver
             self._over.pop(name, None)
+            self.runs_changed()
             return driver
 
     async def _let_go_if_idle(self, driver: RunDriver) -> None:
@@ -211,6 +217,10 @@ class Coordinator:
         layout = await self.services.models.layout(digest)
         assert layout is not None, "a model is stored with its layout"
         return layout
+
+    def runs_changed(self) -> None:
+        """Answer the requests that wait for another set of runs, or for another status of one."""
+        self.bells.ring((RUNS_BELL,))
 
     # --- other replicas -----------------------------------------------------------------------------------------------
 
@@ -294,6 +304,7 @@ class Coordinator:
                     await driver.submit(DeclineInput(declined, driver.assignment_id(client)))
             driver.bells.ring((client,))
             driver.wake()
+        self.runs_changed()
 
     def counts_on(self, client: ClientId) -> bool:
         """Whether the coverage of a run that is not over names this client."""

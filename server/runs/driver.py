@@ -8,7 +8,7 @@ and each of them may move the run.
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -81,8 +81,12 @@ _FEW = 200  # listing this many waiting clients takes no noticeable time
 class RunDriver:
     """One run at this replica."""
 
-    def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
+    def __init__(
+        self, services: Services, live: LiveRun, layout: Layout, status_changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`status_changed`: called when the run's status changes, and when the run is over."""
         self.services = services
+        self._status_changed = status_changed
         self.live = live  # the run as it was stored when this replica last looked
         self.layout = layout
         self.asked_at = float("-inf")  # when a request last asked for this run
@@ -413,6 +417,8 @@ class RunDriver:
         await self._noticed(before, step.before)
         await self._carry_out(step)
         self._look_for_silence()
+        if self.live.run.status is not before.run.status:
+            self._status_changed()
         return step.decision.answers[len(first) :]
 
     def _look_again(self) -> None:
@@ -434,6 +440,7 @@ class RunDriver:
         self.wake()
         if after.run.status is not before.run.status:
             self.bells.ring_all()
+            self._status_changed()
 
     async def _carry_out(self, step: Step) -> None:
         """Carry out the machine's commands. After a crash they are carried out again from the stored state."""
@@ -489,6 +496,7 @@ class RunDriver:
         self.memory.note(StoredRecord(live.round_id, ended.end.record))
         if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
+            self._status_changed()
         self._woken.set()
         self.bells.ring_all()
         await self._closer.end(live, ended.keys)

@@ -17,6 +17,7 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
+from umbel.aggregation.plans.assignment import run_of
 from umbel.aggregation.reports import MaskedInput, Work
 from umbel.aggregation.round.machine import advance, refuses
 from umbel.aggregation.round.states import (
@@ -32,7 +33,7 @@ from umbel.aggregation.round.states import (
 )
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.types import AssignmentId, ClientId, RunId
+from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.devices.fitness import RunModel, Unfit, stranger, unfit
 from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
@@ -203,13 +204,13 @@ class Reception:
         """Look up an assignment. Raises `Refused` unless it is this client's."""
         self._services.registry.refuse_revoked(client)
         await self._coordinator.count_outage()
-        driver = self._coordinator.drivers.get(RunId(assignment.partition(".")[0]))
+        driver = self._coordinator.drivers.get(run_of(assignment))
         if driver and driver.knows(client, assignment):
             return AssignmentPlace(driver, client, assignment)
         found = await self._services.rounds.assignment(assignment)
         if found is None or found.client != client:
             raise Refused("unknown-assignment", "this client has no assignment with this id; check in for a new one")
-        driver = await self._coordinator.driver(RunId(assignment.partition(".")[0]))
+        driver = await self._coordinator.driver(run_of(assignment))
         if found.round_id >= driver.live.round_id:
             await driver.catch_up()  # another replica has begun this attempt
         if driver.knows(client, assignment):

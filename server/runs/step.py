@@ -158,7 +158,7 @@ async def _end(
     retention = retention_of(live, ending)
     expired = () if retention.expired_round is None else await run.with_updates_until(retention.expired_round)
     updates = KeptUpdates(retention.keeps, tuple(one.number for one in expired), retention.reason)
-    file_sha256 = await run.file_sha256()
+    file_sha256 = run.live.run.file_sha256
 
     def seal() -> Sealed:
         facts = round_ended(live, ending, file_sha256, clients, updates)

@@ -79,11 +79,6 @@ class LockedRun:
         """The rounds of the run up to this number whose updates are kept."""
         return await rounds_with_updates(self._tx, self.live.name, number)
 
-    async def file_sha256(self) -> str:
-        """The hash of the run file in the first audit bundle."""
-        query = select(_RUN.c.run_file_sha256).where(_RUN.c.name == self.live.name)
-        return str((await self._tx.execute(query)).scalar_one())
-
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def save(self, change: Change) -> None:

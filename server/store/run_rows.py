@@ -63,6 +63,7 @@ async def _loaded(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> 
         salt=row.salt,
         audit_number=row.audit_number,
         audit_sha256=row.audit_sha256,
+        file_sha256=row.run_file_sha256,
         changes=await changes_of(tx, RunId(row.name)),
     )
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()

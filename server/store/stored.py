@@ -42,6 +42,7 @@ class StoredRun:
     salt: bytes  # 16 random bytes, secret, the same for all replicas
     audit_number: int  # of its newest audit bundle, as the hash
     audit_sha256: str
+    file_sha256: str  # of the run file, as in its first audit bundle
     changes: tuple[ModelChange, ...] = ()  # that lead to the newest model, oldest first
 
 

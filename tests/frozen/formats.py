@@ -26,6 +26,7 @@ from umbel.aggregation.messages import (
     Decline,
     Enrolled,
     Enrolment,
+    OpenRuns,
     Problem,
     ReportAnswer,
 )
@@ -63,6 +64,7 @@ _MESSAGES: Mapping[str, type[Any]] = {
     "check-in": CheckIn,
     "answer to a check-in": CheckedIn,
     "assignment": Assignment,
+    "open runs": OpenRuns,
     "state of an assignment": AssignmentStatus,
     "report": WorkDone,
     "report of an evaluation": EvaluationDone,

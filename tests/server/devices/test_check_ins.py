@@ -49,7 +49,9 @@ def test_a_stranger_who_repeats_a_clients_check_in_does_not_end_those_it_holds_o
             signed: list[Json] = [device.headers("POST", _URL, body) for _ in range(HELD_PER_CLIENT_MAX)]
             held = [asyncio.create_task(it.http.post(_URL, content=body, headers=one)) for one in signed]
             lines = it.state.lines._held
-            await until("as many held requests", lambda: len(lines.get(device.name, ())) == HELD_PER_CLIENT_MAX)
+            await until(
+                "as many held requests", lambda: len(lines.get((device.name, device.run), ())) == HELD_PER_CLIENT_MAX
+            )
             bells = (await it.driver()).bells
             await until(
                 "a request that waits", lambda: len(bells._listening.get(device.name, ())) == HELD_PER_CLIENT_MAX

@@ -196,7 +196,7 @@ def test_those_whose_requests_are_held_open_keep_their_places(tmp_path: Path) ->
             layout = await it.begin(run_file(target=3, minimum=3), small_state())
             devices = await it.devices(3)
             held = [asyncio.create_task(device.check_in(layout, wait_s=20.0)) for device in devices[:2]]
-            while not all(device.name in it.state.lines._held for device in devices[:2]):
+            while not all((device.name, "demo") in it.state.lines._held for device in devices[:2]):
                 await it.http.get("/v1/health")
             for _ in range(5):
                 assert b"200 OK" in await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")
@@ -249,7 +249,7 @@ def test_a_client_holds_four_requests_and_the_newest_win(tmp_path: Path) -> None
             held: list[asyncio.Task[httpx.Response]] = []
             for _ in range(4):
                 held.append(asyncio.create_task(device.check_in(layout, wait_s=20.0)))
-                while len(it.state.lines._held.get(device.name, ())) < len(held):
+                while len(it.state.lines._held.get((device.name, "demo"), ())) < len(held):
                     await it.http.get("/v1/health")
             assert not any(task.done() for task in held)
             newest = asyncio.create_task(device.check_in(layout, wait_s=20.0))

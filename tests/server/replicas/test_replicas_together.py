@@ -35,6 +35,8 @@ from umbel.server.store.database import Database
 from umbel.server.store.rounds import RoundStore
 from umbel.server.store.stored import Change, LiveRun
 
+STOP = "/v1/admin/runs/demo/stop"
+
 
 @pytest.fixture
 def url(postgresql: Cluster) -> str:
@@ -223,5 +225,25 @@ def test_a_step_waits_for_the_step_of_another_replica_and_decides_on_what_that_h
                 await database.close()
             assert (seen[0].run.status, live.run.status) == (RunStatus.PAUSED, RunStatus.PAUSED)
             assert live.revision == known.revision + 2
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_at_one_coordinator_sees_the_runs_that_are_made_and_stopped_at_the_other(
+    tmp_path: Path, url: str
+) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, url) as (one, other):
+            [device] = await one.devices(1)
+            agent, names = at(device, other), list[list[str]]()
+            mark = (await agent.send("GET", "/v1/runs")).json()["mark"]
+            for change in (one.begin(run_file(), small_state()), one.http.post(STOP, json={}, headers=one.admin)):
+                asked = asyncio.create_task(agent.send("GET", f"/v1/runs?mark={mark}&wait_s=30"))
+                await until("a held request", lambda: other.state.open_runs._n_held == 1)
+                await change
+                await until("the answer", asked.done)
+                mark = asked.result().json()["mark"]
+                names.append([run["name"] for run in asked.result().json()["runs"]])
+            assert names == [["demo"], []]
 
     asyncio.run(scenario())
