@@ -4,10 +4,12 @@ Systems without Unix owners skip the checks of owners and modes.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import stat
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -53,6 +55,20 @@ class JsonFile(Generic[T]):
         """Replace the value, durably."""
         make_private(self.path.parent)
         write_atomically(self.path, self.adapter.dump_json(value))
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, waits: bool = True) -> Generator[None]:
+    """Hold the lock of a file, made if it is missing. Threads and processes that name the same file take turns.
+
+    Not `waits`: raise `BlockingIOError` if another one holds it. The lock ends with the block, or with the process.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(fd)  # closing releases the lock
 
 
 def flush(file: BinaryIO) -> None:

@@ -28,7 +28,7 @@ memory.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import SecureRandom, Site
 from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.rounds.turn import Turn
 from umbel.client.rounds.work import name_of
 from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.enrol import ensure_enrolled, identify
@@ -128,10 +129,7 @@ def run_client(
         secure_random: the random draws of secure rounds, for tests that repeat a round; only the default is safe.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
-    try:
-        chosen()  # report missing kernels now, not after the first training
-    except NoKernels as error:
-        raise ValueError(str(error)) from error
+    require_kernels()
     replicas = connect(server, transport)
     warn_if_readable(addresses_in(server), "models and updates")
     with replicas, locked(state_dir), shutdown.on_signals():
@@ -140,19 +138,25 @@ def run_client(
         coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
         client_loop = ClientLoop(RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown))
-        try:
-            with shutdown.interruptible():
-                ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
-            return client_loop.take_part()
-        except Interrupted as interruption:
-            return client_loop.end("interrupted", str(interruption))
+        patience = Patience(wait=shutdown.wait)
+        return client_loop.live(lambda: ensure_enrolled(coordinator, store, identity, token, labels or {}, patience))
+
+
+def require_kernels() -> None:
+    """Raise `ValueError` for missing kernels now, not after the first training."""
+    try:
+        chosen()
+    except NoKernels as error:
+        raise ValueError(str(error)) from error
 
 
 class ClientLoop:
-    """One enrolled client in one run. Only the main loop's thread may call it."""
+    """One client in one run. Only the main loop's thread may call it."""
 
-    def __init__(self, worker: RoundWorker) -> None:
+    def __init__(self, worker: RoundWorker, turn: Turn | None = None) -> None:
+        """`turn`: when the client may train beside other runs of its site; by default always."""
         self._worker = worker
+        self._turn = turn or Turn()
         self._coordinator, self._store, self._client = worker.coordinator, worker.store, worker.client
         self._site, self._run = worker.site, worker.site.run
         self._delivery, self._shutdown = worker.delivery, worker.shutdown
@@ -161,15 +165,27 @@ class ClientLoop:
         self._sent_sample_count = 0  # 0 until the run needs it
         self._waits_in: RunStatus | None = None  # the status of the run at the last log line about waiting
 
+    def live(self, enrol: Callable[[], None] = lambda: None) -> RunEnd:
+        """Enrol, then work until the run is over or the client is asked to leave. Raises as `take_part` does."""
+        try:
+            with self._shutdown.interruptible():
+                enrol()
+            return self.take_part()
+        except Interrupted as interruption:
+            return self.end("interrupted", str(interruption))
+
     def take_part(self) -> RunEnd:
         """Work until the run is over. Raises `Interrupted` when asked to leave, `ClientError` if it cannot continue."""
         self._store.failures.check(self._run)
         self._send_pending()
         log.info("%s: asking for work in run %s", self._client, self._run)
         while True:
+            self._turn.reported(self._delivery.reports)
+            self._turn.wait(self._worker.pause_for)
             answer = self._check_in()
             if answer.run_status.is_over:
                 return self.end(answer.run_status.value, answer.reason)
+            self._turn.check()
             self._log_waiting(answer)
             if answer.assignment is None:
                 self._pause(answer.retry_after_s)
@@ -187,7 +203,7 @@ class ClientLoop:
         return answer
 
     def _try_check_in(self) -> CheckedIn:
-        message = CheckIn(self._run, self._sent_sample_count, self._worker.layout.digest)
+        message = CheckIn(self._run, self._sent_sample_count, self._worker.layout.digest, self._turn.hold_s)
         try:
             return self._coordinator.check_in(message)
         except CoordinatorRefused as error:
@@ -243,6 +259,8 @@ class ClientLoop:
     def _log_waiting(self, answer: CheckedIn) -> None:
         """Log once that there is no work, and again when the run's status changes."""
         status = answer.run_status if answer.assignment is None else None
+        if status is not None:
+            self._turn.waits(answer.reason)
         if status is not None and status is not self._waits_in:
             log.info("no work yet, %s; waiting", answer.reason or "the coordinator does not say why")
         self._waits_in = status
@@ -257,7 +275,8 @@ class ClientLoop:
         check_offer(offer, self._run, self._client, self._worker.layout)
         window_end = time.monotonic() + offer.window_s
         try:
-            self._worker.do(offer, window_end)
+            with self._turn.training(offer, self._worker.pause_for):
+                self._worker.do(offer, window_end)
             self._failures = self._declines = self._closings = 0
             if offer.is_secure:
                 self._store.failures.succeeded(self._run)

@@ -77,6 +77,7 @@ def root(
 @cache
 def mount() -> None:
     """Add each part's verbs, once."""
+    from umbel.client.cli.agent import agent
     from umbel.client.cli.check import doctor
     from umbel.client.cli.site import join, show_fingerprint
     from umbel.server.serve import commands as server
@@ -86,6 +87,8 @@ def mount() -> None:
     app.command("simulate")(sim.simulate)
     app.command("serve")(server.serve)
     app.command("join")(join)
+    app.command("agent")(agent)
+    app.add_typer(lazy_group("site_runs", "site_app", "The runs of this site's agent: runs, allow, deny."), name="site")
     runs = (
         "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace; "
         "audit, verify, replay."

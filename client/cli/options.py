@@ -44,6 +44,29 @@ RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; for scripts.")]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 State = Annotated[Path, typer.Option("--state", help="The client's own directory, for its key and its unsent work.")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="UMBEL_TOKEN",
+        help="The one-time token from the operator; needed at the first start only.",
+    ),
+]
+ClientName = Annotated[
+    str | None, typer.Option("--name", help="The client's name. By default it is made from the host's name.")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME=VALUE",
+        help="A fact about this site that the coordinator's operator sees; may be repeated.",
+    ),
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="The site's policy, in TOML: limits that no coordinator can change."),
+]
 VERSION_METAVAR = "VERSION|best"
 STATE_DEFAULT = Path("~/.umbel")
 

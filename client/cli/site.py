@@ -13,8 +13,12 @@ from umbel.client.cli.options import (
     STATE_DEFAULT,
     App,
     AsJson,
+    ClientName,
+    Labels,
+    Policy,
     Server,
     State,
+    Token,
     labels_of,
 )
 
@@ -23,32 +27,11 @@ def join(
     server: Server,
     app: App,
     run: Annotated[str, typer.Option("--run", help="The run to take part in.")],
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="UMBEL_TOKEN",
-            help="The one-time token from the operator; needed at the first start only.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The client's name. By default it is made from the host's name.")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            metavar="NAME=VALUE",
-            help="A fact about this site that the coordinator's operator sees; may be repeated.",
-        ),
-    ] = None,
+    token: Token = None,
+    name: ClientName = None,
+    label: Labels = None,
     state: State = STATE_DEFAULT,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            "--policy", metavar="FILE", help="The site's policy, in TOML: limits that no coordinator can change."
-        ),
-    ] = None,
+    policy: Policy = None,
     as_json: AsJson = False,
 ) -> None:
     """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report."""

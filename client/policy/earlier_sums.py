@@ -122,6 +122,17 @@ class SumChecks:
 
     # --- the rules applied ---
 
+    def _check_other_runs(
+        self, invitation: SecureInvitation, clients: Collection[str], members: Collection[str] | None
+    ) -> None:
+        """Raise `AttemptRefused` if the sum over these clients is refused because of what another run has revealed."""
+        if self._policy.relies_on(invitation.offer.plan.noise):
+            return
+        for run, one in self._bound_by(invitation):
+            if run != self._run:
+                self._policy.check_second_update(one.round, run)
+                self._check_same_model(invitation, run, one, _counted(one.clients, members), clients)
+
     def _check_second_update(self, invitation: SecureInvitation) -> None:
         """Apply the policy if shares were revealed of this round, of a later one, or of a sum over this model."""
         offer = invitation.assignment
@@ -228,9 +239,19 @@ class EarlierSums(SumChecks):
         """Remember the sum's clients, before they are signed."""
         self._remember(replace(self._own_of(invitation), clients=tuple(clients)))
 
-    def revealing(self, invitation: SecureInvitation) -> None:
-        """Remember that shares are revealed, before they are sent."""
-        self._remember(replace(self._own_of(invitation), is_revealed=True))
+    def revealing(self, invitation: SecureInvitation, members: Collection[str] | None = None) -> None:
+        """Remember that shares are revealed, before they are sent.
+
+        Two runs of a site may be at work at the same time. So what other runs have revealed since the sum was signed is
+        checked again. Raises `AttemptRefused`.
+        """
+        with self._store.alone():
+            own = self._own_of(invitation)
+            try:
+                self._check_other_runs(invitation, own.clients, members)
+            except AttemptRefused as error:
+                raise AttemptRefused(f"this client reveals no shares of this sum: {error}") from error
+            self._remember(replace(own, is_revealed=True))
 
     def _remember(self, one: RememberedSum) -> None:
         self._store.remember(self._run, one)

@@ -30,7 +30,7 @@ from umbel.aggregation.trust.members import (
 )
 from umbel.aggregation.trust.public_keys import grouped, short_groups
 from umbel.client.errors import StateError
-from umbel.client.files import make_private, write_atomically
+from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.policy.policy import SitePolicy
 
 _SIGNATURES = b'"signatures"'  # the last key of a list's file: without it, this is another file, or its end is missing
@@ -86,6 +86,7 @@ class MembersStore:
 
     def __init__(self, state_dir: Path) -> None:
         self._root = make_private(state_dir / "members")
+        self._lock = state_dir / "members.lock"
 
     def pinned(self, name: str) -> SignedMembers | None:
         """The pinned list of this name; None if there is none. Raises `StateError` if it is damaged."""
@@ -114,8 +115,13 @@ class MembersStore:
         """Pin this list, by the rules above; returns the pinned list.
 
         `trusted_sha256`: the hash that the policy names. `is_confirmed`: a person compared the hash, which counts only
-        for the first list. Raises `MembersRefused`, `StateError`; then nothing has changed.
+        for the first list. Raises `MembersRefused`, `StateError`; then nothing has changed. Processes of one site may
+        call it at the same time.
         """
+        with locked_file(self._lock):
+            return self._take(shown, trusted_sha256, is_confirmed)
+
+    def _take(self, shown: SignedMembers, trusted_sha256: str, is_confirmed: bool) -> SignedMembers:
         pin = self.pinned(shown.list.name)
         if pin is not None and pin.list.sha256 == shown.list.sha256:
             return pin

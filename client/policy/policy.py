@@ -11,8 +11,9 @@ minimum_cohort = 5
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -25,8 +26,9 @@ from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.numbers.plan import require_floor, usual_floor
 from umbel.aggregation.trust.members import COHORT_MIN, MemberList
 from umbel.aggregation.trust.public_keys import members_sha256_of
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_within
 from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
+from umbel.client.policy.run_names import is_named_by, require_run_pattern
 from umbel.client.toml_file import close_to, read_toml
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
 
@@ -54,6 +56,14 @@ class SecureTerms:
     epsilon: float | None = None  # the run's cost for this site, with this round; None: no noise, or no budget for it
     colluders: int | None = None  # clients whose noise the round does not count on; None without noise
     epsilon_total: float | None = None  # as `epsilon`, for all runs together
+
+
+class RunRule(StrEnum):
+    """What an agent does about a run: take part, ask a person at the site first, or never take part."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ class SitePolicy:
     colluders: int = 1
     """The least number of clients that the noise of a private round must not count on."""
     allowed_runs: tuple[str, ...] = ()
-    """By name; empty for all."""
+    """Names, or patterns such as `heart-*`. Other runs are treated as `other_runs` says."""
     share_sample_count: bool = True
     """Whether the coordinator may see the number of samples."""
     cohort_change: Literal["warn", "refuse"] | None = None
@@ -106,6 +116,12 @@ class SitePolicy:
     """The same as `cohort_change` for two rounds under different terms whose clients differ by few, or by none."""
     share_metrics: bool = True
     """Whether this site's metrics may be sent, masked or in clear."""
+    denied_runs: tuple[str, ...] = ()
+    """As `allowed_runs`, for runs that this site never takes part in."""
+    other_runs: Literal["refuse", "ask", "members"] | None = None
+    """Runs that neither of the two names: "refuse" them; "ask" a person at the site; or "members": take part in those
+    that are bound to this site's member list, and ask about the rest. `umbel join`, which a person starts, asks nobody.
+    Default: "refuse" if `allowed_runs` names any, else "ask"."""
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key would be a limit that does not hold
 
     def __post_init__(self) -> None:
@@ -124,10 +140,8 @@ class SitePolicy:
             require_floor(self.minimum_work, "minimum_work")
         if self.weight_max is not None:
             require_within(self.weight_max, "weight_max", 1, SAMPLE_COUNT_MAX)
-        if len(self.allowed_runs) > RUNS_MAX:
-            raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs; the limit is {RUNS_MAX}")
-        for run in self.allowed_runs:
-            require_slug(run, "a run of allowed_runs")
+        for key in ("allowed_runs", "denied_runs"):
+            _require_runs(getattr(self, key), key)
         if len(self.link_hosts) > LINK_HOSTS_MAX:
             raise ValueError(f"link_hosts names {len(self.link_hosts)} hosts; the limit is {LINK_HOSTS_MAX}")
         _ = self.link_rules  # raises for an entry that is no host
@@ -140,6 +154,8 @@ class SitePolicy:
             object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
         if self.members is None and (self.members_sha256 or self.members_epoch > 1):
             raise ValueError('members_sha256 and members_epoch need a member list: set members = "FILE"')
+        if self.members is None and self.other_runs == "members":
+            raise ValueError('other_runs = "members" needs the member list: members = "FILE"')
         if self.members is None and self.secure_aggregation == "required":
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
 
@@ -183,11 +199,29 @@ class SitePolicy:
         return math.floor(Fraction(self.threshold_share).limit_denominator(_DENOMINATOR_MAX) * n_holders) + 1
 
     def check_run(self, run: str) -> None:
-        """Raise `WorkRefused` unless this site allows the run."""
-        if self.allowed_runs and run not in self.allowed_runs:
+        """Raise `WorkRefused` if this site may not take part in the run, even if a person at the site confirms it."""
+        if is_named_by(self.denied_runs, run):
+            raise WorkRefused(
+                f"this site's policy denies run {run[:63]!r} (denied_runs); to take part, change denied_runs"
+            )
+        if self.run_rule(run) is RunRule.REFUSE:
             raise WorkRefused(
                 f"this site's policy does not allow run {run[:63]!r}; to take part, add it to allowed_runs"
             )
+
+    def run_rule(self, run: str, *, is_of_members: bool = False) -> "RunRule":
+        """What an agent does about a run. `is_of_members`: it is bound to the member list that this site trusts."""
+        if is_named_by(self.denied_runs, run):
+            return RunRule.REFUSE
+        if is_named_by(self.allowed_runs, run):
+            return RunRule.ALLOW
+        match self.other_runs or ("refuse" if self.allowed_runs else "ask"):
+            case "refuse":
+                return RunRule.REFUSE
+            case "members" if is_of_members:
+                return RunRule.ALLOW
+            case _:
+                return RunRule.ASK
 
     def check_members(self, members: MemberList) -> None:
         """Raise `WorkRefused` for a list that is older than this site accepts."""
@@ -296,6 +330,13 @@ class SitePolicy:
                 f"{counted(self.colluders, 'colluding client')}, and this round's noise holds against {colluders}: "
                 f"the run file must set privacy.colluders to {self.colluders} or more"
             )
+
+
+def _require_runs(patterns: Sequence[str], key: str) -> None:
+    if len(patterns) > RUNS_MAX:
+        raise ValueError(f"{key} names {len(patterns)} runs; the limit is {RUNS_MAX}")
+    for pattern in patterns:
+        require_run_pattern(pattern, f"a run of {key}")
 
 
 def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str) -> None:

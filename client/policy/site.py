@@ -71,7 +71,10 @@ class Site:
         state_dir: Path,
         kept: SecureStore,
         random: SecureRandom | None = None,
+        *,
+        is_secure_run: bool = False,
     ) -> None:
+        """`is_secure_run`: the site takes part because updates of this run are masked, so it refuses other rounds."""
         self.policy = policy or SitePolicy()
         self._has_policy = policy is not None
         self.run = run
@@ -81,13 +84,19 @@ class Site:
         self._random = random or SecureRandom()
         self.earlier_sums = EarlierSums(run, self.policy, kept)
         self._has_warned = False
+        self._is_secure_run = is_secure_run
         self.policy.check_run(run)
         self._list = members_in_force(self.policy, state_dir)
 
     def check_plain(self, layout: Layout) -> None:
-        """Raise `WorkRefused` if the policy requires secure rounds, or if the run has already had some."""
+        """Raise `WorkRefused` if the policy or the decision requires secure rounds, or if the run has had some."""
         self.policy.check_plain_round(layout.n_values)
-        begun = self._kept.begun()
+        if self._is_secure_run:
+            raise WorkRefused(
+                "the coordinator listed this run as one with secure aggregation, and this round would show the "
+                "coordinator the update: ask the operator why"
+            )
+        begun = self._kept.begun(self.run)
         if not self.earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
             raise WorkRefused(
                 "this site has taken part in secure rounds of this run, and a round without secure aggregation would "
@@ -99,6 +108,16 @@ class Site:
 
         A private round is charged here, durably, because everything that follows may depend on this site's data.
         """
+        with self._kept.alone():  # another run of the site must not spend the same rest of a budget
+            return self._admit(invitation, layout)
+
+    def revealing(self, invitation: SecureInvitation) -> None:
+        """Remember that shares are revealed, before they are sent. Raises `AttemptRefused` if another run of this site
+        has meanwhile revealed shares of a sum that could be subtracted.
+        """
+        self.earlier_sums.revealing(invitation, self._members())
+
+    def _admit(self, invitation: SecureInvitation, layout: Layout) -> Admitted:
         self._kept.require_room()  # first, so that a full store is not read at each offer
         context = invitation.context
         ledger = self._ledger_with(invitation)
@@ -107,7 +126,7 @@ class Site:
         self._check_members(invitation)
         self.earlier_sums.check_invitation(invitation, self._members())
         begun = Begun(invitation.assignment.id, context.attempt_id)
-        if self._kept.begun() == begun:
+        if self._kept.begun(self.run) == begun:
             raise AttemptRefused(
                 "this client already began this attempt, and a restart or an error lost its keys; it can take part in "
                 "the next attempt"
@@ -117,7 +136,9 @@ class Site:
             client = self._identity.secure_client(context, self.policy.minimum_cohort)
         except SecAggError as error:
             raise alarm_of(error) from error
-        self._kept.begin(begun)  # before charging: after a restart the attempt is declined, so nothing is charged twice
+        self._kept.begin(
+            self.run, begun
+        )  # before charging: after a restart the attempt is declined, so nothing is charged twice
         if ledger is not None:
             self._kept.spend(self.run, ledger)
         seed = self._random.training_seed(invitation.assignment)

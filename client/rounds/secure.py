@@ -251,27 +251,31 @@ class SecureRound:
         Raises `AttemptRefused` if the site refuses this sum, `Alarm`, or `OutOfTime` if the coordinator never asks.
         """
         try:
-            self._open()
+            self._sign()
+            self._reveal()
         except SecAggError as error:
             raise alarm_of(error) from error
-        except AttemptRefused as error:
-            raise not_signed(error) from error
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
             return False
         log.info("%s: the coordinator has received this client's shares", self._id)
         return True
 
-    def _open(self) -> None:
+    def _sign(self) -> None:
         client, context = self.admitted.client, self.invitation.context
         inputs = self._ask(Phase.CONSISTENCY_CHECK)
         clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
-        self.site.check_sum(self.invitation, clients)
+        try:
+            self.site.check_sum(self.invitation, clients)
+        except AttemptRefused as error:
+            raise not_signed(error) from error
         agreed = client.agree(inputs)
         self.site.earlier_sums.signing(self.invitation, clients)
         patiently(lambda: self.coordinator.send_message(self._id, Phase.CONSISTENCY_CHECK, agreed), self.patience)
-        shares = client.reveal(self._ask(Phase.UNMASKING))
-        self.site.earlier_sums.revealing(self.invitation)
+
+    def _reveal(self) -> None:
+        shares = self.admitted.client.reveal(self._ask(Phase.UNMASKING))
+        self.site.revealing(self.invitation)
         self._until_done(
             lambda hold_s: self.coordinator.send_message(self._id, Phase.UNMASKING, shares, hold_s) or None
         )

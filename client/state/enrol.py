@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import StateError
+from umbel.client.state.home import Home
 from umbel.client.state.identity import Identity
-from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 
@@ -19,7 +19,7 @@ CLOCK_WARNING_S = 60.0
 log = logging.getLogger("umbel.client")
 
 
-def identify(store: Store, name: str | None, token: str | None) -> Identity:
+def identify(store: Home, name: str | None, token: str | None) -> Identity:
     """This client's identity, enrolled or not yet. Raises `StateError` if that needs a token, or another directory."""
     known = store.enrolled_name()
     if known is not None:
@@ -37,7 +37,7 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
 
 def ensure_enrolled(
     coordinator: CoordinatorClient,
-    store: Store,
+    store: Home,
     identity: Identity,
     token: str | None,
     labels: Mapping[str, str],
@@ -58,7 +58,7 @@ def ensure_enrolled(
         )
 
 
-def _not_enrolled(store: Store) -> str:
+def _not_enrolled(store: Home) -> str:
     elsewhere = [known for known in store.enrolled_elsewhere() if known.server]
     if not elsewhere:
         return "this client is not enrolled yet; pass the one-time token from the coordinator's operator (--token)"
@@ -70,7 +70,7 @@ def _not_enrolled(store: Store) -> str:
     )
 
 
-def _default_name(store: Store) -> str:
+def _default_name(store: Home) -> str:
     """The host's name and six digits of the key, so that two clients on one host have different names."""
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")[:40] or "client"
     key = hashlib.sha256(store.identity(host).public_key.encode()).hexdigest()

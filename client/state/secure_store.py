@@ -1,7 +1,9 @@
 """What a client remembers of secure rounds on disk: which it took part in, but never a secret.
 
 ```
-<coordinator>/secure/begun.json      the last attempt that keys were made for; the keys are only in memory
+<coordinator>/secure/begun/RUN.json  the run's last attempt that keys were made for; the keys are only in memory
+<coordinator>/secure/begun.json      the same of all runs, as versions of umbel before 28 November 2026 stored it
+<coordinator>/secure/lock            held while a decision is made that depends on what other runs of the site do
 <coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`earlier_sums.py`)
 <coordinator>/secure/revealed/RUN.jsonl   the older ones that it has revealed shares of
 <coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
@@ -10,6 +12,8 @@
 
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -21,7 +25,7 @@ from umbel.aggregation.canonical import later
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError, WorkRefused
-from umbel.client.files import JsonFile, flush, make_private, sync
+from umbel.client.files import JsonFile, flush, locked_file, make_private, sync
 
 SUMS_BYTES_MAX = 1 << 28  # of all runs, so that a coordinator that invents names and sums cannot fill the disk
 SUMS_MAX = 100  # of one run: some 2 MB with cohorts of a thousand clients
@@ -175,18 +179,29 @@ def _parse_line(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSu
 
 
 class SecureStore:
-    """Only for the holder of the state directory's lock."""
+    """Only for the holder of the state directory's lock, or of a run's. Every run's process writes the files of its run
+    only, and reads those of all runs.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._begun = JsonFile(root / "begun.json", _BEGUN, _IF_BEGUN_DAMAGED)
+        self._begun_by_any = JsonFile(root / "begun.json", _BEGUN, _IF_BEGUN_DAMAGED)
 
-    def begun(self) -> Begun | None:
-        return self._begun.read()
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Other runs of this site wait before they enter this block. So what is read of them here stays true until what
+        depends on it is stored.
+        """
+        with locked_file(make_private(self._root) / "lock"):
+            yield
 
-    def begin(self, attempt: Begun) -> None:
+    def begun(self, run: RunId) -> Begun | None:
+        """The last attempt that this run, or any run under an older version of umbel, made keys for."""
+        return self._begun(run).read() or self._begun_by_any.read()
+
+    def begin(self, run: RunId, attempt: Begun) -> None:
         """Store the attempt, durably, before its first message."""
-        self._begun.write(attempt)
+        self._begun(run).write(attempt)
 
     def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
         """The newest sums of this run, the oldest first."""
@@ -199,7 +214,8 @@ class SecureStore:
 
     def revealed(self, run: RunId) -> list[RevealedSum]:
         """Every sum of this run that this client has revealed shares of."""
-        return [*self._archive(run).read(), *(one.revealed for one in self.sums(run) if one.is_revealed)]
+        newest = self.sums(run)  # read first, because another process may move a sum from here into the archive
+        return [*self._archive(run).read(), *(one.revealed for one in newest if one.is_revealed)]
 
     def revealed_of_all_runs(self) -> dict[RunId, list[RevealedSum]]:
         """The revealed sums of every run with this coordinator. A run with an archive also has newest sums."""
@@ -250,6 +266,9 @@ class SecureStore:
 
     def _archive(self, run: RunId) -> RevealedSums:
         return RevealedSums(self._root / "revealed" / f"{run}.jsonl")
+
+    def _begun(self, run: RunId) -> JsonFile[Begun]:
+        return JsonFile(self._root / "begun" / f"{run}.json", _BEGUN, _IF_BEGUN_DAMAGED)
 
     def _sums_file(self, run: RunId) -> JsonFile[tuple[RememberedSum, ...]]:
         return JsonFile(self._root / "sums" / f"{run}.json", _SUMS, _IF_SUMS_DAMAGED)

@@ -1,26 +1,25 @@
 """A client's state directory: one process at a time holds it, and each coordinator has a directory in it.
 
-`store.py` has the files of a coordinator's directory, and needs torch; this module does not.
+`home.py` has who the client is there, and `store.py` its work, which needs torch.
 """
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from umbel.aggregation.types import require_slug
+from umbel.aggregation.types import RunId, require_slug
 from umbel.client.errors import StateError
-from umbel.client.files import JsonFile, make_private
+from umbel.client.files import JsonFile, locked_file, make_private
 from umbel.client.wire.addresses import addresses_in
 
 KEY_FILE = "key.pem"
+LOCK_FILE = "lock"
 ENROLMENT_FILE = "enrolment.json"
 
 
@@ -46,17 +45,12 @@ def enrolment_in(home: Path) -> JsonFile[EnrolledAs]:
 @contextmanager
 def locked(state_dir: Path, advice: str = "give each client its own state directory with --state") -> Generator[None]:
     """Hold a state directory for this process. Raises `StateError` with this advice if another process holds it."""
-    make_private(state_dir)
-    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise StateError(f"another client process uses {state_dir}; {advice}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_file(make_private(state_dir) / LOCK_FILE, waits=False))
+        except BlockingIOError as error:
+            raise StateError(f"another client process uses {state_dir}; {advice}") from error
         yield
-    finally:
-        os.close(fd)  # closing releases the lock, and so does the process's end
 
 
 def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
@@ -69,6 +63,11 @@ def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
     homes = [state_dir / _directory_name(address) for address in addresses]
     known = next((i for i, home in enumerate(homes) if (home / ENROLMENT_FILE).exists()), 0)
     return make_private(homes[known]), addresses[known]
+
+
+def work_dir(home: Path, run: RunId) -> Path:
+    """The directory of an agent's run in a coordinator's directory."""
+    return home / "runs" / run
 
 
 def _directory_name(server_url: str) -> str:

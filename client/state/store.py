@@ -12,6 +12,7 @@
 <state>/<coordinator>/site/RUN/       what the client keeps across rounds of a run: VERSION.safetensors (site_state.py)
 <state>/<coordinator>/failures/       how often this client has failed in secure rounds: failures.py
 <state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
+<state>/<coordinator>/runs/RUN/       of an agent's run: its own models/, training/, pending/, feedback/ and lock
 ```
 
 `report.json` is written last and removed first: while it exists, the update is whole and unanswered. A masked update
@@ -31,16 +32,15 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.reports import WorkDone
-from umbel.aggregation.types import AssignmentId
+from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.files import JsonFile, file_sha256, flush, make_private, sync
-from umbel.client.private_keys import load_or_make_key
 from umbel.client.state.checkpoint import DiskCheckpoint
 from umbel.client.state.failures import FailureStore
 from umbel.client.state.feedback_store import FeedbackStore
-from umbel.client.state.identity import Identity
+from umbel.client.state.home import Home
 from umbel.client.state.secure_store import SecureStore
 from umbel.client.state.site_state import SiteStateStore
-from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, enrolment_in, home_of
+from umbel.client.state.state_dir import work_dir
 
 log = logging.getLogger("umbel.client")
 
@@ -57,37 +57,25 @@ class PendingReport:
 _PENDING = TypeAdapter(PendingReport)
 
 
-class Store:
-    """One client's files for one coordinator. Only for the holder of the state directory's lock."""
+class Store(Home):
+    """One client's files for one coordinator. Only for the holder of the state directory's lock, or, of one run, for
+    the holder of that run's lock.
+    """
 
-    def __init__(self, state_dir: Path, server: str) -> None:
-        """`server`: `URL[,URL...]`; see `home_of`."""
-        self._state_dir = state_dir
-        self._root, self.server_url = home_of(state_dir, server)
-        self._models = make_private(self._root / "models")
-        self._pending = make_private(self._root / "pending")
+    def __init__(self, state_dir: Path, server: str, run: RunId | None = None) -> None:
+        """`server`: `URL[,URL...]`; see `home_of`. `run`: the run whose work has a directory of its own, beside other
+        runs of the same client; None: the client works for one run at a time.
+        """
+        super().__init__(state_dir, server)
+        self._work = self.path if run is None else make_private(work_dir(self.path, run))
+        self._models = make_private(self._work / "models")
+        self._pending = make_private(self._work / "pending")
         self._report = JsonFile(self._pending / "report.json", _PENDING)
         self._update = self._pending / "update.bin"
-        self.secure = SecureStore(self._root / "secure")
-        self.failures = FailureStore(self._root / "failures")
-        self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
-        self.site_state = SiteStateStore(self._root / "site", self._pending / "site.safetensors")
-
-    def enrolled_name(self) -> str | None:
-        known = enrolment_in(self._root).read()
-        return None if known is None else known.client
-
-    def remember_enrolment(self, name: str) -> None:
-        enrolment_in(self._root).write(EnrolledAs(name, self.server_url))
-
-    def enrolled_elsewhere(self) -> list[EnrolledAs]:
-        """The enrolments in this state directory with coordinators at other addresses."""
-        homes = sorted(path.parent for path in self._state_dir.glob(f"*/{ENROLMENT_FILE}"))
-        found = (enrolment_in(home).read() for home in homes if home != self._root)
-        return [one for one in found if one is not None]
-
-    def identity(self, name: str) -> Identity:
-        return Identity(name, load_or_make_key(self._root / KEY_FILE))
+        self.secure = SecureStore(self.path / "secure")
+        self.failures = FailureStore(self.path / "failures")
+        self.feedback = FeedbackStore(self._work / "feedback", self._pending / "feedback.safetensors")
+        self.site_state = SiteStateStore(self.path / "site", self._pending / "site.safetensors")
 
     # --- models ---
 
@@ -108,7 +96,7 @@ class Store:
 
     def checkpoint(self, offer: Assignment) -> DiskCheckpoint:
         """The checkpoint for this assignment. One of another assignment is removed."""
-        path = self._root / "training" / "checkpoint.safetensors"
+        path = self._work / "training" / "checkpoint.safetensors"
         checkpoint = DiskCheckpoint(path, offer.id, offer.model.sha256, offer.model.size_bytes)
         checkpoint.load()
         return checkpoint
@@ -146,7 +134,7 @@ class Store:
     def forget_work(self) -> None:
         """Remove all files of an assignment that has ended."""
         self.forget_pending()
-        for path in (self._root / "training").glob("*"):
+        for path in (self._work / "training").glob("*"):
             path.unlink()
 
     def forget_pending(self) -> None:

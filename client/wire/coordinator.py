@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter
@@ -20,6 +21,7 @@ from umbel.aggregation.messages import (
     Decline,
     Enrolled,
     Enrolment,
+    OpenRuns,
     ReportAnswer,
 )
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
@@ -32,6 +34,7 @@ from umbel.client.wire.transport import Body, HttpAnswer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
 _CHECKED_IN = TypeAdapter(CheckedIn)
+_OPEN_RUNS = TypeAdapter(OpenRuns)
 _STATUS = TypeAdapter(AssignmentStatus)
 _REPORT_ANSWER = TypeAdapter(ReportAnswer)
 _JSON = {"Content-Type": "application/json"}
@@ -59,6 +62,15 @@ class CoordinatorClient:
         """Held open for up to `check_in.wait_s` seconds."""
         checked_in = self._send_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
         return replace(checked_in, reason=printable(checked_in.reason))
+
+    def open_runs(self, after: str = "", mark: str = "", wait_s: float = 0.0) -> OpenRuns:
+        """A page of the runs that are open to this client. Held open for up to `wait_s` seconds while it has `mark`."""
+        query = f"after={after}&mark={quote(mark, safe='')}&{_wait(wait_s)}"
+        found = self._transport.ask("GET", "/v1/runs", query=query, hold_s=wait_s).parse(_OPEN_RUNS)
+        names = [run.name for run in found.runs]
+        if names != sorted(set(names)) or not all(name > after for name in names):
+            raise CoordinatorMisbehaved("the coordinator's list of runs is not sorted by name")
+        return found
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
         """Held open for up to `wait_s` seconds; answered at once when the round closes."""

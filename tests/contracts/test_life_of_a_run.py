@@ -83,6 +83,11 @@ class House:
         self.kill()
         self.process = self._start()
 
+    def stop(self) -> None:
+        """End the coordinator as its operator does."""
+        self.process.terminate()
+        self.process.communicate(timeout=LIMIT_S)
+
     def operator(self) -> Operator:
         return Operator(self.url, (self.data / "admin.key").read_text().strip())
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
+from umbel.client.cli.agent import agent
 from umbel.client.cli.site import join
 from umbel.server.http.limits import FILES_WANTED
 from umbel.server.serve.commands import serve
@@ -41,8 +42,8 @@ def coordinator(environment: dict[str, str]) -> Iterator[str]:
         assert process.wait(timeout=LIMIT_S) == 0
 
 
-UNITS = ("umbel.service", "umbel-client.service")
-COMMANDS: dict[str, Callable[..., object]] = {"serve": serve, "join": join}
+UNITS = ("umbel.service", "umbel-client.service", "umbel-agent.service")
+COMMANDS: dict[str, Callable[..., object]] = {"serve": serve, "join": join, "agent": agent}
 
 
 def service_of(unit: str) -> configparser.SectionProxy:
@@ -90,6 +91,11 @@ def test_the_coordinators_unit_has_as_many_files_and_as_much_time_as_it_wants() 
 
 def test_a_client_that_has_ended_with_an_error_waits_for_a_person() -> None:
     assert service_of("umbel-client.service")["Restart"] == "on-abnormal"
+
+
+def test_an_agent_is_started_again_and_asked_to_leave_before_the_processes_of_its_runs() -> None:
+    service = service_of("umbel-agent.service")
+    assert (service["Restart"], service["KillMode"]) == ("on-failure", "mixed")
 
 
 @pytest.mark.nightly

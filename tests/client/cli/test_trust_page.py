@@ -114,6 +114,8 @@ def _written(name: str, default: object) -> str:
         return '`"required"` with `members`, else `"allowed"`'
     if name in ("cohort_change", "terms_change"):
         return '`"refuse"` with `members`, else `"warn"`'
+    if name == "other_runs":
+        return '`"refuse"` with `allowed_runs`, else `"ask"`'
     if default is None:
         return ""
     if default == ():

@@ -89,7 +89,7 @@ class Site:
         if signs:
             self.memory.signing(one, clients)
         if reveals:
-            self.memory.revealing(one)
+            self.memory.revealing(one, self.members)
 
 
 NEAR = {
@@ -378,6 +378,38 @@ def test_another_run_from_the_same_model_is_under_the_same_rule(tmp_path: Path) 
     with pytest.raises(AttemptRefused, match=named):
         Site(tmp_path).memory.check_invitation(asked(6, ALL[1:]))
     Site(tmp_path, run="other").is_in(asked(1), ALL)
+
+
+@pytest.mark.parametrize(("clients", "is_refused"), [(ALL[1:], True), (ALL, False)])
+def test_of_two_runs_at_work_at_once_the_second_reveals_nothing_that_could_be_subtracted(
+    tmp_path: Path, clients: Collection[str], is_refused: bool
+) -> None:
+    """Both sums are signed before shares of either are revealed, so neither has seen the other when it signed."""
+    first, second = Site(tmp_path), Site(tmp_path, run="other")
+    one, other = asked(1), asked(1)
+    first.is_in(one, ALL, reveals=False)
+    second.is_in(other, clients, reveals=False)
+    first.memory.revealing(one)
+    if is_refused:
+        with pytest.raises(AttemptRefused, match="reveals no shares of this sum: this site already revealed shares"):
+            second.memory.revealing(other)
+    else:
+        second.memory.revealing(other)
+    revealed = SecureStore(tmp_path).revealed(RunId("other"))
+    assert len(revealed) == (0 if is_refused else 1)
+
+
+def test_of_two_runs_at_work_at_once_only_one_has_an_update_for_a_model_where_the_policy_allows_no_second(
+    tmp_path: Path,
+) -> None:
+    policy = SitePolicy(retrain_after_release=False)
+    first, second = Site(tmp_path, policy), Site(tmp_path, policy, run="other")
+    one, other = asked(1), asked(1)
+    first.is_in(one, ALL, reveals=False)
+    second.is_in(other, ALL, reveals=False)
+    first.memory.revealing(one)
+    with pytest.raises(AttemptRefused, match="allows no second update"):
+        second.memory.revealing(other)
 
 
 def test_of_another_model_each_run_stands_for_itself(tmp_path: Path) -> None:

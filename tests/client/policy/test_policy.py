@@ -237,6 +237,27 @@ def test_only_runs_that_are_named_are_allowed() -> None:
         policy.check_run("third")
 
 
+def test_patterns_name_runs_and_a_denied_run_is_refused_whatever_else_is_said() -> None:
+    policy = SitePolicy(allowed_runs=("heart-*", "e?g"), denied_runs=("heart-test*",))
+    for run in ("heart-1", "heart-", "eeg"):
+        policy.check_run(run)
+    for run in ("heart", "eegs", "Heart-1"):
+        with pytest.raises(WorkRefused, match="does not allow run"):
+            policy.check_run(run)
+    with pytest.raises(WorkRefused, match=r"denies run 'heart-test-3' \(denied_runs\)"):
+        policy.check_run("heart-test-3")
+
+
+@pytest.mark.parametrize("other", ["ask", "members"])
+def test_a_person_who_starts_a_join_has_confirmed_the_run(other: Literal["ask", "members"]) -> None:
+    replace(LISTED, allowed_runs=("pilot",), other_runs=other).check_run("second")
+
+
+def test_a_site_may_refuse_every_run() -> None:
+    with pytest.raises(WorkRefused, match="does not allow run 'pilot'"):
+        SitePolicy(other_runs="refuse").check_run("pilot")
+
+
 def test_a_hundred_hosts_of_links_can_be_named() -> None:
     assert len(SitePolicy(link_hosts=tuple(f"store-{i}:9000" for i in range(100))).link_rules.named) == 100
 
@@ -366,6 +387,8 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         weight_max = 2000
         terms_change = "refuse"
         share_metrics = false
+        denied_runs = ["pilot-?"]
+        other_runs = "members"
         """,
     )
     members = tmp_path / "lists" / "pilot.json"
@@ -391,8 +414,10 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         2000,
         "refuse",
         False,
+        ("pilot-?",),
+        "members",
     )
-    assert len(fields(policy)) == 21, "the file above says every key"
+    assert len(fields(policy)) == 23, "the file above says every key"
 
 
 def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
@@ -426,6 +451,9 @@ UNUSABLE = {
     "epsilon_total = 0": "epsilon_total must lie between",
     "colluders = -1": "colluders must lie between 0",
     'allowed_runs = ["A run"]': "a run of allowed_runs must be",
+    'denied_runs = ["[a-z]"]': "a run of denied_runs must be",
+    'other_runs = "members"': 'other_runs = "members" needs the member list',
+    'other_runs = "allow"': "other_runs: Input should be",
     'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",
     'links = "all"': "links: Input should be 'none', 'public' or 'private'",
     'link_hosts = ["https://store"]': "link_hosts has 'https://store', which is not a host",
@@ -517,6 +545,7 @@ def test_a_site_counts_its_samples_up_to_its_weight_max() -> None:
         ("colluders", (0,), (-1,)),
         ("weight_max", (1,), (0,)),
         ("allowed_runs", (("a",) * 1000,), (("a",) * 1001,)),
+        ("denied_runs", (("a*",) * 1000,), (("a*",) * 1001,)),
     ],
 )
 def test_every_limit_has_bounds_of_its_own(key: str, allowed: Sequence[object], refused: Sequence[object]) -> None:

@@ -60,7 +60,7 @@ class House:
         site.earlier_sums.sending(offer)
         site.check_sum(offer, clients)
         site.earlier_sums.signing(offer, clients)
-        site.earlier_sums.revealing(offer)
+        site.revealing(offer)
 
 
 def bound(offer: SecureInvitation, members: MemberList) -> SecureInvitation:
@@ -335,7 +335,7 @@ def test_a_site_that_can_remember_no_more_sums_takes_part_in_none(
     (house.directory / "secure" / "sums" / "demo.json").write_bytes(b"unreadable")
     with pytest.raises(WorkRefused, match="more than the"):
         house.site().admit(bound(asked(1), FIRST), LAYOUT)
-    assert kept(house).begun() is None
+    assert kept(house).begun(RunId("demo")) is None
 
 
 def test_a_run_that_goes_on_is_counted_once_in_the_budget_of_all(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What is remembered of secure rounds outlives the process, whole, and does not grow without end."""
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,7 +142,7 @@ def test_a_damaged_archive_stops_the_client(tmp_path: Path, store: SecureStore, 
 
 def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_path: Path, store: SecureStore) -> None:
     store.remember(RUN, sum_of(1))
-    store.begin(Begun(AssignmentId("demo.1.1.anna"), "11" * 16))
+    store.begin(RUN, Begun(AssignmentId("demo.1.1.anna"), "11" * 16))
     store.spend(RUN, Ledger(1e-6))
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         path.write_bytes(path.read_bytes()[:-3])
@@ -153,10 +155,10 @@ def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_p
         store.sums(RUN)
     with pytest.raises(
         StateError,
-        match=r"begun\.json is damaged; wait until the round that is open now is over, then remove the file and start "
-        "again. If it is removed earlier, this client could begin an attempt twice$",
+        match=r"begun/demo\.json is damaged; wait until the round that is open now is over, then remove the file and "
+        "start again. If it is removed earlier, this client could begin an attempt twice$",
     ):
-        store.begun()
+        store.begun(RUN)
     with pytest.raises(
         StateError,
         match=r"spent/demo\.json is damaged; wait until this run is over, then remove the file and start again. If "
@@ -172,3 +174,37 @@ def test_an_archived_sum_is_still_known_as_one_of_an_evaluation(tmp_path: Path) 
         archive.add(one)
     assert archive.read() == [trained, measured]
     assert [one.has_updates for one in archive.read()] == [True, False]
+
+
+def test_each_run_has_its_own_last_attempt_and_that_of_an_older_version_counts_for_all(
+    tmp_path: Path, store: SecureStore
+) -> None:
+    (tmp_path / "begun.json").write_text(f'{{"assignment":"demo.1.1.anna","attempt_id":"{"11" * 16}"}}')
+    old = Begun(AssignmentId("demo.1.1.anna"), "11" * 16)
+    assert (store.begun(RUN), store.begun(RunId("other"))) == (old, old)
+    other = Begun(AssignmentId("other.1.1.anna"), "22" * 16)
+    store.begin(RunId("other"), other)
+    assert (store.begun(RUN), store.begun(RunId("other"))) == (old, other)
+
+
+def test_runs_that_decide_take_turns(tmp_path: Path, store: SecureStore) -> None:
+    """Each thread is as a process of its own: it opens the lock's file anew."""
+    inside, most = 0, 0
+
+    def decide() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with SecureStore(tmp_path).alone():
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+
+    threads = [threading.Thread(target=decide) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    with store.alone():
+        pass

@@ -1,0 +1,50 @@
+"""What a person at the site has decided about runs, on disk: `umbel site allow` and `umbel site deny` write it.
+
+```
+<coordinator>/decisions/RUN.json
+```
+
+A decision holds for one identity of a run (`OpenRun.identity`): its name, run file, first model and member list. If the
+coordinator lists another run under the same name, a person is asked again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from umbel.aggregation.types import RunId
+from umbel.client.files import JsonFile
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`identity`: of the run; `at`: in Unix seconds."""
+
+    identity: str
+    is_allowed: bool
+    at: float
+
+
+_DECISION = TypeAdapter(Decision)
+
+
+class DecisionStore:
+    """The decisions about the runs of one coordinator. `home`: its directory in the state directory.
+
+    Any process of the site's user may write one; the agent reads it within a second.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "decisions"
+
+    def of(self, run: RunId) -> Decision | None:
+        """The last decision about a run of this name. Raises `StateError` for a damaged file."""
+        return self._file(run).read()
+
+    def decide(self, run: RunId, decision: Decision) -> None:
+        """Store a decision, durably, in place of an earlier one."""
+        self._file(run).write(decision)
+
+    def _file(self, run: RunId) -> JsonFile[Decision]:
+        return JsonFile(self._folder / f"{run}.json", _DECISION, "remove it, and decide again (umbel site allow, deny)")

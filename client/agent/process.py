@@ -1,0 +1,84 @@
+"""The process of one run, as its agent sees it: start it, ask it to leave, learn how it ended."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from umbel.client.agent.notes import Doing, Note, forget_note, last_note
+from umbel.client.agent.order import EARLIER_AT_WORK, RETIRE, ChildOrder
+
+_COMMAND = (sys.executable, "-m", "umbel.client.agent.child")
+_EXIT_S = 30.0
+
+
+class RunProcess:
+    """A running process. Its log lines go where the agent's go.
+
+    It gets a session of its own, so that Ctrl-C in a terminal reaches the agent only, which then asks it to leave.
+    """
+
+    def __init__(self, order: ChildOrder, work: Path) -> None:
+        self.order = order
+        self.is_leaving = False  # it was asked to leave, now or after its round
+        self._work = work
+        forget_note(work)  # of an earlier process: this one may die before its first
+        self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, start_new_session=True)
+        self._say(order.line())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def retire(self) -> None:
+        """Ask it to leave before its next assignment."""
+        if not self.is_leaving:
+            self.is_leaving = True
+            self._say(RETIRE)
+
+    def leave(self) -> None:
+        """Ask it to leave now: it sends the steps that it has done, or finishes a sum that waits for it."""
+        self.is_leaving = True
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def interrupt(self) -> None:
+        """Make it leave at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def note(self) -> Note | None:
+        """Its newest note; None before the first."""
+        return last_note(self._work)
+
+    def ended(self) -> Note | None:
+        """How it ended; None while it is alive. A process that died without a word is a failure."""
+        if (status := self._process.poll()) is None:
+            self._end_if_stuck()
+            return None
+        self.leave()  # closes the pipe
+        note = self.note()
+        if status == EARLIER_AT_WORK:
+            return Note(Doing.LEFT, 0.0, reason="an earlier process of this run is still at work")
+        if note is not None and note.has_ended:
+            return note
+        how = f"its process was ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return Note(Doing.FAILED, 0.0, 0 if note is None else note.round, 0 if note is None else note.reports, how)
+
+    def _end_if_stuck(self) -> None:
+        """Kill a process that has noted its end and does not exit, as a thread of the site's own code may cause."""
+        note = self.note()
+        if note is not None and note.has_ended and time.time() - note.at > _EXIT_S:
+            self.kill()
+
+    def _say(self, line: bytes) -> None:
+        assert self._process.stdin is not None, "it was started with a pipe"
+        with contextlib.suppress(BrokenPipeError):  # it has died, as `ended` will tell
+            self._process.stdin.write(line)
+            self._process.stdin.flush()

@@ -1,0 +1,179 @@
+"""One run of an agent: the verdict on it, its process, and how often that has failed."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from umbel.aggregation.messages import OpenRun
+from umbel.aggregation.types import RunId
+from umbel.client.agent.board import SiteRun
+from umbel.client.agent.decisions import Decision
+from umbel.client.agent.notes import Doing, Note
+from umbel.client.agent.order import ChildOrder
+from umbel.client.agent.process import RunProcess
+from umbel.client.agent.retries import RETRY, Failing
+from umbel.client.agent.verdict import Stand, Verdict
+from umbel.client.files import locked_file
+from umbel.client.state.state_dir import LOCK_FILE
+
+_AGAIN_S = 1.0  # until a process that left is started again
+_LEARNS_S = 5.0  # in which the process of a run that is over learns by itself how the run ended, or is told to leave
+NO_LONGER_OPEN = "the coordinator no longer lists it"
+Start = Callable[[ChildOrder, Path], RunProcess]
+log = logging.getLogger("umbel.client")
+
+
+class SupervisedRun:
+    """`work`: the run's directory. `is_over`: the run has ended, or is no longer listed, and no process is left."""
+
+    def __init__(self, run: OpenRun, work: Path, start: Start = RunProcess) -> None:
+        self.run = run
+        self._work = work
+        self._start = start
+        self._process: RunProcess | None = None
+        self._started_at = 0.0
+        self._verdict = Verdict(Stand.ASKED)
+        self._has_verdict = False
+        self._decision: Decision | None = None
+        self._app = ""
+        self._failing = Failing()
+        self._not_before = float("-inf")
+        self._end = ""  # how the run ended
+        self._is_listed = True
+        self._unlisted_at = float("-inf")
+        self._reports = 0  # of processes that have ended
+        self._round = 0
+
+    @property
+    def name(self) -> RunId:
+        return self.run.name
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def is_over(self) -> bool:
+        return self._process is None and (bool(self._end) or not self._is_listed)
+
+    def judge(self, run: OpenRun, verdict: Verdict, decision: Decision | None, app: str | None) -> None:
+        """Take over what the agent found at its last look."""
+        if run.identity != self.run.identity:
+            self._end, self._failing = "", Failing()
+        self.run, self._app, self._is_listed = run, app or "", True
+        if decision != self._decision:
+            self._decision, self._failing = decision, Failing()  # `umbel site allow` tries a failing run at once
+        if not self._has_verdict or verdict != self._verdict:
+            self._log_verdict(verdict)
+        self._verdict, self._has_verdict = verdict, True
+
+    def unlist(self, now: float) -> None:
+        """The coordinator no longer lists the run. `now`: on the monotonic clock."""
+        if self._is_listed:
+            self._is_listed, self._unlisted_at = False, now
+
+    def follow(self, order: ChildOrder | None, now: float) -> None:
+        """Start, keep or end the process. `order`: None if the site takes no part; `now`: on the monotonic clock."""
+        if self._process is not None and (ended := self._process.ended()) is not None:
+            self._took_end(ended, now)
+        wanted = order if self._is_listed and not self._end else None
+        if self._process is None:
+            if wanted is not None and now >= max(self._failing.retry_at, self._not_before):
+                self._begin(wanted, now)
+        elif wanted is None:
+            if self._is_listed or now - self._unlisted_at >= _LEARNS_S:
+                self._process.leave()
+        elif wanted != self._process.order:
+            self._process.retire()
+
+    def leave(self) -> None:
+        if self._process is not None:
+            self._process.leave()
+
+    def interrupt(self) -> None:
+        if self._process is not None:
+            self._process.interrupt()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def shown(self) -> SiteRun:
+        """The run for the board."""
+        note = None if self._process is None else self._process.note()
+        state, reason = self._words(note)
+        round_ = note.round if note is not None and note.round else self._round
+        reports = self._reports + (0 if note is None else note.reports)
+        return SiteRun(self.run, state, self._verdict.stand.value, reason, self._app, round_, reports)
+
+    def _words(self, note: Note | None) -> tuple[str, str]:
+        if self._process is not None and self._verdict.stand is not Stand.ALLOWED:
+            return "leaving", self._verdict.reason
+        if note is not None and note.doing is Doing.OVER:
+            return _end_words(note.reason)
+        if note is not None and note.doing is Doing.FAILED:
+            return note.doing.value, _again(note.reason, self.name)
+        if self._process is not None and (note is None or note.doing is Doing.STARTING):
+            before = f"the last time it failed: {self._failing.last}" if self._failing.count else ""
+            return Doing.STARTING.value, before
+        if note is not None:
+            return note.doing.value, note.reason
+        if self._end:
+            return _end_words(self._end)
+        if not self._is_listed:
+            return "over", NO_LONGER_OPEN
+        if self._verdict.stand is Stand.ALLOWED and self._failing.count:
+            return Doing.FAILED.value, _again(self._failing.last, self.name)
+        return self._verdict.stand.value, self._verdict.reason
+
+    def _begin(self, order: ChildOrder, now: float) -> None:
+        self._process, self._started_at = self._start(order, self._work), now
+        if not self._failing.count:
+            log.info("run %s: takes part, with %s, in process %d", self.name, order.app, self._process.pid)
+
+    def _took_end(self, note: Note, now: float) -> None:
+        self._process = None
+        self._reports += note.reports
+        self._round = note.round or self._round
+        if note.doing is Doing.OVER:
+            self._end, self._failing = note.reason, Failing()
+            log.info("run %s is over: %s", self.name, note.reason)
+            clear(self._work)
+        elif note.doing is Doing.LEFT:
+            self._not_before, self._failing = now + _AGAIN_S, Failing()
+        else:
+            before, self._failing = (
+                self._failing,
+                self._failing.after(note.reason, now, now - self._started_at, note.reports),
+            )
+            if before.last != note.reason:
+                log.error("run %s failed: %s", self.name, _again(note.reason, self.name))
+
+    def _log_verdict(self, verdict: Verdict) -> None:
+        say = log.info if verdict.stand in (Stand.ALLOWED, Stand.DENIED) else log.warning
+        say("run %s is open: %s%s", self.name, verdict.stand.value, verdict.reason and f"; {verdict.reason}")
+
+
+def _end_words(end: str) -> tuple[str, str]:
+    """The run's last status, and why."""
+    status, _, reason = end.partition(": ")
+    return status, reason
+
+
+def clear(work: Path) -> None:
+    """Remove the directory of a run that is over, unless a process is still at work in it."""
+    try:
+        with locked_file(work / LOCK_FILE, waits=False):
+            shutil.rmtree(work)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        log.warning("%s cannot be removed (%s); remove it by hand", work, error.strerror or error)
+
+
+def _again(reason: str, run: str) -> str:
+    return (
+        f"{reason}. The agent tries again, less and less often, at least every {RETRY.longest_s / 60:.0f} "
+        f"minutes; to try at once: umbel site allow {run}"
+    )

@@ -1,0 +1,59 @@
+"""Whether the site takes part in a run: by its policy, by a person's decision, and by whether it has code for it. Pure.
+
+The policy comes first: no person overrides what it refuses. A person's `deny` comes before what the policy allows.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from umbel.aggregation.messages import OpenRun
+from umbel.client.agent.decisions import Decision
+from umbel.client.errors import WorkRefused
+from umbel.client.policy.policy import RunRule, SitePolicy
+
+
+class Stand(StrEnum):
+    """How a site stands to a run that is open to it."""
+
+    ASKED = "waiting for a person"
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    REFUSED = "refused"
+    NO_APP = "no code"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    stand: Stand
+    reason: str = ""  # with what to do; empty where the site takes part
+
+
+def verdict(
+    run: OpenRun, policy: SitePolicy, *, is_of_members: bool, decision: Decision | None, app: str | None
+) -> Verdict:
+    """`is_of_members`: the run is bound to the list that the site trusts; `decision`: the last about this name."""
+    try:
+        policy.check_run(run.name)
+        if not run.is_secure:
+            policy.check_plain_round(run.n_values)
+    except WorkRefused as error:
+        return Verdict(Stand.REFUSED, str(error))
+    own = decision if decision is not None and decision.identity == run.identity else None
+    if own is not None and not own.is_allowed:
+        return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: umbel site allow {run.name}")
+    if own is None and policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW:
+        return Verdict(Stand.ASKED, _question(run, decision))
+    if app is None:
+        return Verdict(
+            Stand.NO_APP,
+            f"no --app of this agent names it; start the agent with --app '{run.name}=MODULE:NAME' as well",
+        )
+    return Verdict(Stand.ALLOWED)
+
+
+def _question(run: OpenRun, decision: Decision | None) -> str:
+    how = f"umbel site allow {run.name}, or umbel site deny {run.name}"
+    if decision is None:
+        return f"decide: {how}"
+    before = "allowed" if decision.is_allowed else "denied"
+    return f"you {before} another run of this name, and this one has other content; decide again: {how}"

@@ -1,0 +1,68 @@
+"""A process of a run that dies without a word is a failure, and the note of an earlier one is not taken for its own."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.servers.waits import wait_until
+from umbel.aggregation.types import RunId
+from umbel.client.agent.notes import Doing, Note, Notebook, last_note
+from umbel.client.agent.order import CHILD_ORDER, ChildOrder
+from umbel.client.agent.process import RunProcess
+from umbel.client.files import locked_file, make_private
+from umbel.client.policy.policy import SitePolicy
+from umbel.client.state.state_dir import home_of, work_dir
+
+pytestmark = pytest.mark.slow
+SERVER = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> ChildOrder:
+    policy = SitePolicy(members=tmp_path / "pilot.json", allowed_runs=("heart-*",), epsilon=2.0)
+    return ChildOrder(SERVER, tmp_path / "state", RunId("heart-1"), "nowhere:client", policy, True, 2)
+
+
+@pytest.fixture
+def work(order: ChildOrder) -> Path:
+    home, _ = home_of(order.state, order.server)
+    return make_private(work_dir(home, order.run))
+
+
+def end_of(process: RunProcess) -> Note:
+    return wait_until("its end", process.ended)
+
+
+def test_an_order_is_one_line_and_comes_out_as_it_was(order: ChildOrder) -> None:
+    assert order.line().count(b"\n") == 1
+    assert CHILD_ORDER.validate_json(order.line()) == order
+
+
+def test_code_that_is_not_there_is_named(order: ChildOrder, work: Path) -> None:
+    end = end_of(RunProcess(order, work))
+    assert end.doing is Doing.FAILED
+    assert "no module 'nowhere' here" in end.reason
+
+
+def test_a_killed_process_is_a_failure_whatever_an_earlier_one_has_noted(order: ChildOrder, work: Path) -> None:
+    Notebook(work).note(Doing.LEFT, "earlier")
+    process = RunProcess(order, work)
+    os.kill(process.pid, signal.SIGKILL)
+    end = end_of(process)
+    assert end.doing is Doing.FAILED
+    assert "SIGKILL" in end.reason
+
+
+def test_one_that_finds_an_earlier_process_at_work_leaves_and_writes_nothing(order: ChildOrder, work: Path) -> None:
+    with locked_file(work / "lock"):
+        end = end_of(RunProcess(order, work))
+    assert (end.doing, end.reason) == (Doing.LEFT, "an earlier process of this run is still at work")
+    assert last_note(work) is None
+
+
+def test_a_damaged_note_counts_as_none(work: Path) -> None:
+    Notebook(work)
+    (work / "note.json").write_text("{")
+    assert last_note(work) is None

@@ -1,0 +1,119 @@
+"""A site takes part in a run only if its policy does not refuse it, and it or a person allows it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.client.agent.runs import ONE
+from umbel.aggregation.messages import OpenRun
+from umbel.client.agent.decisions import Decision
+from umbel.client.agent.verdict import Stand, Verdict, verdict
+from umbel.client.policy.policy import SitePolicy
+
+PATTERNS = st.lists(st.sampled_from(["heart-1", "heart-*", "*", "eeg", "?"]), max_size=2).map(tuple)
+OTHERS = st.sampled_from([None, "refuse", "ask", "members"])
+LISTED = SitePolicy(members=Path("pilot.json"))
+
+
+def judge(
+    run: OpenRun = ONE,
+    policy: SitePolicy | None = None,
+    decision: Decision | None = None,
+    app: str | None = "heart:client",
+    is_of_members: bool = False,
+) -> Verdict:
+    return verdict(run, policy or SitePolicy(), is_of_members=is_of_members, decision=decision, app=app)
+
+
+def allowed(run: OpenRun = ONE) -> Decision:
+    return Decision(run.identity, True, 1e9)
+
+
+def denied(run: OpenRun = ONE) -> Decision:
+    return Decision(run.identity, False, 1e9)
+
+
+def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
+    asked = judge()
+    assert asked.stand is Stand.ASKED
+    assert "umbel site allow heart-1" in asked.reason
+    assert judge(decision=allowed()) == Verdict(Stand.ALLOWED)
+    assert judge(decision=denied()).stand is Stand.DENIED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run_file_sha256": "c" * 64}, {"model_sha256": "c" * 64}, {"members_sha256": "c" * 64}, {"is_secure": False}],
+)
+@pytest.mark.parametrize("decision", [allowed(), denied()])
+def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, object], decision: Decision) -> None:
+    other = replace(ONE, **change)  # type: ignore[arg-type]  # fields by name
+    found = judge(other, decision=decision)
+    assert found.stand is Stand.ASKED
+    assert "another run of this name" in found.reason
+
+
+def test_what_may_change_in_a_run_asks_nobody_again() -> None:
+    later = replace(ONE, created_at=2e9, status=ONE.status)
+    assert judge(later, decision=allowed()).stand is Stand.ALLOWED
+
+
+def test_a_pattern_allows_without_a_person_and_a_person_may_still_deny() -> None:
+    policy = SitePolicy(allowed_runs=("heart-*",))
+    assert judge(policy=policy).stand is Stand.ALLOWED
+    assert judge(policy=policy, decision=denied()).stand is Stand.DENIED
+
+
+def test_runs_of_the_members_are_allowed_and_others_are_asked_about() -> None:
+    policy = replace(LISTED, other_runs="members")
+    assert judge(policy=policy, is_of_members=True).stand is Stand.ALLOWED
+    assert judge(policy=policy, is_of_members=False).stand is Stand.ASKED
+    assert judge(policy=LISTED, is_of_members=True).stand is Stand.ASKED, "only if the policy says so"
+
+
+def test_a_plain_run_is_refused_where_rounds_must_be_secure() -> None:
+    found = judge(replace(ONE, is_secure=False), LISTED, Decision(replace(ONE, is_secure=False).identity, True, 1e9))
+    assert found.stand is Stand.REFUSED
+    assert "requires secure aggregation" in found.reason
+
+
+def test_a_run_without_code_says_how_to_give_it_some() -> None:
+    found = judge(decision=allowed(), app=None)
+    assert found.stand is Stand.NO_APP
+    assert "--app 'heart-1=MODULE:NAME'" in found.reason
+
+
+@given(
+    allowed_runs=PATTERNS,
+    denied_runs=PATTERNS,
+    other=OTHERS,
+    of_members=st.booleans(),
+    said=st.sampled_from([None, 0, 1]),
+)
+def test_the_rules_are_those_of_the_table(
+    allowed_runs: tuple[str, ...], denied_runs: tuple[str, ...], other: str | None, of_members: bool, said: int | None
+) -> None:
+    """Against the table in docs/how-to/run-an-agent.md, written as it reads."""
+    policy = SitePolicy(
+        members=Path("pilot.json"),
+        allowed_runs=allowed_runs,
+        denied_runs=denied_runs,
+        other_runs=other,  # type: ignore[arg-type]  # one of the literals
+    )
+    decision = None if said is None else Decision(ONE.identity, bool(said), 1e9)
+    found = judge(policy=policy, decision=decision, is_of_members=of_members).stand
+    names = {"heart-1", "heart-*", "*"}
+    if names & set(denied_runs):
+        expected = Stand.REFUSED
+    elif names & set(allowed_runs):
+        expected = Stand.DENIED if said == 0 else Stand.ALLOWED
+    elif other == "refuse" or (other is None and allowed_runs):
+        expected = Stand.REFUSED
+    elif said is not None:
+        expected = Stand.ALLOWED if said else Stand.DENIED
+    else:
+        expected = Stand.ALLOWED if other == "members" and of_members else Stand.ASKED
+    assert found is expected
