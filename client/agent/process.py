@@ -22,7 +22,6 @@ class RunProcess:
 
     def __init__(self, order: ChildOrder, work: Path) -> None:
         self.order = order
-        self.is_leaving = False  # it was asked to leave, now or after its round
         self._work = work
         forget_note(work)  # of an earlier process: this one may die before its first
         self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, start_new_session=True)
@@ -34,13 +33,10 @@ class RunProcess:
 
     def retire(self) -> None:
         """Ask it to leave before its next assignment."""
-        if not self.is_leaving:
-            self.is_leaving = True
-            self._say(RETIRE)
+        self._say(RETIRE)
 
     def leave(self) -> None:
         """Ask it to leave now: it sends the steps that it has done, or finishes a sum that waits for it."""
-        self.is_leaving = True
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -79,6 +75,8 @@ class RunProcess:
 
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"
+        if self._process.stdin.closed:
+            return  # it leaves already
         with contextlib.suppress(BrokenPipeError):  # it has died, as `ended` will tell
             self._process.stdin.write(line)
             self._process.stdin.flush()

@@ -18,6 +18,7 @@ from umbel.client.files import locked_file
 from umbel.client.state.state_dir import LOCK_FILE
 
 _AGAIN_S = 1.0  # until a process that left is started again
+_RETIRES_S = 15.0  # in which a process that waits for work sees that it should leave, unless it was sent away for long
 _LEARNS_S = 5.0  # in which the process of a run that is over learns by itself how the run ended, or is told to leave
 NO_LONGER_OPEN = "the coordinator no longer lists it"
 Start = Callable[[ChildOrder, Path], RunProcess]
@@ -33,6 +34,7 @@ class SupervisedRun:
         self._start = start
         self._process: RunProcess | None = None
         self._started_at = 0.0
+        self._retired_at: float | None = None  # when the process was asked to leave after its round
         self._verdict = Verdict(Stand.ASKED)
         self._has_verdict = False
         self._decision: Decision | None = None
@@ -85,7 +87,7 @@ class SupervisedRun:
             if self._is_listed or now - self._unlisted_at >= _LEARNS_S:
                 self._process.leave()
         elif wanted != self._process.order:
-            self._process.retire()
+            self._replace(self._process, now)
 
     def leave(self) -> None:
         if self._process is not None:
@@ -127,8 +129,17 @@ class SupervisedRun:
             return Doing.FAILED.value, _again(self._failing.last, self.name)
         return self._verdict.stand.value, self._verdict.reason
 
+    def _replace(self, process: RunProcess, now: float) -> None:
+        """Ask a process with an old order to leave after its round; one that only waits for work, now."""
+        if self._retired_at is None:
+            self._retired_at = now
+            process.retire()
+        note, is_late = process.note(), now - self._retired_at >= _RETIRES_S
+        if is_late and note is not None and note.doing in (Doing.WAITING, Doing.HELD_UP):
+            process.leave()
+
     def _begin(self, order: ChildOrder, now: float) -> None:
-        self._process, self._started_at = self._start(order, self._work), now
+        self._process, self._started_at, self._retired_at = self._start(order, self._work), now, None
         if not self._failing.count:
             log.info("run %s: takes part, with %s, in process %d", self.name, order.app, self._process.pid)
 

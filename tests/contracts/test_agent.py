@@ -1,5 +1,6 @@
 """An agent as the command line starts it, with a process for each run, against a real coordinator."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -20,10 +21,12 @@ from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file, wait_until
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.types import RunId
 from umbel.client.agent.board import ALIVE_S, Board, BoardFile, SiteRun, boards_in
 from umbel.client.agent.notes import Doing
 from umbel.client.agent.verdict import Stand
 from umbel.client.cli.site_runs import site_app
+from umbel.client.state.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -328,6 +331,48 @@ def test_another_run_under_an_allowed_name_is_asked_about_again(house: House, tm
 def _asked_again(site: SiteAgent) -> SiteRun | None:
     found = site.run("one")
     return found if found is not None and found.run.rounds == 2 and found.state == Stand.ASKED else None
+
+
+@pytest.mark.nightly
+def test_two_secure_runs_at_once_from_one_model_lose_nothing_by_the_kill_of_an_agent(
+    house: House, tmp_path: Path
+) -> None:
+    """Three sites; the third run comes after. The site that is killed has begun both runs, and its keys are lost."""
+    runs = ("one", "two")
+    hold(tmp_path, *runs)
+    with (
+        agent_of(house, tmp_path, name="east") as east,
+        agent_of(house, tmp_path, name="north") as north,
+        agent_of(house, tmp_path, name="south") as south,
+    ):
+        sites = (east, north, south)
+        for name in runs:
+            create(house, run_file(name, 2, 3, "secure_aggregation = {}\n"), shares_model=True)
+            allow_at(sites, name)
+        for site, name in itertools.product(sites, runs):
+            site.trains(name)
+        south.signal(signal.SIGKILL)
+        south.start()
+        release(tmp_path, *runs)
+        for name in runs:
+            wait_for_status(house, name, RunStatus.FINISHED)
+        create(house, run_file("three", 2, 3, "secure_aggregation = {}\n"), value=1.0)
+        allow_at(sites, "three")
+        wait_for_status(house, "three", RunStatus.FINISHED)
+        for site in sites:
+            kept = Store(site.state, site.url).secure
+            counts = {name: len(kept.revealed(RunId(name))) for name in (*runs, "three")}
+            assert counts == {"one": 2, "two": 2, "three": 2}, site.words()
+            assert all(set(one.clients) == {"east", "north", "south"} for one in kept.revealed(RunId("one")))
+    with house.operator() as operator:
+        committed = [record for name in runs for record in operator.progress(name).ended if record.committed]
+    assert [record.reported for record in committed] == [3] * 4
+
+
+def allow_at(sites: Sequence[SiteAgent], name: str) -> None:
+    for site in sites:
+        site.wait_for(name, Stand.ASKED)
+        assert site.umbel("allow", name).exit_code == 0
 
 
 def _is_there(pid: int) -> bool:

@@ -62,6 +62,14 @@ def test_one_that_finds_an_earlier_process_at_work_leaves_and_writes_nothing(ord
     assert last_note(work) is None
 
 
+def test_one_that_was_asked_to_leave_may_be_asked_again(order: ChildOrder, work: Path) -> None:
+    process = RunProcess(order, work)
+    process.leave()
+    process.retire()
+    process.leave()
+    assert end_of(process).has_ended
+
+
 def test_a_damaged_note_counts_as_none(work: Path) -> None:
     Notebook(work)
     (work / "note.json").write_text("{")

@@ -27,7 +27,7 @@ class Process(RunProcess):
     """A process that ends when the test says so; it notes what the test says."""
 
     def __init__(self, order: ChildOrder, _work: Path) -> None:
-        self.order, self.is_leaving = order, False
+        self.order = order
         self.newest: Note | None = None
         self.has_ended = False
         self.retired = self.left = 0
@@ -100,6 +100,20 @@ def test_another_policy_counts_after_the_round(house: House) -> None:
     house.look(2.0, other)
     house.look(3.5, other)
     assert [one.order for one in house.started] == [ORDER, other]
+
+
+@pytest.mark.parametrize(("doing", "left"), [(Doing.WAITING, 1), (Doing.HELD_UP, 1), (Doing.TRAINING, 0)])
+def test_a_process_that_the_coordinator_has_sent_away_for_hours_does_not_keep_an_old_policy(
+    house: House, doing: Doing, left: int
+) -> None:
+    house.look(0.0)
+    other, [process] = replace(ORDER, policy=SitePolicy(minimum_cohort=4)), house.started
+    process.newest = Note(doing, 0.0)
+    for now in (1.0, 8.0, 15.5):
+        house.look(now, other)
+        assert (process.retired, process.left) == (1, 0)
+    house.look(16.0, other)
+    assert (process.retired, process.left) == (1, left)
 
 
 def test_failures_are_tried_again_less_and_less_often_and_said_once(

@@ -27,6 +27,15 @@ def told(*words: str | Path) -> Any:
 
 
 @pytest.mark.slow
+def test_an_agent_and_what_a_person_asks_of_it_need_no_torch(tmp_path: Path) -> None:
+    """The processes of its runs do; the agent itself stays small."""
+    refused = umbel("agent", "--server", NOBODY, "--app", "ward:client", "--state", tmp_path)
+    assert refused.returncode == 1
+    assert "this client is not enrolled yet" in refused.stderr
+    assert "no agent has run" in umbel("site", "runs", "--state", tmp_path).stderr
+
+
+@pytest.mark.slow
 def test_a_list_is_made_signed_and_trusted_without_torch(tmp_path: Path) -> None:
     file, key_file, state = tmp_path / "1.json", tmp_path / "anna.pem", tmp_path / "north"
     told("members", "new", "--name", "pilot", "--quorum", "1", "--out", file)
