@@ -253,7 +253,9 @@ class SecureDouble(Double):
         return assignment_id(RunId(self.run_file.name), self.round, self.attempt, ClientId(client), Task.EVALUATION)
 
     def _assignment(self, client: str) -> dict[str, Any]:
-        plain = super()._assignment(client) | ({"task": Task.EVALUATION.value} if self.measures else {})
+        plain = super()._assignment(client)
+        if self.measures:
+            plain["task"] = Task.EVALUATION.value
         keys = {name: peer_key(name) for name in self.peers} | {
             name: public_key_text(key) for name, key in self.keys.items()
         }
