@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from tests.federations.audit_house import operating
+from tests.federations.secure_cohort import Attempt
 from tests.federations.secure_device import SecureDevice, change_of
-from tests.federations.server_device import Device, House, Json, house, run_file
+from tests.federations.server_device import Device, House, Json, LateClock, house, run_file
 from tests.server.secure.test_secure_rounds import LAYOUT, SECURE, STATE
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, measured
+from umbel.aggregation.secagg.turns import Phase
 from umbel.client.cli.audit import audit_run
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
@@ -34,12 +36,17 @@ async def train(devices: Sequence[Device], number: int) -> list[SecureDevice]:
     return parties
 
 
-async def measure(devices: Sequence[Device]) -> list[SecureDevice]:
+def measuring(devices: Sequence[Device]) -> list[SecureDevice]:
     """Each device's loss is its own number."""
     parties = list[SecureDevice]()
     for i, device in enumerate(devices):
         found = measured({"loss": float(i)}, {"confusion": CONFUSIONS[i]}, HELD_OUT[i]) if HELD_OUT[i] else measured()
         parties.append(SecureDevice(device, LAYOUT, found))
+    return parties
+
+
+async def measure(devices: Sequence[Device]) -> list[SecureDevice]:
+    parties = measuring(devices)
     await asyncio.gather(*(one.take_part(torch.zeros(0)) for one in parties))
     return parties
 
@@ -126,5 +133,30 @@ def test_metrics_of_an_evaluation_that_too_few_sites_have_stay_out_of_the_record
             assert record["evaluation"] == {"loss": 1.0}
             why = "fewer than 3 clients have it, which is the minimum of this round"
             assert record["not_shown"] == {"evaluation.accuracy": why}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("phase", list(Phase), ids=str)
+def test_after_a_restart_in_any_phase_the_evaluation_goes_on(phase: Phase, tmp_path: Path) -> None:
+    """Half of the clients have sent their message of the phase when the coordinator is replaced."""
+
+    async def scenario() -> None:
+        phases, n = list(Phase), list(Phase).index(phase)
+        async with house(tmp_path) as it:
+            await it.begin(secure_run(1, "[training]\nevaluate = true\n"), STATE)
+            devices = await it.devices(4, sample_count=0)
+            await train(devices, 1)
+            await it.ended(1)
+            attempt = Attempt(it, LateClock(), measuring(devices), [torch.zeros(0)] * 4)
+            await attempt.each(SecureDevice.begin)
+            for one in phases[:n]:
+                assert await attempt.speak(one, range(4))
+            assert await attempt.speak(phase, (1, 3) if phase is not Phase.UNMASKING else (1,))
+        async with house(tmp_path) as it:
+            attempt.move_to(it)
+            for one in phases[n:]:
+                assert await attempt.speak(one, (0, 2) if one is phase is not Phase.UNMASKING else range(4))
+            require_sums((await it.ended(2))[-1])
 
     asyncio.run(scenario())
