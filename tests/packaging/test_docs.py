@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 import umbel.__main__ as command_line
 from tests.repository import ROOT
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Problem, ReportAnswer
+from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, OpenRun, OpenRuns, Problem, ReportAnswer
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
@@ -425,6 +425,8 @@ def test_the_security_page_names_what_a_cohort_stands() -> None:
 
 
 _SAID_BY_THE_COORDINATOR: dict[str, type[Any]] = {
+    "open_runs": OpenRuns,
+    "open_run": OpenRun,
     "checked_in": CheckedIn,
     "assignment": Assignment,
     "assignment.model": ModelRef,

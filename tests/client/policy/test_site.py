@@ -1,5 +1,6 @@
 """What a whole site lets itself be asked: its policy, the list that its officers have signed, and what it has done."""
 
+import threading
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
@@ -349,3 +350,35 @@ def test_a_run_that_goes_on_is_counted_once_in_the_budget_of_all(tmp_path: Path)
     third = bound(asked(3, is_private=True), FIRST)
     with pytest.raises(WorkRefused, match="epsilon_total"):
         Site(RunId("demo"), Identity(WARD, identity(WARD)), house.policy, tmp_path, kept_here).admit(third, LAYOUT)
+
+
+def test_two_runs_at_work_at_once_do_not_spend_the_same_rest_of_a_budget(tmp_path: Path) -> None:
+    """The second run decides while the first one does: it must see what the first one has spent."""
+    house = House(tmp_path)
+    house.policy = replace(house.policy, epsilon_total=1.0001 * Ledger(1e-6).after(RELEASE).epsilon)
+    kept_here, refused = SecureStore(tmp_path / "home" / "secure"), list[WorkRefused]()
+
+    def admit() -> None:
+        site = Site(RunId("demo"), Identity(WARD, identity(WARD)), house.policy, tmp_path, kept_here)
+        try:
+            site.admit(bound(asked(1, is_private=True), FIRST), LAYOUT)
+        except WorkRefused as error:
+            refused.append(error)
+
+    second = threading.Thread(target=admit)
+    with SecureStore(tmp_path / "home" / "secure").alone():
+        second.start()
+        second.join(0.2)  # time enough to decide, if it did not wait
+        kept_here.spend(RunId("other"), Ledger(1e-6).after(RELEASE))
+    second.join()
+    assert ["epsilon_total" in str(error) for error in refused] == [True]
+    assert kept_here.spent(RunId("demo"), 1e-6).n_rounds == 0
+
+
+def test_a_run_that_was_listed_with_secure_aggregation_gets_no_other_round(tmp_path: Path) -> None:
+    kept_here = SecureStore(tmp_path / "secure")
+    for is_secure in (False, True):
+        identified = Identity(WARD, identity(WARD))
+        site = Site(RunId("demo"), identified, SitePolicy(), tmp_path, kept_here, is_secure_run=is_secure)
+        with pytest.raises(WorkRefused, match="listed this run as one with") if is_secure else nullcontext():
+            site.check_plain(LAYOUT)
