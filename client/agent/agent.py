@@ -126,7 +126,7 @@ def run_agent(
 
 
 class Agent:
-    """One site's agent. Only the thread that made it may call it."""
+    """One site's agent. Only the thread that made it may call it. `watch`: knows the open runs."""
 
     def __init__(self, options: AgentOptions, home: Home, client: str, coordinator: CoordinatorClient) -> None:
         self._options = options
@@ -135,7 +135,7 @@ class Agent:
         self._policy = PolicyFile(options.policy, options.state_dir)
         self._decisions = DecisionStore(home.path)
         self._board = BoardFile(home.path)
-        self._watch = RunsWatch(coordinator)
+        self.watch = RunsWatch(coordinator)
         self._runs: dict[RunId, SupervisedRun] = {}
         self._has_listing = False
 
@@ -146,13 +146,13 @@ class Agent:
 
     def live(self, shutdown: Shutdown) -> None:
         """Look at everything about twice a second. Raises `Interrupted` when asked to leave, or a `ClientError`."""
-        self._watch.start()
+        self.watch.start()
         log.info("%s: looking for open runs at %s", self._client, self._home.server_url)
         try:
             while True:
                 self.look(time.monotonic())
-                if self._watch.failed is not None:
-                    raise self._watch.failed
+                if self.watch.failed is not None:
+                    raise self.watch.failed
                 with shutdown.interruptible():
                     shutdown.wait(LOOK_S)
         except ClientError:
@@ -161,7 +161,7 @@ class Agent:
 
     def look(self, now: float) -> None:
         """Judge every run, and start, keep or end its process. `now`: on the monotonic clock."""
-        in_force, listed = self._policy.look(), self._watch.runs
+        in_force, listed = self._policy.look(), self.watch.runs
         if listed is not None:
             self._take_up(listed)
         for name, known in self._runs.items():
@@ -176,7 +176,7 @@ class Agent:
 
     def end(self) -> None:
         """Ask every process to leave, and wait until it has. A second signal makes them leave at once."""
-        self._watch.stop()
+        self.watch.stop()
         try:
             self._wait_for_all()
         except Interrupted:
@@ -236,13 +236,13 @@ class Agent:
 
     def _forget_old(self) -> None:
         """Show only the newest of the runs that are over."""
-        over = [name for name, one in self._runs.items() if one.is_over and name not in (self._watch.runs or {})]
+        over = [name for name, one in self._runs.items() if one.is_over and name not in (self.watch.runs or {})]
         for name in over[:-ENDED_SHOWN_MAX]:
             del self._runs[name]
 
     def _show(self, in_force: InForce) -> None:
         trouble = in_force.trouble
-        if not trouble and self._watch.runs is None:
+        if not trouble and self.watch.runs is None:
             trouble = "the coordinator has not answered yet"
         runs = tuple(self._runs[name].shown() for name in sorted(self._runs))
         self._board.show(Board(self._client, self._home.server_url, self._options.at_once, runs, trouble))

@@ -1,0 +1,132 @@
+"""An agent's looks at its runs, in this process: no run here has code, so no process is started."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.client.agent.runs import ONE, run_named
+from tests.client.agent.test_listing import Coordinator, page
+from tests.federations.consortium import OFFICERS, first_list, signed
+from tests.servers.waits import wait_until
+from umbel.aggregation.messages import OpenRun
+from umbel.aggregation.trust.members import members_bytes
+from umbel.client.agent.agent import ENDED_SHOWN_MAX, Agent, AgentOptions, Enrolling, run_agent
+from umbel.client.agent.apps import AppRule
+from umbel.client.agent.board import BoardFile, boards_in
+from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.verdict import Stand
+from umbel.client.errors import AccessRefused, StateError
+from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.state.home import Home
+from umbel.client.state.state_dir import locked
+
+SERVER = "http://fl.example.org"
+NO_CODE = (AppRule("nothing", "nowhere:client"),)
+FIRST = first_list()
+
+
+class House:
+    """One site. `open_runs`: what its coordinator lists."""
+
+    def __init__(self, folder: Path, policy: str | None = None) -> None:
+        self.state, path = folder / "state", folder / "site.toml"
+        if policy is not None:
+            path.write_text(policy)
+        options = AgentOptions(SERVER, self.state, NO_CODE, path if policy is not None else None)
+        self.home = Home(self.state, SERVER)
+        self.agent = Agent(options, self.home, "ward", Coordinator(page([])).client)
+
+    def look(self, *open_runs: OpenRun) -> dict[str, tuple[str, str]]:
+        """The state and the reason of each run on the board, after a look."""
+        self.agent.watch.runs = {run.name: run for run in open_runs}
+        self.agent.look(0.0)
+        board = BoardFile(self.home.path).read()
+        assert board is not None
+        return {one.run.name: (one.state, one.reason) for one in board.runs}
+
+
+def test_runs_of_the_trusted_list_are_taken_and_others_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "pilot.json").write_bytes(members_bytes(signed(FIRST, *OFFICERS)))
+    house = House(tmp_path, f'members = "pilot.json"\nmembers_sha256 = "{FIRST.sha256}"\nother_runs = "members"\n')
+    mine, other = replace(ONE, members_sha256=FIRST.sha256), replace(run_named("mri"), members_sha256="d" * 64)
+    found = house.look(mine, other, run_named("open"))
+    assert {name: state for name, (state, _) in found.items()} == {
+        "heart-1": Stand.NO_APP,
+        "mri": Stand.ASKED,
+        "open": Stand.ASKED,
+    }
+
+
+def test_a_damaged_decision_allows_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    DecisionStore(house.home.path).decide(ONE.name, Decision(ONE.identity, True, 1e9))
+    assert house.look(ONE)["heart-1"][0] == Stand.NO_APP
+    (house.home.path / "decisions" / "heart-1.json").write_text("{")
+    state, reason = house.look(ONE)["heart-1"]
+    assert state == Stand.ASKED
+    assert "is damaged; remove it, and decide again" in reason
+
+
+def test_a_policy_that_becomes_invalid_refuses_every_run(tmp_path: Path) -> None:
+    house = House(tmp_path, 'allowed_runs = ["*"]\n')
+    assert house.look(replace(ONE, is_secure=False))["heart-1"][0] == Stand.NO_APP
+    (tmp_path / "site.toml").write_text('allowed_runs = "everything"\n')
+    state, reason = house.look(replace(ONE, is_secure=False))["heart-1"]
+    assert state == Stand.REFUSED
+    assert "allowed_runs" in reason
+
+
+def test_what_runs_have_left_that_are_over_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for name in ("heart-1", "over"):
+        (house.home.path / "runs" / name / "models").mkdir(parents=True)
+    (house.home.path / "secure").mkdir()
+    house.look(ONE)
+    assert sorted(path.name for path in (house.home.path / "runs").iterdir()) == ["heart-1"]
+    assert (house.home.path / "secure").is_dir()
+
+
+def test_only_the_newest_runs_that_are_over_are_shown(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for i in range(ENDED_SHOWN_MAX + 5):
+        house.look(run_named(f"r{i:03}"))
+    found = house.look(ONE)
+    assert len(found) == ENDED_SHOWN_MAX + 1
+    assert found["heart-1"][0] == Stand.ASKED
+    assert found[f"r{ENDED_SHOWN_MAX + 4:03}"] == ("over", "the coordinator no longer lists it")
+
+
+def enrolled(folder: Path) -> AgentOptions:
+    Home(folder, SERVER).remember_enrolment("ward")
+    return AgentOptions(SERVER, folder, NO_CODE)
+
+
+def test_it_ends_when_it_is_asked_to_and_its_board_says_so(tmp_path: Path) -> None:
+    options, shutdown, ends = enrolled(tmp_path), Shutdown(), list[str]()
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=httpx.ByteStream(page([]).content)))
+    agent = threading.Thread(target=lambda: ends.append(run_agent(options, shutdown=shutdown, transport=transport)))
+    agent.start()
+    [home] = wait_until("its board", lambda: boards_in(tmp_path))
+    assert BoardFile(home).is_alive()
+    shutdown.request("the test is over")
+    agent.join()
+    assert ends == ["the test is over"]
+    assert not BoardFile(home).is_alive()
+
+
+def test_a_client_that_was_removed_ends_the_agent(tmp_path: Path) -> None:
+    body = b'{"type":"urn:umbel:problem:client-removed","title":"removed","status":403,"detail":"the operator did it"}'
+    transport = httpx.MockTransport(lambda request: httpx.Response(403, stream=httpx.ByteStream(body)))
+    with pytest.raises(AccessRefused, match="client-removed"):
+        run_agent(enrolled(tmp_path), Enrolling(), transport=transport)
+    with locked(tmp_path):
+        pass  # it holds the directory no longer
+
+
+def test_a_join_and_an_agent_never_share_an_identity(tmp_path: Path) -> None:
+    options = enrolled(tmp_path)
+    with locked(tmp_path), pytest.raises(StateError, match=r"another client process uses .* end the other process"):
+        run_agent(options)
