@@ -315,7 +315,8 @@ def _count_of(train: Data, told: int | None) -> int:
     if found is None:
         raise TypeError(
             "the data do not tell how many samples they hold, and this number weights the client's update: set "
-            "sample_count, or give the data set a length (__len__)"
+            "sample_count, or give a torch Dataset with a length (__len__). Other data, such as a list, are taken as "
+            "batches"
         )
     if found < 1 or n_batches(train, 1) == 0:
         raise ValueError("the training data are empty; a client needs at least one sample, and one batch")
