@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from tests.contracts.test_agent import SiteAgent, agent_of, wait_for_status
 from tests.contracts.test_life_of_a_run import House
+from tests.federations.consortium import first_list, signed
 from tests.federations.trial_hospital import SITES, model_of_all, records_of
 from tests.servers.waits import wait_for_file, wait_until
 from umbel.aggregation.messages import RunStatus
@@ -24,6 +26,8 @@ from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.round.silence import cut_s
 from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.trust.members import SignedMembers, members_bytes
+from umbel.client.state.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 WITHIN = 1e-6
@@ -39,8 +43,15 @@ batch_size = 8
 [secure_aggregation]
 metrics = ["loss"]
 evaluation = ["accuracy", "sensitivity"]
+members_sha256 = "{members_sha256}"
 """
-POLICY = 'allowed_runs = ["heart-*"]\n'
+POLICY = """
+allowed_runs = ["heart-*"]
+secure_aggregation = "required"
+members = "pilot.json"
+members_sha256 = "{members_sha256}"
+cohort_change = "warn"
+"""
 LAST, BACK = "genf", "basel"  # the site that is killed for good in round 3, and the one that comes back in round 4
 STAYED = tuple(site for site in SITES if site != LAST)
 
@@ -53,10 +64,18 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.fixture
-def sites(house: House, tmp_path: Path) -> Iterator[Mapping[str, SiteAgent]]:
+def members(house: House, tmp_path: Path) -> SignedMembers:
+    """The member list, which two officers have signed."""
+    keys = {name: Store(tmp_path / f"state-{name}", house.url).identity(name).public_key for name in SITES}
+    return signed(replace(first_list(), members=keys), "anna", "bert")
+
+
+@pytest.fixture
+def sites(house: House, members: SignedMembers, tmp_path: Path) -> Iterator[Mapping[str, SiteAgent]]:
     """Four agents that are at work. From here on no test touches a site, except to kill it and to start it again."""
+    (tmp_path / "pilot.json").write_bytes(members_bytes(members))
     policy = tmp_path / "site.toml"
-    policy.write_text(POLICY)
+    policy.write_text(POLICY.format(members_sha256=members.list.sha256))
     arguments = ("--app", "heart-*=tests.federations.trial_hospital:Hospital", "--policy", str(policy))
     with ExitStack() as stack:
         agents = {name: stack.enter_context(agent_of(house, tmp_path, *arguments, name=name)) for name in SITES}
@@ -65,10 +84,11 @@ def sites(house: House, tmp_path: Path) -> Iterator[Mapping[str, SiteAgent]]:
         yield agents
 
 
-def create(house: House, name: str, count: int) -> None:
+def create(house: House, members: SignedMembers, name: str, count: int) -> None:
+    text = RUN.format(name=name, count=count, members_sha256=members.list.sha256)
     with house.operator() as operator:
         model = operator.upload_model(encode_model(model_of_all().state_dict()))
-        operator.create_run(name, RUN.format(name=name, count=count), model, same_first_model=True)
+        operator.create_run(name, text, model, same_first_model=True)
 
 
 def records_of_run(house: House, name: str) -> list[RoundRecord]:
@@ -135,10 +155,10 @@ def watches(house: House, site: str, run: str) -> bool:
 
 
 def test_two_runs_one_after_the_other_and_two_at_once_through_two_deaths(
-    house: House, sites: Mapping[str, SiteAgent], tmp_path: Path
+    house: House, members: SignedMembers, sites: Mapping[str, SiteAgent], tmp_path: Path
 ) -> None:
     for name in ("heart-1", "heart-2"):
-        create(house, name, count=2)
+        create(house, members, name, count=2)
         wait_for_status(house, name, RunStatus.FINISHED)
         records = records_of_run(house, name)
         assert [reporters(record) for record in records] == [SITES] * 3
@@ -147,7 +167,7 @@ def test_two_runs_one_after_the_other_and_two_at_once_through_two_deaths(
     runs = ("heart-3", "heart-4")
     held, back = hold(tmp_path, (LAST, 3)), hold(tmp_path, (BACK, 4))
     for name in runs:
-        create(house, name, count=5)
+        create(house, members, name, count=5)
     dying = [trains(tmp_path, sites[LAST], name, 3) for name in runs]
     for name in runs:
         wait_until(f"a held request in {name}", partial(watches, house, LAST, name))
