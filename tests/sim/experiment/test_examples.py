@@ -11,6 +11,7 @@ import pytest
 from tests.repository import ROOT
 from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.round import Task
 from umbel.sim import simulate
 from umbel.sim.data.sets.fetch import SOURCES
 from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
@@ -79,8 +80,10 @@ def test_own_clients_train_under_masks_and_the_sums_of_their_counts_give_figures
     path, app = ROOT / "examples" / "own_client.toml", "examples.own_client:make_client"
     (trial,) = simulate(path, changes={"clients.app": app, "clients.count": 4, "rounds.count": 3}).trials
     assert trial.status is RunStatus.FINISHED
-    assert [row.reported for row in trial.rows] == [4, 4, 4]
-    last = trial.rows[-1]
+    assert [(row.round, row.reported) for row in trial.rows] == [(1, 4), (2, 4), (3, 4), (3, 4)]
+    *_, last, measured = trial.rows  # the clients measure the last model, too
+    assert measured.task == Task.EVALUATION
+    assert sum(measured.evaluation_counts["scores"]) == 112
     assert sum(last.evaluation_counts["confusion"]) == sum(last.evaluation_counts["scores"]) == 112
     assert last.test_metrics["scores.auc"] > 0.9
     assert last.accuracy == last.test_metrics["confusion.accuracy"] > 0.8
