@@ -61,9 +61,9 @@ def test_all_commands_of_the_page_work_in_their_order(tmp_path: Path) -> None:
     assert (folder / "try/simulated/curves.png").stat().st_size > 1000
     simulated = [json.loads(line) for line in (folder / "try/simulated/rounds.jsonl").read_text().splitlines()]
     ended = [one for one in json.loads((folder / "try/shown.json").read_text())["ended"] if one["committed"]]
-    assert [one["reported"] for one in ended] == [4] * 10, "each site is in each sum, as the run file asks"
-    assert len(simulated) == 10
-    for figures in (simulated[-1]["test_metrics"], ended[-1]["evaluation"]):
+    assert [one["reported"] for one in ended] == [4] * 11, "each site is in each sum, as the run file asks"
+    assert [one["task"] for one in ended] == [one["task"] for one in simulated] == [*["training"] * 10, "evaluation"]
+    for figures in (simulated[-2]["test_metrics"], simulated[-1]["evaluation"], ended[-1]["evaluation"]):
         assert figures["scores.auc"] > 0.9
         assert figures["confusion.sensitivity"] > 0.8
     assert load_file(folder / "try/model.safetensors").keys() == own_client.client().model.state_dict().keys()
