@@ -132,6 +132,7 @@ class SumChecks:
             if run != self._run:
                 self._policy.check_second_update(one.round, run)
                 self._check_same_model(invitation, run, one, _counted(one.clients, members), clients)
+        self._check_change(invitation, frozenset(clients), self._over_same_model(invitation, members))
 
     def _check_second_update(self, invitation: SecureInvitation) -> None:
         """Apply the policy if shares were revealed of this round, of a later one, or of a sum over this model."""

@@ -653,3 +653,20 @@ def test_a_training_that_measures_a_model_which_nearly_the_same_clients_have_mea
         Site(tmp_path, SitePolicy(cohort_change="warn"), run).memory.check_invitation(
             measuring(asked(2, fewer, ANOTHER), evaluates=True)
         )
+
+
+@pytest.mark.parametrize("fewer_measure", [True, False])
+def test_of_an_evaluation_and_a_training_at_work_at_once_in_two_runs_the_second_reveals_nothing(
+    tmp_path: Path, fewer_measure: bool
+) -> None:
+    """One measures the model at all clients, and the other at all but one: each is signed before either is revealed."""
+    refuses, fewer = SitePolicy(cohort_change="refuse"), ALL[1:]
+    first, second = Site(tmp_path, refuses), Site(tmp_path, refuses, run="later")
+    trains = measuring(asked(2, ALL if fewer_measure else fewer, ANOTHER), evaluates=True)
+    measures = measuring(asked(2, fewer if fewer_measure else ALL, ANOTHER))
+    first.is_in(trains, trains.context.names, reveals=False)
+    second.is_in(measures, measures.context.names, reveals=False)
+    first.memory.revealing(trains)
+    with pytest.raises(AttemptRefused, match="reveals no shares of this sum: "):
+        second.memory.revealing(measures)
+    assert not SecureStore(tmp_path).revealed(RunId("later"))
