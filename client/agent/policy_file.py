@@ -33,11 +33,15 @@ class PolicyFile:
     def __init__(self, path: Path | None, state_dir: Path) -> None:
         self._path = path
         self._state_dir = state_dir
+        self._members: Path | None = None  # the list that the policy named last, also while one of the two is not valid
         self._seen: object = None
         self._in_force = InForce()
 
     def look(self) -> InForce:
-        """The policy in force now. It costs two calls of `stat` while nothing has changed."""
+        """The policy in force now. It costs two calls of `stat` while nothing has changed.
+
+        The stamps are those of before the files were read: a change during the reading is read at the next look.
+        """
         if self._path is None:
             return self._in_force
         seen = self._stamps()
@@ -45,12 +49,13 @@ class PolicyFile:
             before, self._in_force = self._in_force, self._read(self._path)
             if self._seen is not None:
                 self._log_change(before)
-            self._seen = self._stamps()  # the policy may name another list now
+            self._seen = seen
         return self._in_force
 
     def _read(self, path: Path) -> InForce:
         try:
             policy = read_policy(path)
+            self._members = policy.members
             members = members_in_force(policy, self._state_dir)
         except MembersRefused as error:
             return InForce(trouble=f"{path}: {error}")
@@ -68,8 +73,7 @@ class PolicyFile:
             log.info("read the policy again: %s", self._path)
 
     def _stamps(self) -> object:
-        members = self._in_force.policy.members if self._in_force.policy is not None else None
-        return [_stamp(path) for path in (self._path, members) if path is not None]
+        return [_stamp(path) for path in (self._path, self._members) if path is not None]
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

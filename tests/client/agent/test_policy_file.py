@@ -7,7 +7,9 @@ import pytest
 
 from tests.federations.consortium import OFFICERS, after, first_list, signed
 from umbel.aggregation.trust.members import members_bytes
+from umbel.client.agent import policy_file
 from umbel.client.agent.policy_file import InForce, PolicyFile
+from umbel.client.policy.policy import SitePolicy, read_policy
 
 FIRST = first_list()
 
@@ -73,3 +75,35 @@ def test_the_next_epoch_of_the_member_list_counts_at_the_next_look(path: Path, t
     assert file.look().list_sha256 == second.sha256
     members.write_bytes(b"{}")
     assert "pilot.json" in file.look().trouble
+
+
+def test_a_member_list_that_is_whole_again_counts_although_the_policy_was_not_touched(
+    path: Path, tmp_path: Path
+) -> None:
+    members, whole = tmp_path / "pilot.json", members_bytes(signed(FIRST, *OFFICERS))
+    members.write_bytes(whole)
+    path.write_text(f'members = "pilot.json"\nmembers_sha256 = "{FIRST.sha256}"\n')
+    file = PolicyFile(path, tmp_path / "state")
+    assert not file.look().trouble
+    members.write_bytes(whole[:100])  # a copy that is under way
+    assert "pilot.json" in file.look().trouble
+    members.write_bytes(whole)
+    assert file.look().list_sha256 == FIRST.sha256
+
+
+def test_a_change_while_the_file_is_read_counts_at_the_next_look(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text('allowed_runs = ["one"]\n')
+
+    def read_and_changed(found: Path) -> SitePolicy:
+        policy = read_policy(found)
+        monkeypatch.undo()
+        found.write_text('allowed_runs = ["only-this-one"]\n')
+        return policy
+
+    monkeypatch.setattr(policy_file, "read_policy", read_and_changed)
+    file = PolicyFile(path, tmp_path / "state")
+    file.look()
+    assert (policy := file.look().policy) is not None
+    assert policy.allowed_runs == ("only-this-one",)
