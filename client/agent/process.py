@@ -10,7 +10,8 @@ from pathlib import Path
 from umbel.client.agent.notes import Doing, Note, forget_note, last_note
 from umbel.client.agent.order import EARLIER_AT_WORK, RETIRE, ChildOrder
 
-_COMMAND = (sys.executable, "-m", "umbel.client.agent.child")
+_COMMAND = (sys.executable, "-P", "-m", "umbel.client.agent.child")
+"""`-P`: Python and umbel are not imported from the current directory. The site's own code is, once they are loaded."""
 _EXIT_S = 30.0
 
 

@@ -74,3 +74,12 @@ def test_a_damaged_note_counts_as_none(work: Path) -> None:
     Notebook(work)
     (work / "note.json").write_text("{")
     assert last_note(work) is None
+
+
+def test_the_current_directory_cannot_replace_what_the_process_is_made_of(
+    order: ChildOrder, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "signal.py").write_text("raise SystemExit(9)\n")
+    (tmp_path / "nowhere.py").write_text("client = 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert "nowhere:client is a int" in end_of(RunProcess(order, work)).reason, "the site's own code is found there"
