@@ -47,8 +47,10 @@ from umbel.client.wire.transport import Patience, Transport, connect
 LOOK_S = 0.5
 _LEAVING_LOOK_S = 0.1
 AT_ONCE_MAX = 256
+PROCESSES_MAX = 64  # each needs the memory of Python and torch, and the coordinator chooses how many runs it lists
 ENDED_SHOWN_MAX = 20
 _LAST_WAIT_S = 10.0  # for processes that were told to leave at once
+NO_ROOM = f"it waits until one of {PROCESSES_MAX} other runs is over; deny runs that you do not need"
 _BESIDE = "end the other process first: an agent takes part in all runs of its site, and umbel join in one"
 log = logging.getLogger("umbel.client")
 
@@ -138,6 +140,7 @@ class Agent:
         self.watch = RunsWatch(coordinator)
         self._runs: dict[RunId, SupervisedRun] = {}
         self._has_listing = False
+        self._n_free = 0  # how many more processes may be started at this look
 
     def require_valid_policy(self) -> None:
         """Raise `ValueError` for a policy that is not valid: at the start a person is there to mend it."""
@@ -164,6 +167,7 @@ class Agent:
         in_force, listed = self._policy.look(), self.watch.runs
         if listed is not None:
             self._take_up(listed)
+        self._n_free = PROCESSES_MAX - len(self._alive())
         for name, known in self._runs.items():
             run = None if listed is None else listed.get(name)
             if run is None:
@@ -203,8 +207,13 @@ class Agent:
         """The order for the run's process; None if the site takes no part."""
         decision, app = self._decision(run.name), app_of(run.name, self._options.apps)
         found = self._verdict(run, in_force, decision, app)
+        starts = found.stand is Stand.ALLOWED and not (known.is_alive or known.is_over)
+        if has_room := not starts or self._n_free > 0:
+            self._n_free -= starts
+        else:
+            found = Verdict(Stand.ALLOWED, NO_ROOM)
         known.judge(run, found, None if isinstance(decision, StateError) else decision, app)
-        if found.stand is not Stand.ALLOWED or app is None:
+        if found.stand is not Stand.ALLOWED or app is None or not has_room:
             return None
         options = self._options
         return ChildOrder(
@@ -239,6 +248,8 @@ class Agent:
         over = [name for name, one in self._runs.items() if one.is_over and name not in (self.watch.runs or {})]
         for name in over[:-ENDED_SHOWN_MAX]:
             del self._runs[name]
+            if (left := work_dir(self._home.path, name)).exists():  # of a process that was told to leave before the end
+                clear(left)
 
     def _show(self, in_force: InForce) -> None:
         trouble = in_force.trouble

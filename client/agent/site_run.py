@@ -139,7 +139,13 @@ class SupervisedRun:
             process.leave()
 
     def _begin(self, order: ChildOrder, now: float) -> None:
-        self._process, self._started_at, self._retired_at = self._start(order, self._work), now, None
+        self._started_at, self._retired_at = now, None
+        try:
+            self._process = self._start(order, self._work)
+        except OSError as error:  # too many processes, or too little memory: the other runs go on
+            why = f"its process cannot be started ({error.strerror or error})"
+            self._took_end(Note(Doing.FAILED, 0.0, reason=why), now)
+            return
         if not self._failing.count:
             log.info("run %s: takes part, with %s, in process %d", self.name, order.app, self._process.pid)
 

@@ -70,6 +70,8 @@ class CoordinatorClient:
         names = [run.name for run in found.runs]
         if names != sorted(set(names)) or not all(name > after for name in names):
             raise CoordinatorMisbehaved("the coordinator's list of runs is not sorted by name")
+        if found.next not in ("", *names[-1:]):  # else its pages could go round in a circle
+            raise CoordinatorMisbehaved("a page of the coordinator's list of runs does not end where the next begins")
         return found
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -9,14 +10,19 @@ import pytest
 
 from tests.client.agent.runs import ONE, run_named
 from tests.client.agent.test_listing import Coordinator, page
+from tests.client.agent.test_site_run import Process
 from tests.federations.consortium import OFFICERS, first_list, signed
 from tests.servers.waits import wait_until
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.trust.members import members_bytes
-from umbel.client.agent.agent import ENDED_SHOWN_MAX, Agent, AgentOptions, Enrolling, run_agent
+from umbel.client.agent import agent as agent_module
+from umbel.client.agent.agent import ENDED_SHOWN_MAX, PROCESSES_MAX, Agent, AgentOptions, Enrolling, run_agent
 from umbel.client.agent.apps import AppRule
 from umbel.client.agent.board import BoardFile, boards_in
 from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.notes import Doing
+from umbel.client.agent.order import ChildOrder
+from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand
 from umbel.client.errors import AccessRefused, StateError
 from umbel.client.rounds.shutdown import Shutdown
@@ -31,11 +37,11 @@ FIRST = first_list()
 class House:
     """One site. `open_runs`: what its coordinator lists."""
 
-    def __init__(self, folder: Path, policy: str | None = None) -> None:
+    def __init__(self, folder: Path, policy: str | None = None, apps: tuple[AppRule, ...] = NO_CODE) -> None:
         self.state, path = folder / "state", folder / "site.toml"
         if policy is not None:
             path.write_text(policy)
-        options = AgentOptions(SERVER, self.state, NO_CODE, path if policy is not None else None)
+        options = AgentOptions(SERVER, self.state, apps, path if policy is not None else None)
         self.home = Home(self.state, SERVER)
         self.agent = Agent(options, self.home, "ward", Coordinator(page([])).client)
 
@@ -130,3 +136,36 @@ def test_a_join_and_an_agent_never_share_an_identity(tmp_path: Path) -> None:
     options = enrolled(tmp_path)
     with locked(tmp_path), pytest.raises(StateError, match=r"another client process uses .* end the other process"):
         run_agent(options)
+
+
+def test_a_coordinator_that_lists_many_runs_does_not_fill_the_memory_with_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Process]()
+
+    def start(order: ChildOrder, work: Path) -> Process:
+        started.append(Process(order, work))
+        return started[-1]
+
+    monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
+    house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
+    listed = [run_named(f"run-{i:03}") for i in range(PROCESSES_MAX + 2)]
+    house.look(*listed)
+    found = house.look(*listed)
+    assert len(started) == PROCESSES_MAX
+    assert found["run-065"] == ("allowed", agent_module.NO_ROOM)
+    started[0].end(Doing.OVER, "stopped: by the operator")
+    house.look(*listed)
+    house.look(*listed)
+    assert len(started) == PROCESSES_MAX + 1
+
+
+def test_nothing_is_left_of_runs_that_a_coordinator_lists_and_takes_back(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for i in range(ENDED_SHOWN_MAX + 3):
+        run = run_named(f"run-{i:03}")
+        house.look(run)
+        (made := house.home.path / "runs" / run.name).mkdir(parents=True)
+        (made / "model.safetensors").write_bytes(b"much")
+    house.look()
+    assert len(list((house.home.path / "runs").iterdir())) == ENDED_SHOWN_MAX

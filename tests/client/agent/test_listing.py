@@ -154,3 +154,9 @@ def test_an_identity_has_everything_that_a_person_decides_about() -> None:
     others = [replace(run, **change) for change in changes]
     assert len({one.identity for one in (run, *others)}) == 5
     assert isinstance(run, OpenRun)
+
+
+def test_pages_that_go_round_in_a_circle_are_refused() -> None:
+    coordinator = Coordinator(page(["b"], next="a"))
+    with pytest.raises(CoordinatorMisbehaved, match="does not end where the next begins"):
+        coordinator.client.open_runs()

@@ -196,3 +196,16 @@ def test_a_run_made_again_with_other_content_is_no_longer_over(house: House) -> 
     house.run.judge(other, OK, None, "heart:client")
     house.run.follow(ORDER, 2.0)
     assert len(house.started) == 2
+
+
+def test_a_machine_that_cannot_start_a_process_fails_this_run_only(tmp_path: Path) -> None:
+    def no_more(_order: ChildOrder, _work: Path) -> RunProcess:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    run = SupervisedRun(ONE, tmp_path, no_more)
+    run.judge(ONE, OK, None, "heart:client")
+    run.follow(ORDER, 0.0)
+    assert not run.is_alive
+    shown = run.shown()
+    assert shown.state == Doing.FAILED
+    assert "cannot be started (Resource temporarily unavailable)" in shown.reason
