@@ -79,5 +79,5 @@ def _tls_of(response: httpx.Response) -> dict[str, Any]:
 def _ahead_s(response: httpx.Response) -> float | None:
     try:
         return time.time() - parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):  # the last for a year or an hour of many digits
         return None

@@ -67,7 +67,7 @@ class Ready(BaseHTTPRequestHandler):
     def date_time_string(self, timestamp: float | None = None) -> str:
         """The time of the header Date."""
         assert isinstance(self.server, Server)
-        return super().date_time_string(int(time.time() + self.server.ahead_s))
+        return self.server.date or super().date_time_string(int(time.time() + self.server.ahead_s))
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -75,12 +75,13 @@ class Ready(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     """Its `context` may be changed while it serves, as a proxy's certificate is. `body`: of all its answers; `ahead_s`:
-    of its clock.
+    of its clock; `date`: what it says instead.
     """
 
     context: ssl.SSLContext | None = None
     body = b"ok"
     ahead_s = 0.0
+    date = ""
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, peer = self.socket.accept()

@@ -139,3 +139,12 @@ def test_the_command_ends_with_status_1_if_something_is_wrong(tmp_path: Path) ->
     assert "versions" in good.output
     assert bad.exit_code == 1
     assert "policy" in {one["check"] for one in json.loads(bad.output)["findings"] if one["verdict"] == "wrong"}
+
+
+@pytest.mark.parametrize("year", ["99999999999", "2026 99999999999999999999:00:00"])
+def test_a_date_of_many_digits_tells_no_time(year: str) -> None:
+    with serving(None) as server:
+        server.body, server.date = HEALTHY, f"Mon, 01 Jan {year} 00:00:00 GMT"
+        found = asked(server, "http")
+    assert said(found, "coordinator")[0] == "pass"
+    assert not [one for one in found.findings if one.check == "clock"]

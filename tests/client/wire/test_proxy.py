@@ -171,3 +171,13 @@ def test_a_socks_proxy_without_its_package_is_refused_in_one_sentence(monkeypatc
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"a SOCKS proxy .*\(pip install socksio\)"):
         connect("https://coordinator.invalid")
+
+
+def test_a_password_that_is_no_part_of_an_address_is_refused_without_a_word_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://site:geh/eim@proxy.example:3128")
+    with pytest.raises(ValueError, match="whose address cannot be read") as refused:
+        connect("https://fl.example.org")
+    assert "geh" not in str(refused.value)
+    assert refused.value.__suppress_context__, "a traceback would quote it"
