@@ -88,7 +88,9 @@ def mount() -> None:
     app.command("serve")(server.serve)
     app.command("join")(join)
     app.command("agent")(agent)
-    app.add_typer(lazy_group("site_runs", "site_app", "The runs of this site's agent: runs, allow, deny."), name="site")
+    app.add_typer(
+        lazy_group("site_runs", "site_app", "Show, allow and deny the runs of this site's agent."), name="site"
+    )
     runs = (
         "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace; "
         "audit, verify, replay."

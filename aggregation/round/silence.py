@@ -1,7 +1,7 @@
-"""How long a round waits for a client of which nothing is heard. Pure; decision 0020 has the reasons.
+"""How long a round waits for a client that sends nothing. Pure; decision 0020 has the reasons.
 
-Only a client that has held a request for its assignment's status open in this attempt can be called silent. Any other
-client is waited for until the window is over.
+Only a client that has held a request for its assignment's status open in this attempt can be silent. For any other
+client the round waits until the window is over.
 """
 
 from umbel.aggregation.phrases import some
@@ -14,7 +14,7 @@ _WORDS = "fell silent"
 
 
 def cut_s(window_s: float) -> float:
-    """The seconds after which a client is silent whose held request was cut off: 5 s to 30 s, 10 s of a 600 s window.
+    """After how many seconds a client is silent that disconnected from a held request: 5 s to 30 s, 10 s of 600 s.
 
     A killed process closes its connection at once. A client whose link broke notices that, and returns sooner.
     """
@@ -22,10 +22,10 @@ def cut_s(window_s: float) -> float:
 
 
 def quiet_s(window_s: float, longest_gap_s: float = 0.0) -> float:
-    """The seconds after which a client is silent whose last request was answered: 30 s to 120 s, 60 s of 600 s.
+    """After how many seconds a client is silent if its last request was answered: 30 s to 120 s, 60 s of 600 s.
 
-    It may compute without a pause in which its thread could ask again. `longest_gap_s`: the longest time between two
-    requests that this client has shown, in seconds; it may be quiet for three times as long.
+    Its code may compute without a pause in which the SDK's thread could ask again. `longest_gap_s`: the longest time
+    between two requests of this client so far, in seconds. The client may be quiet for three times as long.
     """
     return max(min(max(_QUIET_SHARE * window_s, _QUIET_S_MIN), _QUIET_S_MAX), _GAPS * longest_gap_s)
 

@@ -51,7 +51,7 @@ PROCESSES_MAX = 64  # each needs the memory of Python and torch, and the coordin
 ENDED_SHOWN_MAX = 20
 _LAST_WAIT_S = 10.0  # for processes that were told to leave at once
 NO_ROOM = f"it waits until one of {PROCESSES_MAX} other runs is over; deny runs that you do not need"
-_BESIDE = "end the other process first: an agent takes part in all runs of its site, and umbel join in one"
+_BESIDE = "end the other process first: an agent and umbel join cannot use one state directory at the same time"
 log = logging.getLogger("umbel.client")
 
 

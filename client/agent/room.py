@@ -67,7 +67,7 @@ class SharedTurn(Turn):
     def wait(self, _pause: Callable[[float], None]) -> None:
         while not self._room.is_free():
             self.check()
-            self._notebook.note(Doing.HELD_UP, f"{self._others} train, as many as --at-once allows")
+            self._notebook.note(Doing.HELD_UP, f"{self._others} of this site train now; --at-once allows no more")
             _pause(_LOOK_S)
         self.check()
 
@@ -82,7 +82,7 @@ class SharedTurn(Turn):
             while not self._room.enter(stack):
                 if time.monotonic() > until:
                     raise AttemptRefused(
-                        f"{self._others} of this site train now, as many as --at-once allows",
+                        f"{self._others} of this site train now; --at-once allows no more",
                         "this site trains in other runs now",
                     )
                 _pause(_LOOK_S)

@@ -191,6 +191,6 @@ def clear(work: Path) -> None:
 
 def _again(reason: str, run: str) -> str:
     return (
-        f"{reason}. The agent tries again, less and less often, at least every {RETRY.longest_s / 60:.0f} "
-        f"minutes; to try at once: umbel site allow {run}"
+        f"{reason}. The agent tries again after pauses that grow to {RETRY.longest_s / 60:.0f} minutes; "
+        f"to try at once: umbel site allow {run}"
     )

@@ -56,4 +56,5 @@ def _question(run: OpenRun, decision: Decision | None) -> str:
     if decision is None:
         return f"decide: {how}"
     before = "allowed" if decision.is_allowed else "denied"
-    return f"you {before} another run of this name, and this one has other content; decide again: {how}"
+    changed = "the coordinator now lists one with another run file, first model or member list"
+    return f"a person at this site {before} another run of this name, and {changed}; decide again: {how}"

@@ -17,7 +17,7 @@ from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, warned, wrong
 from umbel.client.errors import ClientError, StateError, printable
 from umbel.client.files import require_own
-from umbel.client.policy.policy import read_policy
+from umbel.client.policy.policy import SitePolicy, read_policy
 from umbel.client.state.enrol import CLOCK_WARNING_S
 from umbel.client.state.identity import own_keys
 from umbel.client.wire.addresses import addresses_in, is_readable
@@ -100,9 +100,15 @@ def _policy(path: Path | None) -> ClientFinding:
     if policy.members is not None and not policy.members.exists():
         return wrong("policy", f"{path} names the member list {policy.members}, which is not there", "put it there")
     members = "no member list" if policy.members is None else f"the member list {policy.members}"
-    runs = ", ".join(policy.allowed_runs) or "all runs"
     masks = "masked rounds only" if policy.requires_secure_rounds else "rounds with and without masks"
-    return passed("policy", f"{path}: {masks}, {members}; allowed: {runs}")
+    return passed("policy", f"{path}: {masks}, {members}; {_runs(policy)}")
+
+
+def _runs(policy: SitePolicy) -> str:
+    """Which runs the policy allows, denies, and leaves to `other_runs`."""
+    named = {"allowed": policy.allowed_runs, "denied": policy.denied_runs}
+    lists = [f"{what} runs: {', '.join(patterns)}" for what, patterns in named.items() if patterns]
+    return "; ".join([*lists, f"other runs: {policy.rule_for_other_runs}"])
 
 
 def _coordinator(address: str) -> Iterator[ClientFinding]:

@@ -17,7 +17,7 @@ from umbel.client.cli.options import (
 
 _APP_HELP = (
     "Your code for the runs that the pattern names, such as 'heart-*=my_hospital:client'; may be repeated, and the "
-    "first match counts. Without a pattern: for every run. The variable holds several, separated by spaces."
+    "first match counts. Without a pattern: for every run. UMBEL_APP may hold several, separated by spaces."
 )
 
 
@@ -35,7 +35,10 @@ def agent(
         int, typer.Option("--at-once", metavar="N", help="How many runs may train at the same time; others wait.")
     ] = 2,
 ) -> None:
-    """Take part in every run that this site allows, until Ctrl-C or SIGTERM. A person allows the others: umbel site."""
+    """Take part in every run that this site allows, until Ctrl-C or SIGTERM.
+
+    If the policy neither allows nor refuses a run, a person decides: umbel site runs, allow, deny.
+    """
     from umbel.client.agent.agent import AgentOptions, Enrolling, run_agent
     from umbel.client.agent.apps import app_rule
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors

@@ -119,7 +119,7 @@ def resume_run(operator: Operator, run: RunName, as_json: AsJson = False) -> Non
 
 
 def start_round(operator: Operator, run: RunName, as_json: AsJson = False) -> None:
-    """Begin the round with the clients that wait, if they are enough, without waiting for those that are expected."""
+    """Start the round now with the clients that wait, if they are at least rounds.minimum."""
     print_run(operator.start_round(run), as_json)
 
 

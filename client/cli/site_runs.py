@@ -38,7 +38,7 @@ class Shown:
 
 @site_app.command("runs")
 def show_runs(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """Show the runs that are open to this site, what each would get from it, and what the agent does about them."""
+    """Show the runs that are open to this site, what the coordinator would see, and what the agent does about them."""
     with one_sentence_errors():
         found = [_shown(home) for home in _homes(state.expanduser())]
     if as_json:
@@ -50,20 +50,23 @@ def show_runs(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
 
 @site_app.command("allow")
 def allow(run: Run, state: State = STATE_DEFAULT, server: OfServer = None) -> None:
-    """Let the agent take part in a run. It begins within seconds. The same command tries a failed run again at once."""
+    """Let the agent take part in a run. It begins within seconds. For a failed run: let the agent try again at once."""
     _decide(run, state, server, is_allowed=True)
 
 
 @site_app.command("deny")
 def deny(run: Run, state: State = STATE_DEFAULT, server: OfServer = None) -> None:
-    """Keep the agent out of a run, or end its part in it. umbel site allow takes this back."""
+    """Keep the agent out of a run. If it takes part now, it sends the work that is done, and leaves the run.
+
+    umbel site allow takes this back.
+    """
     _decide(run, state, server, is_allowed=False)
 
 
-def sends(run: OpenRun) -> str:
-    """What a site's part in the run shows the coordinator."""
+def seen_of(run: OpenRun) -> str:
+    """What the coordinator sees of a site that takes part in the run."""
     if not run.is_secure:
-        return "its update, readable"
+        return "this site's update"
     return f"sums of {run.minimum} or more sites" + (", with noise" if run.is_private else "")
 
 
@@ -76,7 +79,7 @@ def _decide(name: str, state: Path, server: str | None, *, is_allowed: bool) -> 
     if not is_allowed:
         typer.echo(f"denied {name}: this site takes no part in it")
         return
-    typer.echo(f"allowed {name}: {_what(one.run)}, sends {sends(one.run)}")
+    typer.echo(f"allowed {name}: {_what(one.run)}; the coordinator sees {seen_of(one.run)}")
     if one.stand == Stand.NO_APP:
         typer.echo(f"but this agent has no code for it: {one.reason}")
     if not BoardFile(home).is_alive():
@@ -93,7 +96,7 @@ def _find(name: str, state_dir: Path, server: str | None) -> tuple[Path, SiteRun
         if run.run.name == name and (server is None or board.server in server.split(","))
     ]
     if not found:
-        raise ValueError(f"no open run named {name!r} is known here; umbel site runs shows the runs")
+        raise ValueError(f"the agent knows no open run named {name!r}; umbel site runs shows the open runs")
     if len(found) > 1:
         raise ValueError(f"several coordinators have a run named {name!r}; name one with --server")
     return found[0]
@@ -126,9 +129,10 @@ def _print(shown: Shown) -> None:
     if not board.runs:
         typer.echo("no run is open to this site")
         return
-    heads = ("run", "state", "model", "sends", "code", "what to do")
+    heads = ("run", "state", "model", "coordinator sees", "code", "what to do")
     print_table(
-        heads, ((one.run.name, _state(one), _what(one.run), sends(one.run), one.app, one.reason) for one in board.runs)
+        heads,
+        ((one.run.name, _state(one), _what(one.run), seen_of(one.run), one.app, one.reason) for one in board.runs),
     )
 
 

@@ -215,13 +215,18 @@ class SitePolicy:
             return RunRule.REFUSE
         if is_named_by(self.allowed_runs, run):
             return RunRule.ALLOW
-        match self.other_runs or ("refuse" if self.allowed_runs else "ask"):
+        match self.rule_for_other_runs:
             case "refuse":
                 return RunRule.REFUSE
             case "members" if is_of_members:
                 return RunRule.ALLOW
             case _:
                 return RunRule.ASK
+
+    @property
+    def rule_for_other_runs(self) -> Literal["refuse", "ask", "members"]:
+        """`other_runs`, or its default."""
+        return self.other_runs or ("refuse" if self.allowed_runs else "ask")
 
     def check_members(self, members: MemberList) -> None:
         """Raise `WorkRefused` for a list that is older than this site accepts."""

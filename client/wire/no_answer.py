@@ -100,9 +100,7 @@ def _ca_advice() -> str:
     files = [f"{name} is {os.environ[name]}" for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if files:
         return f"{files[0]}, and has no CA that has signed it: add the coordinator's CA there, in PEM"
-    return (
-        "Set SSL_CERT_FILE to a file with the coordinator's CA, in PEM. IT may have it, or the coordinator's operator"
-    )
+    return "Set SSL_CERT_FILE to a file with the coordinator's CA, in PEM. Ask IT or the coordinator's operator for it"
 
 
 def _cause_of(error: BaseException) -> BaseException:

@@ -71,7 +71,7 @@ class ExpectedClients:
         return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, patient_until)
 
     async def _later(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
-        """The clients of the run that are up. A round without patience if all others are known to be away."""
+        """The clients of the run that are up. If all clients of the run are known, the round waits for no others."""
         fleet = await self._services.waiters.fleet(state.plan.run, now, _LOOKED_AT_MAX)
         missing = [one for one in fleet if one.client not in here]
         until = self._until(missing, max(state.plan.patience_s, UP_S), now)

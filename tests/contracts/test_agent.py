@@ -220,7 +220,7 @@ def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Pa
         assert "umbel site allow one" in asked.reason
         shown = site.umbel("runs")
         assert "waiting for a person" in shown.stdout
-        assert "its update, readable" in shown.stdout
+        assert "this site's update" in shown.stdout
         said = site.umbel("allow", "one")
         assert said.exit_code == 0, said.stderr
         assert said.stdout.startswith("allowed one: 3 values (")
@@ -325,7 +325,7 @@ def test_another_run_under_an_allowed_name_is_asked_about_again(house: House, tm
         house.restart()
         create(house, run_file("one", count=2))
         again = wait_until("the question", lambda: _asked_again(site), site.words)
-        assert "you allowed another run of this name" in again.reason
+        assert "a person at this site allowed another run of this name" in again.reason
 
 
 def _asked_again(site: SiteAgent) -> SiteRun | None:

@@ -12,7 +12,7 @@ from tests.client.agent.runs import ONE, run_named
 from umbel.client.agent.board import Board, BoardFile, SiteRun
 from umbel.client.agent.decisions import DecisionStore
 from umbel.client.agent.verdict import Stand
-from umbel.client.cli.site_runs import sends, site_app
+from umbel.client.cli.site_runs import seen_of, site_app
 
 PLAIN = replace(run_named("eeg"), is_secure=False)
 BOARD = Board(
@@ -45,7 +45,7 @@ def umbel(tmp_path: Path) -> Umbel:
 def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> None:
     first, heads, heart, eeg, mri = umbel("runs").stdout.splitlines()
     assert first == "ward at http://fl.example.org: the agent runs; at most 2 runs train at once"
-    assert heads.split() == ["run", "state", "model", "sends", "code", "what", "to", "do"]
+    assert heads.split() == ["run", "state", "model", "coordinator", "sees", "code", "what", "to", "do"]
     for words in (
         "heart-1",
         "waiting for a person",
@@ -54,7 +54,7 @@ def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> 
         "heart:client",
     ):
         assert words in heart
-    assert "its update, readable" in eeg
+    assert "this site's update" in eeg
     assert "no --app of this agent names it" in mri
 
 
@@ -66,7 +66,7 @@ def test_the_table_for_programs_is_json(umbel: Umbel) -> None:
 
 def test_a_decision_is_about_this_very_run(home: Path, umbel: Umbel) -> None:
     said = umbel("allow", "heart-1").stdout
-    assert said == "allowed heart-1: 100 values (aaaaaaaa), sends sums of 3 or more sites\n"
+    assert said == "allowed heart-1: 100 values (aaaaaaaa); the coordinator sees sums of 3 or more sites\n"
     decision = DecisionStore(home).of(ONE.name)
     assert decision is not None
     assert (decision.identity, decision.is_allowed) == (ONE.identity, True)
@@ -101,7 +101,7 @@ def test_what_else_is_missing_is_said(home: Path, umbel: Umbel) -> None:
 def test_a_run_that_is_not_known_is_refused(umbel: Umbel) -> None:
     refused = umbel("allow", "other")
     assert refused.exit_code == 1
-    assert "no open run named 'other' is known here" in refused.stderr
+    assert "the agent knows no open run named 'other'" in refused.stderr
 
 
 def test_a_name_at_two_coordinators_needs_the_coordinator(home: Path, umbel: Umbel) -> None:
@@ -121,5 +121,5 @@ def test_where_no_agent_has_run_that_is_said(umbel: Umbel) -> None:
 
 
 def test_what_a_run_shows_of_a_site_is_in_words() -> None:
-    assert sends(replace(ONE, is_private=True)) == "sums of 3 or more sites, with noise"
-    assert sends(PLAIN) == "its update, readable"
+    assert seen_of(replace(ONE, is_private=True)) == "sums of 3 or more sites, with noise"
+    assert seen_of(PLAIN) == "this site's update"
