@@ -212,12 +212,16 @@ class SumChecks:
         return [one for one in self._kept.sums(self._run) if _have_common(invitation, one)]
 
     def _over_same_model(self, invitation: SecureInvitation, members: Collection[str] | None) -> list[_Earlier]:
-        """Sums of the other kind and of other runs over this model: training and evaluation both measure it."""
-        kind = _has_updates(invitation)
+        """Sums of the other kind over this model, of other runs, and of this one if they are not among its newest:
+        training and evaluation both measure it.
+        """
+        kind, newest = _has_updates(invitation), {one.attempt_id for one in self._kept.sums(self._run)}
         return [
             _Earlier(f"{_name(one)} of run {run!r}", True, frozenset(_counted(one.clients, members)), one.has_updates)
             for run, one in self._over_model(invitation)
-            if run != self._run and one.has_updates is not kind and _have_common(invitation, one)
+            if one.has_updates is not kind
+            and (run != self._run or one.attempt_id not in newest)
+            and _have_common(invitation, one)
         ]
 
 

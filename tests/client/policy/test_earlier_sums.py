@@ -670,3 +670,21 @@ def test_of_an_evaluation_and_a_training_at_work_at_once_in_two_runs_the_second_
     with pytest.raises(AttemptRefused, match="reveals no shares of this sum: "):
         second.memory.revealing(measures)
     assert not SecureStore(tmp_path).revealed(RunId("later"))
+
+
+def test_an_evaluation_of_a_model_whose_training_is_not_among_the_newest_sums_is_compared_with_it(
+    tmp_path: Path,
+) -> None:
+    """Between the two are a hundred sums with quite different clients, which a coordinator may ask for."""
+    refuses = SitePolicy(cohort_change="refuse")
+    Site(tmp_path, refuses).is_in(measuring(asked(2, model=ANOTHER), evaluates=True), ALL)
+    far = (WARD, *(f"far-{number}" for number in range(9)))
+    for round_ in range(3, SUMS_MAX + 4):
+        between = replace(revealed_sum(round_, f"{round_:064x}"), cohort=far, clients=far)
+        SecureStore(tmp_path).remember(RunId("demo"), between)
+    site, fewer = Site(tmp_path, refuses), measuring(asked(2, ALL[1:], ANOTHER))
+    assert ANOTHER not in {one.model_sha256 for one in SecureStore(tmp_path).sums(RunId("demo"))}
+    with pytest.raises(AttemptRefused, match="round 2 of run 'demo'"):
+        site.memory.check_invitation(fewer)
+    with pytest.raises(AttemptRefused, match="round 2 of run 'demo'"):
+        site.memory.check_sum(fewer, ALL[1:])
