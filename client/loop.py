@@ -69,7 +69,6 @@ from umbel.client.state.store import PendingReport, Store
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import check_offer
-from umbel.client.wire.open_runs import pause_while_open
 from umbel.client.wire.timing import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S, within
 from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
@@ -295,7 +294,7 @@ class ClientLoop:
             away_s = self._next_away_s()
             log.warning("%s: this client declines: %s. It asks for work again in %.0f s", name_of(offer), error, away_s)
             self._decline(offer, window_end, error)
-            self._stay_away(away_s)
+            self._pause(away_s)
         except (AccessRefused, StateError):
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
@@ -312,11 +311,6 @@ class ClientLoop:
         """How long to stay away. It grows with each attempt that the client declines in a row."""
         self._declines += 1
         return DECLINED_BACKOFF.bound_s(self._declines)
-
-    def _stay_away(self, seconds: float) -> None:
-        """Ask for no work for so long, or until the run is over."""
-        with self._shutdown.interruptible():
-            pause_while_open(self._coordinator, self._run, seconds, self._shutdown.wait)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
@@ -339,9 +333,7 @@ class ClientLoop:
         if advice or self._failures >= FAILURES_MAX:
             raise error
         if offer.is_secure:
-            self._stay_away(
-                self._next_away_s()
-            )  # as after any other refusal, so the time away says nothing of the reason
+            self._pause(self._next_away_s())  # as after any other refusal, so the time away says nothing of the reason
 
     # --- work that an earlier process left, or that missed its window ---
 
