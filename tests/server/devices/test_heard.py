@@ -1,25 +1,11 @@
 """What is remembered of who was heard of when."""
 
-import asyncio
-
+from tests.server.devices.clock_by_hand import ClockByHand
 from umbel.server.devices.waiting import HEARD_S, Heard
 
 
-class Watch:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    async def wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
-        raise AssertionError("nothing here waits")
-
-
 def test_a_client_that_was_not_heard_of_yet_counts_as_heard_of_at_the_start() -> None:
-    watch = Watch()
+    watch = ClockByHand()
     heard = Heard(watch)
     watch.time += 50
     assert heard.at("lab") == 1000.0
@@ -28,7 +14,7 @@ def test_a_client_that_was_not_heard_of_yet_counts_as_heard_of_at_the_start() ->
 
 
 def test_who_was_heard_of_lately_is_remembered_to_the_moment() -> None:
-    watch = Watch()
+    watch = ClockByHand()
     heard = Heard(watch)
     heard.note("lab")
     for _ in range(9):
@@ -42,7 +28,7 @@ def test_who_was_heard_of_lately_is_remembered_to_the_moment() -> None:
 
 
 def test_clients_that_come_once_are_not_remembered_for_ever() -> None:
-    watch = Watch()
+    watch = ClockByHand()
     heard = Heard(watch)
     for i in range(100_000):
         watch.time += HEARD_S / 1000

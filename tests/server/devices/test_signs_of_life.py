@@ -1,10 +1,10 @@
 """Whom a coordinator calls silent, by the requests that a client holds open and by those that come after."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 from starlette.types import Message
 
+from tests.server.devices.clock_by_hand import ClockByHand
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.signs_of_life import SignsOfLife
 from umbel.server.devices.waiting import Heard, HeldRequest
@@ -12,19 +12,6 @@ from umbel.server.devices.waiting import Heard, HeldRequest
 LAB = ClientId("lab")
 WINDOW_S, CUT_S, QUIET_S = 600.0, 10.0, 60.0
 NEVER = float("inf")
-
-
-class SetByHand:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    async def wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
-        raise AssertionError("nothing here waits")
 
 
 def request() -> HeldRequest:
@@ -36,7 +23,7 @@ def request() -> HeldRequest:
 
 @dataclass
 class Desk:
-    clock: SetByHand = field(default_factory=SetByHand)
+    clock: ClockByHand = field(default_factory=ClockByHand)
     n_woken: int = 0
 
     def __post_init__(self) -> None:
