@@ -5,15 +5,16 @@ import random
 import threading
 from collections.abc import Mapping
 
-from umbel.aggregation.messages import WAIT_S_MAX, OpenRun
+from umbel.aggregation.messages import WAIT_S_MAX, OpenRun, OpenRuns
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AccessRefused, CertificateRefused, ClientError, CoordinatorRefused
 from umbel.client.rounds.shutdown import Interrupted
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.open_runs import PAUSE_S, all_open_runs
 from umbel.client.wire.timing import RETRY_AFTER_MAX_S, Backoff
 from umbel.client.wire.transport import Patience, patiently
 
+RUNS_MAX = 1000  # of one coordinator; the rest, by name, is not looked at
+PAUSE_S = 1.0  # the shortest time between two requests, so that a coordinator which does not wait causes no flood
 TROUBLE = Backoff(first_s=5.0, longest_s=300.0)
 _jitter = random.SystemRandom().random
 log = logging.getLogger("umbel.client")
@@ -61,9 +62,19 @@ class RunsWatch:
         """Ask once; returns the time until the next request, in seconds."""
         first = self._coordinator.open_runs(mark=self._mark, wait_s=WAIT_S_MAX if self._mark else 0.0)
         if first.mark != self._mark or self.runs is None:
-            self.runs = {run.name: run for run in all_open_runs(self._coordinator, first)}
+            self.runs = {run.name: run for run in self._all_of(first)}
             self._mark = first.mark
         return max(PAUSE_S, min(first.retry_after_s, RETRY_AFTER_MAX_S)) * (0.5 + _jitter())
+
+    def _all_of(self, first: OpenRuns) -> list[OpenRun]:
+        """The runs of the first page and of those that follow."""
+        runs, page = [*first.runs], first
+        while page.next and page.runs and len(runs) < RUNS_MAX:
+            page = self._coordinator.open_runs(after=page.next)
+            runs += page.runs
+        if page.next:
+            log.warning("the coordinator lists more than %d open runs; this agent looks at the first ones", RUNS_MAX)
+        return runs[:RUNS_MAX]
 
     def _pause_after(self, error: ClientError) -> float | None:
         """How long to wait after an error that no quick retry mends; None if a person must act first."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, STATE_DEFAULT, App, AsJson, State
+from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, STATE_DEFAULT, App, AsJson, Policy, State
 
 if TYPE_CHECKING:
     from umbel.client.check.findings import ClientCheck
@@ -53,7 +53,7 @@ def doctor(
         ),
     ] = None,
     state: State = STATE_DEFAULT,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The site's policy.")] = None,
+    policy: Policy = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the

@@ -16,7 +16,6 @@ from umbel.aggregation.messages import OpenRun, OpenRuns
 from umbel.client.agent import listing
 from umbel.client.agent.listing import RunsWatch
 from umbel.client.errors import AccessRefused, CoordinatorMisbehaved
-from umbel.client.wire import open_runs
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Transport, connect
 
@@ -86,7 +85,7 @@ def test_all_pages_are_one_list() -> None:
 
 
 def test_a_coordinator_that_lists_runs_without_end_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_runs, "RUNS_MAX", 3)
+    monkeypatch.setattr(listing, "RUNS_MAX", 3)
     pages = [page([f"r{i:03}"], next=f"r{i:03}") for i in range(50)]
     coordinator = Coordinator(*pages)
     watch = RunsWatch(coordinator.client)
