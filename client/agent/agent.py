@@ -27,8 +27,8 @@ import httpx
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.types import RunId
 from umbel.client.agent.apps import AppRule, app_of
-from umbel.client.agent.board import Board, BoardFile
-from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.board import BoardFile, RunsBoard
+from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.agent.listing import RunsWatch
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.policy_file import InForce, PolicyFile
@@ -81,7 +81,7 @@ class AgentOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolling:
+class FirstStart:
     """What the first start of a client tells its coordinator; later starts need none of it."""
 
     token: str | None = None
@@ -91,7 +91,7 @@ class Enrolling:
 
 def run_agent(
     options: AgentOptions,
-    enrolling: Enrolling | None = None,
+    enrolling: FirstStart | None = None,
     *,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
@@ -107,7 +107,7 @@ def run_agent(
         shutdown: asks the agent to leave; SIGINT and SIGTERM do so too.
         transport: for tests and proxies.
     """
-    enrolling, shutdown = enrolling or Enrolling(), shutdown or Shutdown()
+    enrolling, shutdown = enrolling or FirstStart(), shutdown or Shutdown()
     replicas = connect(options.server, transport)
     warn_if_readable(addresses_in(options.server), "models and updates")
     with replicas, locked(options.state_dir, _BESIDE), shutdown.on_signals():
@@ -227,7 +227,7 @@ class Agent:
         )
 
     def _verdict(
-        self, run: OpenRun, in_force: InForce, decision: Decision | StateError | None, app: str | None
+        self, run: OpenRun, in_force: InForce, decision: SiteDecision | StateError | None, app: str | None
     ) -> Verdict:
         if in_force.trouble:
             return Verdict(Stand.REFUSED, in_force.trouble)
@@ -237,7 +237,7 @@ class Agent:
         is_of_members = bool(in_force.list_sha256) and run.members_sha256 == in_force.list_sha256
         return verdict(run, policy, is_of_members=is_of_members, decision=decision, app=app)
 
-    def _decision(self, name: RunId) -> Decision | StateError | None:
+    def _decision(self, name: RunId) -> SiteDecision | StateError | None:
         try:
             return self._decisions.of(name)
         except StateError as error:
@@ -256,7 +256,7 @@ class Agent:
         if not trouble and self.watch.runs is None:
             trouble = "the coordinator has not answered yet"
         runs = tuple(self._runs[name].shown() for name in sorted(self._runs))
-        self._board.show(Board(self._client, self._home.server_url, self._options.at_once, runs, trouble))
+        self._board.show(RunsBoard(self._client, self._home.server_url, self._options.at_once, runs, trouble))
 
     # --- the end ---
 

@@ -37,7 +37,7 @@ class SiteRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class RunsBoard:
     """`client`: the name that the site is enrolled under; `at_once`: how many runs may train at the same time."""
 
     client: str
@@ -47,7 +47,7 @@ class Board:
     trouble: str = ""  # why nothing is allowed, or no run is known
 
 
-_BOARD = TypeAdapter(Board)
+_BOARD = TypeAdapter(RunsBoard)
 
 
 class BoardFile:
@@ -55,10 +55,10 @@ class BoardFile:
 
     def __init__(self, home: Path) -> None:
         self._file = JsonFile(home / BOARD_FILE, _BOARD, "remove it; a running agent writes it again")
-        self._shown: Board | None = None
+        self._shown: RunsBoard | None = None
         self._touched_at = float("-inf")
 
-    def show(self, board: Board) -> None:
+    def show(self, board: RunsBoard) -> None:
         """Write the board if it has changed, and show that the agent is alive. Only the agent may call it."""
         if board != self._shown:
             self._file.write(board)
@@ -72,7 +72,7 @@ class BoardFile:
         if self._shown is not None:
             os.utime(self._file.path, (0, 0))
 
-    def read(self) -> Board | None:
+    def read(self) -> RunsBoard | None:
         """The newest board; None if no agent has run here. Raises `StateError` for a damaged file."""
         return self._file.read()
 

@@ -18,7 +18,7 @@ from umbel.client.files import JsonFile
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SiteDecision:
     """`identity`: of the run; `at`: in Unix seconds."""
 
     identity: str
@@ -26,7 +26,7 @@ class Decision:
     at: float
 
 
-_DECISION = TypeAdapter(Decision)
+_DECISION = TypeAdapter(SiteDecision)
 
 
 class DecisionStore:
@@ -38,13 +38,13 @@ class DecisionStore:
     def __init__(self, home: Path) -> None:
         self._folder = home / "decisions"
 
-    def of(self, run: RunId) -> Decision | None:
+    def of(self, run: RunId) -> SiteDecision | None:
         """The last decision about a run of this name. Raises `StateError` for a damaged file."""
         return self._file(run).read()
 
-    def decide(self, run: RunId, decision: Decision) -> None:
+    def decide(self, run: RunId, decision: SiteDecision) -> None:
         """Store a decision, durably, in place of an earlier one."""
         self._file(run).write(decision)
 
-    def _file(self, run: RunId) -> JsonFile[Decision]:
+    def _file(self, run: RunId) -> JsonFile[SiteDecision]:
         return JsonFile(self._folder / f"{run}.json", _DECISION, "remove it, and decide again (umbel site allow, deny)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.types import RunId
 from umbel.client.agent.board import SiteRun
-from umbel.client.agent.decisions import Decision
+from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.process import RunProcess
@@ -37,7 +37,7 @@ class SupervisedRun:
         self._retired_at: float | None = None  # when the process was asked to leave after its round
         self._verdict = Verdict(Stand.ASKED)
         self._has_verdict = False
-        self._decision: Decision | None = None
+        self._decision: SiteDecision | None = None
         self._app = ""
         self._failing = Failing()
         self._not_before = float("-inf")
@@ -59,7 +59,7 @@ class SupervisedRun:
     def is_over(self) -> bool:
         return self._process is None and (bool(self._end) or not self._is_listed)
 
-    def judge(self, run: OpenRun, verdict: Verdict, decision: Decision | None, app: str | None) -> None:
+    def judge(self, run: OpenRun, verdict: Verdict, decision: SiteDecision | None, app: str | None) -> None:
         """Take over what the agent found at its last look."""
         if run.identity != self.run.identity:
             self._end, self._failing = "", Failing()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from umbel.aggregation.messages import OpenRun
-from umbel.client.agent.decisions import Decision
+from umbel.client.agent.decisions import SiteDecision
 from umbel.client.errors import WorkRefused
 from umbel.client.policy.policy import RunRule, SitePolicy
 
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verdict(
-    run: OpenRun, policy: SitePolicy, *, is_of_members: bool, decision: Decision | None, app: str | None
+    run: OpenRun, policy: SitePolicy, *, is_of_members: bool, decision: SiteDecision | None, app: str | None
 ) -> Verdict:
     """`is_of_members`: the run is bound to the list that the site trusts; `decision`: the last about this name."""
     try:
@@ -51,7 +51,7 @@ def verdict(
     return Verdict(Stand.ALLOWED)
 
 
-def _question(run: OpenRun, decision: Decision | None) -> str:
+def _question(run: OpenRun, decision: SiteDecision | None) -> str:
     how = f"umbel site allow {run.name}, or umbel site deny {run.name}"
     if decision is None:
         return f"decide: {how}"

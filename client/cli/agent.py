@@ -39,7 +39,7 @@ def agent(
 
     If the policy neither allows nor refuses a run, a person decides: umbel site runs, allow, deny.
     """
-    from umbel.client.agent.agent import AgentOptions, Enrolling, run_agent
+    from umbel.client.agent.agent import AgentOptions, FirstStart, run_agent
     from umbel.client.agent.apps import app_rule
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors
 
@@ -48,5 +48,5 @@ def agent(
         rules = tuple(app_rule(one) for one in app)
         limits = None if policy is None else policy.expanduser()
         options = AgentOptions(server, state.expanduser(), rules, limits, at_once)
-        why = run_agent(options, Enrolling(token, name, labels_of(label or ())))
+        why = run_agent(options, FirstStart(token, name, labels_of(label or ())))
     typer.echo(f"the agent has ended: {why}")

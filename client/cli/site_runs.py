@@ -9,8 +9,8 @@ import typer
 
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.phrases import counted
-from umbel.client.agent.board import Board, BoardFile, SiteRun, boards_in
-from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun, boards_in
+from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.agent.verdict import Stand
 from umbel.client.cli.options import SERVER_METAVAR, STATE_DEFAULT, AsJson, State
 from umbel.client.cli.output import one_sentence_errors, print_json, print_table
@@ -32,7 +32,7 @@ OfServer = Annotated[
 class Shown:
     """What one agent shows. `is_alive`: the agent runs now."""
 
-    board: Board
+    board: RunsBoard
     is_alive: bool
 
 
@@ -75,7 +75,7 @@ def _decide(name: str, state: Path, server: str | None, *, is_allowed: bool) -> 
         home, one = _find(name, state.expanduser(), server)
         if is_allowed and one.stand == Stand.REFUSED:
             raise ValueError(f"no person can allow run {name!r}: {one.reason}")
-        DecisionStore(home).decide(one.run.name, Decision(one.run.identity, is_allowed, time.time()))
+        DecisionStore(home).decide(one.run.name, SiteDecision(one.run.identity, is_allowed, time.time()))
     if not is_allowed:
         typer.echo(f"denied {name}: this site takes no part in it")
         return

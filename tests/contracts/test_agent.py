@@ -22,7 +22,7 @@ from tests.servers.waits import LIMIT_S, wait_for_file, wait_until
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.types import RunId
-from umbel.client.agent.board import ALIVE_S, Board, BoardFile, SiteRun, boards_in
+from umbel.client.agent.board import ALIVE_S, BoardFile, RunsBoard, SiteRun, boards_in
 from umbel.client.agent.notes import Doing
 from umbel.client.agent.verdict import Stand
 from umbel.client.cli.site_runs import site_app
@@ -96,7 +96,7 @@ class SiteAgent:
         self.process.send_signal(number)
         self.process.wait(timeout=LIMIT_S)
 
-    def board(self) -> Board | None:
+    def board(self) -> RunsBoard | None:
         homes = boards_in(self.state)
         return BoardFile(homes[0]).read() if homes else None
 

@@ -16,10 +16,10 @@ from tests.servers.waits import wait_until
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.trust.members import members_bytes
 from umbel.client.agent import agent as agent_module
-from umbel.client.agent.agent import ENDED_SHOWN_MAX, PROCESSES_MAX, Agent, AgentOptions, Enrolling, run_agent
+from umbel.client.agent.agent import ENDED_SHOWN_MAX, PROCESSES_MAX, Agent, AgentOptions, FirstStart, run_agent
 from umbel.client.agent.apps import AppRule
 from umbel.client.agent.board import BoardFile, boards_in
-from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.agent.notes import Doing
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.site_run import SupervisedRun
@@ -68,7 +68,7 @@ def test_runs_of_the_trusted_list_are_taken_and_others_asked_about(tmp_path: Pat
 
 def test_a_damaged_decision_allows_nothing_and_says_what_to_do(tmp_path: Path) -> None:
     house = House(tmp_path)
-    DecisionStore(house.home.path).decide(ONE.name, Decision(ONE.identity, True, 1e9))
+    DecisionStore(house.home.path).decide(ONE.name, SiteDecision(ONE.identity, True, 1e9))
     assert house.look(ONE)["heart-1"][0] == Stand.NO_APP
     (house.home.path / "decisions" / "heart-1.json").write_text("{")
     state, reason = house.look(ONE)["heart-1"]
@@ -127,7 +127,7 @@ def test_a_client_that_was_removed_ends_the_agent(tmp_path: Path) -> None:
     body = b'{"type":"urn:umbel:problem:client-removed","title":"removed","status":403,"detail":"the operator did it"}'
     transport = httpx.MockTransport(lambda request: httpx.Response(403, stream=httpx.ByteStream(body)))
     with pytest.raises(AccessRefused, match="client-removed"):
-        run_agent(enrolled(tmp_path), Enrolling(), transport=transport)
+        run_agent(enrolled(tmp_path), FirstStart(), transport=transport)
     with locked(tmp_path):
         pass  # it holds the directory no longer
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.client.agent.runs import ONE
-from umbel.client.agent.board import ALIVE_S, Board, BoardFile, SiteRun, boards_in
-from umbel.client.agent.decisions import Decision, DecisionStore
+from umbel.client.agent.board import ALIVE_S, BoardFile, RunsBoard, SiteRun, boards_in
+from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.errors import StateError
 
-BOARD = Board("ward", "http://fl.example.org", 2, (SiteRun(ONE, "training", "allowed", app="heart:client", round=3),))
+BOARD = RunsBoard(
+    "ward", "http://fl.example.org", 2, (SiteRun(ONE, "training", "allowed", app="heart:client", round=3),)
+)
 
 
 def test_a_board_comes_out_as_it_was_shown(tmp_path: Path) -> None:
@@ -56,8 +58,8 @@ def test_a_decision_is_kept_and_replaced(tmp_path: Path) -> None:
     store = DecisionStore(tmp_path)
     assert store.of(ONE.name) is None
     for is_allowed in (True, False):
-        store.decide(ONE.name, Decision(ONE.identity, is_allowed, 1e9))
-        assert DecisionStore(tmp_path).of(ONE.name) == Decision(ONE.identity, is_allowed, 1e9)
+        store.decide(ONE.name, SiteDecision(ONE.identity, is_allowed, 1e9))
+        assert DecisionStore(tmp_path).of(ONE.name) == SiteDecision(ONE.identity, is_allowed, 1e9)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"identity":"a","is_allowed":"perhaps","at":1}'])

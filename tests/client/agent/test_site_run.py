@@ -10,7 +10,7 @@ import pytest
 
 from tests.client.agent.runs import ONE
 from umbel.aggregation.types import RunId
-from umbel.client.agent.decisions import Decision
+from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.process import RunProcess
@@ -138,7 +138,7 @@ def test_a_new_decision_tries_at_once(house: House) -> None:
     house.look(0.0)
     house.started[0].end(Doing.FAILED, "no data")
     house.look(1.0)
-    house.run.judge(ONE, OK, Decision(ONE.identity, True, 5.0), "heart:client")
+    house.run.judge(ONE, OK, SiteDecision(ONE.identity, True, 5.0), "heart:client")
     house.run.follow(ORDER, 1.0)
     assert len(house.started) == 2
 

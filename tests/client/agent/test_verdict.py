@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.client.agent.runs import ONE
 from umbel.aggregation.messages import OpenRun
-from umbel.client.agent.decisions import Decision
+from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.verdict import Stand, Verdict, verdict
 from umbel.client.policy.policy import SitePolicy
 
@@ -21,19 +21,19 @@ LISTED = SitePolicy(members=Path("pilot.json"))
 def judge(
     run: OpenRun = ONE,
     policy: SitePolicy | None = None,
-    decision: Decision | None = None,
+    decision: SiteDecision | None = None,
     app: str | None = "heart:client",
     is_of_members: bool = False,
 ) -> Verdict:
     return verdict(run, policy or SitePolicy(), is_of_members=is_of_members, decision=decision, app=app)
 
 
-def allowed(run: OpenRun = ONE) -> Decision:
-    return Decision(run.identity, True, 1e9)
+def allowed(run: OpenRun = ONE) -> SiteDecision:
+    return SiteDecision(run.identity, True, 1e9)
 
 
-def denied(run: OpenRun = ONE) -> Decision:
-    return Decision(run.identity, False, 1e9)
+def denied(run: OpenRun = ONE) -> SiteDecision:
+    return SiteDecision(run.identity, False, 1e9)
 
 
 def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
@@ -49,7 +49,7 @@ def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
     [{"run_file_sha256": "c" * 64}, {"model_sha256": "c" * 64}, {"members_sha256": "c" * 64}, {"is_secure": False}],
 )
 @pytest.mark.parametrize("decision", [allowed(), denied()])
-def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, object], decision: Decision) -> None:
+def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, object], decision: SiteDecision) -> None:
     other = replace(ONE, **change)  # type: ignore[arg-type]  # fields by name
     found = judge(other, decision=decision)
     assert found.stand is Stand.ASKED
@@ -75,7 +75,9 @@ def test_runs_of_the_members_are_allowed_and_others_are_asked_about() -> None:
 
 
 def test_a_plain_run_is_refused_where_rounds_must_be_secure() -> None:
-    found = judge(replace(ONE, is_secure=False), LISTED, Decision(replace(ONE, is_secure=False).identity, True, 1e9))
+    found = judge(
+        replace(ONE, is_secure=False), LISTED, SiteDecision(replace(ONE, is_secure=False).identity, True, 1e9)
+    )
     assert found.stand is Stand.REFUSED
     assert "requires secure aggregation" in found.reason
 
@@ -103,7 +105,7 @@ def test_the_rules_are_those_of_the_table(
         denied_runs=denied_runs,
         other_runs=other,  # type: ignore[arg-type]  # one of the literals
     )
-    decision = None if said is None else Decision(ONE.identity, bool(said), 1e9)
+    decision = None if said is None else SiteDecision(ONE.identity, bool(said), 1e9)
     found = judge(policy=policy, decision=decision, is_of_members=of_members).stand
     names = {"heart-1", "heart-*", "*"}
     if names & set(denied_runs):

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.client.agent.runs import ONE, run_named
-from umbel.client.agent.board import Board, BoardFile, SiteRun
+from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun
 from umbel.client.agent.decisions import DecisionStore
 from umbel.client.agent.verdict import Stand
 from umbel.client.cli.site_runs import seen_of, site_app
 
 PLAIN = replace(run_named("eeg"), is_secure=False)
-BOARD = Board(
+BOARD = RunsBoard(
     "ward",
     "http://fl.example.org",
     2,
