@@ -130,7 +130,7 @@ class OpenRun:
     status: RunStatus
     created_at: float  # Unix seconds
     rounds: int  # planned
-    minimum: int  # the fewest clients whose updates make a model
+    minimum: int  # the fewest clients whose updates make a model and, if they are masked, whose metrics are summed
     n_values: int  # of an update
     model_sha256: str  # of the first model
     run_file_sha256: str  # of the run file's canonical JSON, as in the run's first audit bundle
@@ -151,9 +151,10 @@ class OpenRun:
 
     @property
     def identity(self) -> str:
-        """SHA-256, hex, of what a site decides about: a run of the same name with other content has another."""
-        parts = (self.name, self.run_file_sha256, self.model_sha256, self.members_sha256, str(self.is_secure))
-        return hashlib.sha256("\n".join(("umbel run 1", *parts)).encode()).hexdigest()
+        """SHA-256, hex, of what a site decides about: another run of this name, or other terms of it, have another."""
+        content = (self.name, self.run_file_sha256, self.model_sha256, self.members_sha256)
+        terms = (str(self.is_secure), str(self.minimum), str(self.is_private))
+        return hashlib.sha256("\n".join(("umbel run 2", *content, *terms)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

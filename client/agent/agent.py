@@ -35,6 +35,7 @@ from umbel.client.agent.policy_file import InForce, PolicyFile
 from umbel.client.agent.site_run import SupervisedRun, clear
 from umbel.client.agent.verdict import Stand, Verdict, verdict
 from umbel.client.errors import ClientError, StateError
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.state.enrol import ensure_enrolled, identify
@@ -222,7 +223,7 @@ class Agent:
             run.name,
             app,
             in_force.policy,
-            run.is_secure,
+            DecidedTerms.of(run),
             options.at_once,
         )
 

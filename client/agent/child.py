@@ -96,7 +96,7 @@ def _take_part(order: ChildOrder, turn: SharedTurn, shutdown: Shutdown) -> RunEn
         store = Store(order.state, order.server, order.run)
         identity = identify(store, None, None)
         coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
-        site = Site(order.run, identity, order.policy, order.state, store.secure, is_secure_run=order.is_secure)
+        site = Site(order.run, identity, order.policy, order.state, store.secure, decided=order.decided)
         worker = RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown)
         return ClientLoop(worker, turn).live()
 

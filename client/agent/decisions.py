@@ -4,8 +4,8 @@
 <coordinator>/decisions/RUN.json
 ```
 
-A decision holds for one identity of a run (`OpenRun.identity`): its name, run file, first model and member list. If the
-coordinator lists another run under the same name, a person is asked again.
+A decision holds for one identity of a run (`OpenRun.identity`): its name, run file, first model, member list, and how
+much it hides of this site's updates. If the coordinator lists another run under the same name, a person is asked again.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,32 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.types import RunId
 from umbel.client.files import JsonFile
+
+FORM = 2
+_FORM_BEFORE = 1  # without the fewest clients of a sum and the noise
 
 
 @dataclass(frozen=True, slots=True)
 class SiteDecision:
-    """`identity`: of the run; `at`: in Unix seconds."""
+    """`identity`: of the run; `at`: in Unix seconds; `form`: what the identity covers (old files have none)."""
 
     identity: str
     is_allowed: bool
     at: float
+    form: int = _FORM_BEFORE
+
+    @classmethod
+    def about(cls, run: OpenRun, is_allowed: bool, at: float) -> "SiteDecision":
+        """A decision about exactly this run."""
+        return cls(run.identity, is_allowed, at, FORM)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was about less than a decision covers now."""
+        return self.form < FORM
 
 
 _DECISION = TypeAdapter(SiteDecision)

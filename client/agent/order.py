@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from umbel.aggregation.types import RunId, require_slug
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 
 RETIRE = b"retire\n"
@@ -18,14 +19,14 @@ EARLIER_AT_WORK = 75  # the exit status if an earlier process of the run is stil
 
 @dataclass(frozen=True, slots=True)
 class ChildOrder:
-    """`app`: the site's code, `module:attribute`; `is_secure`: refuse rounds whose updates are not masked."""
+    """`app`: the site's code, `module:attribute`; `decided`: refuse rounds that hide less of this site's updates."""
 
     server: str
     state: Path
     run: RunId
     app: str
     policy: SitePolicy | None
-    is_secure: bool
+    decided: DecidedTerms
     at_once: int  # how many runs of the site may train at the same time
 
     def __post_init__(self) -> None:

@@ -1,6 +1,8 @@
 """Whether the site takes part in a run: by its policy, by a person's decision, and by whether it has code for it. Pure.
 
-The policy comes first: no person overrides what it refuses. A person's `deny` comes before what the policy allows.
+The policy comes first: no person overrides what it refuses. A person's `deny` comes before what the policy allows. If
+the coordinator then lists another run under the denied name, a person is asked about it, also if the policy allows it:
+otherwise the coordinator could undo a denial.
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ def verdict(
     own = decision if decision is not None and decision.identity == run.identity else None
     if own is not None and not own.is_allowed:
         return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: umbel site allow {run.name}")
-    if own is None and policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW:
+    was_denied = decision is not None and not decision.is_allowed
+    if own is None and (was_denied or policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW):
         return Verdict(Stand.ASKED, _question(run, decision))
     if app is None:
         return Verdict(
@@ -56,5 +59,13 @@ def _question(run: OpenRun, decision: SiteDecision | None) -> str:
     if decision is None:
         return f"decide: {how}"
     before = "allowed" if decision.is_allowed else "denied"
-    changed = "the coordinator now lists one with another run file, first model or member list"
+    if decision.is_outdated:
+        return (
+            f"a person at this site {before} a run of this name before decisions covered the fewest clients of a sum "
+            f"and the noise; decide again: {how}"
+        )
+    changed = (
+        "the coordinator now lists one with another run file, first model, member list or fewest clients, or with "
+        "other masking or noise"
+    )
     return f"a person at this site {before} another run of this name, and {changed}; decide again: {how}"

@@ -75,7 +75,7 @@ def _decide(name: str, state: Path, server: str | None, *, is_allowed: bool) -> 
         home, one = _find(name, state.expanduser(), server)
         if is_allowed and one.stand == Stand.REFUSED:
             raise ValueError(f"no person can allow run {name!r}: {one.reason}")
-        DecisionStore(home).decide(one.run.name, SiteDecision(one.run.identity, is_allowed, time.time()))
+        DecisionStore(home).decide(one.run.name, SiteDecision.about(one.run, is_allowed, time.time()))
     if not is_allowed:
         typer.echo(f"denied {name}: this site takes no part in it")
         return

@@ -23,6 +23,7 @@ from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.trust.public_keys import short_groups
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused, alarm_of
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.earlier_sums import EarlierSums
 from umbel.client.policy.members_store import MembersStore, members_in_force
 from umbel.client.policy.policy import SitePolicy
@@ -72,9 +73,9 @@ class Site:
         kept: SecureStore,
         random: SecureRandom | None = None,
         *,
-        is_secure_run: bool = False,
+        decided: DecidedTerms | None = None,
     ) -> None:
-        """`is_secure_run`: the site takes part because updates of this run are masked, so it refuses other rounds."""
+        """`decided`: the site takes part because the run was listed with these terms; None: it saw none."""
         self.policy = policy or SitePolicy()
         self._has_policy = policy is not None
         self.run = run
@@ -84,18 +85,15 @@ class Site:
         self._random = random or SecureRandom()
         self.earlier_sums = EarlierSums(run, self.policy, kept)
         self._has_warned = False
-        self._is_secure_run = is_secure_run
+        self._decided = decided
         self.policy.check_run(run)
         self._list = members_in_force(self.policy, state_dir)
 
     def check_plain(self, layout: Layout) -> None:
         """Raise `WorkRefused` if the policy or the decision requires secure rounds, or if the run has had some."""
         self.policy.check_plain_round(layout.n_values)
-        if self._is_secure_run:
-            raise WorkRefused(
-                "the coordinator listed this run as one with secure aggregation, and this round would show the "
-                "coordinator the update: ask the operator why"
-            )
+        if self._decided is not None:
+            self._decided.check_plain()
         begun = self._kept.begun(self.run)
         if not self.earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
             raise WorkRefused(
@@ -119,6 +117,8 @@ class Site:
 
     def _admit(self, invitation: SecureInvitation, layout: Layout) -> Admitted:
         self._kept.require_room()  # first, so that a full store is not read at each offer
+        if self._decided is not None:
+            self._decided.check_secure(invitation.offer.plan)
         context = invitation.context
         ledger = self._ledger_with(invitation)
         self._check_own_key(invitation)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import OPEN_RUNS_PAGE_MAX, OpenRun, OpenRuns
+from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.fitness import stranger
 from umbel.server.devices.waiting import FLEET_HELD_MAX, HeldRequest
@@ -81,7 +82,7 @@ def _open_run(driver: RunDriver) -> OpenRun:
         status=run.status,
         created_at=run.created_at,
         rounds=file.rounds.count,
-        minimum=min(file.rounds_of(number).minimum for number in file.rounds_of_change()),
+        minimum=fewest_clients(file),
         n_values=driver.layout.update.n_values,
         model_sha256=run.first_model_sha256,
         run_file_sha256=run.file_sha256,
@@ -89,6 +90,14 @@ def _open_run(driver: RunDriver) -> OpenRun:
         is_secure=file.secure is not None,
         is_private=file.privacy is not None,
     )
+
+
+def fewest_clients(file: RunFile) -> int:
+    """The fewest clients whose updates make a model of the run or, if they are masked, that any of its sums has."""
+    minimum = min(file.rounds_of(number).minimum for number in file.rounds_of_change())
+    if not file.secure or file.evaluation is None:
+        return minimum
+    return min(minimum, *(file.evaluation_plan(number).minimum for number in file.rounds_of_change()))
 
 
 def _page(runs: list[OpenRun], after: str) -> OpenRuns:

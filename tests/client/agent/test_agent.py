@@ -68,7 +68,7 @@ def test_runs_of_the_trusted_list_are_taken_and_others_asked_about(tmp_path: Pat
 
 def test_a_damaged_decision_allows_nothing_and_says_what_to_do(tmp_path: Path) -> None:
     house = House(tmp_path)
-    DecisionStore(house.home.path).decide(ONE.name, SiteDecision(ONE.identity, True, 1e9))
+    DecisionStore(house.home.path).decide(ONE.name, SiteDecision.about(ONE, True, 1e9))
     assert house.look(ONE)["heart-1"][0] == Stand.NO_APP
     (house.home.path / "decisions" / "heart-1.json").write_text("{")
     state, reason = house.look(ONE)["heart-1"]

@@ -58,8 +58,17 @@ def test_a_decision_is_kept_and_replaced(tmp_path: Path) -> None:
     store = DecisionStore(tmp_path)
     assert store.of(ONE.name) is None
     for is_allowed in (True, False):
-        store.decide(ONE.name, SiteDecision(ONE.identity, is_allowed, 1e9))
-        assert DecisionStore(tmp_path).of(ONE.name) == SiteDecision(ONE.identity, is_allowed, 1e9)
+        store.decide(ONE.name, SiteDecision.about(ONE, is_allowed, 1e9))
+        assert DecisionStore(tmp_path).of(ONE.name) == SiteDecision.about(ONE, is_allowed, 1e9)
+
+
+def test_a_decision_of_before_is_known_to_cover_less(tmp_path: Path) -> None:
+    (tmp_path / "decisions").mkdir()
+    (tmp_path / "decisions" / "heart-1.json").write_text(f'{{"identity":"{"a" * 64}","is_allowed":true,"at":1e9}}')
+    found = DecisionStore(tmp_path).of(ONE.name)
+    assert found is not None
+    assert found.is_outdated
+    assert not SiteDecision.about(ONE, True, 1e9).is_outdated
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"identity":"a","is_allowed":"perhaps","at":1}'])

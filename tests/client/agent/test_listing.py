@@ -149,9 +149,17 @@ def test_an_older_coordinator_ends_it_with_what_to_do() -> None:
 
 def test_an_identity_has_everything_that_a_person_decides_about() -> None:
     run = run_named("a")
-    changes = ({"name": "b"}, {"run_file_sha256": "c" * 64}, {"model_sha256": "c" * 64}, {"is_secure": False})
+    changes = (
+        {"name": "b"},
+        {"run_file_sha256": "c" * 64},
+        {"model_sha256": "c" * 64},
+        {"members_sha256": "c" * 64},
+        {"is_secure": False},
+        {"minimum": 2},
+        {"is_private": True},
+    )
     others = [replace(run, **change) for change in changes]
-    assert len({one.identity for one in (run, *others)}) == 5
+    assert len({one.identity for one in (run, *others)}) == 1 + len(changes)
     assert isinstance(run, OpenRun)
 
 

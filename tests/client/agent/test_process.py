@@ -12,17 +12,19 @@ from umbel.client.agent.notes import Doing, Note, Notebook, last_note
 from umbel.client.agent.order import CHILD_ORDER, ChildOrder
 from umbel.client.agent.process import RunProcess
 from umbel.client.files import locked_file, make_private
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.state.state_dir import home_of, work_dir
 
 pytestmark = pytest.mark.slow
 SERVER = "http://127.0.0.1:9"
+DECIDED = DecidedTerms(True, 3, True)
 
 
 @pytest.fixture
 def order(tmp_path: Path) -> ChildOrder:
     policy = SitePolicy(members=tmp_path / "pilot.json", allowed_runs=("heart-*",), epsilon=2.0)
-    return ChildOrder(SERVER, tmp_path / "state", RunId("heart-1"), "nowhere:client", policy, True, 2)
+    return ChildOrder(SERVER, tmp_path / "state", RunId("heart-1"), "nowhere:client", policy, DECIDED, 2)
 
 
 @pytest.fixture

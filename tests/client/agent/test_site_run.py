@@ -17,9 +17,11 @@ from umbel.client.agent.process import RunProcess
 from umbel.client.agent.retries import RETRY
 from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand, Verdict
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 
-ORDER = ChildOrder("http://fl.example.org", Path("state"), RunId("heart-1"), "heart:client", None, True, 2)
+DECIDED = DecidedTerms(True, 3, False)
+ORDER = ChildOrder("http://fl.example.org", Path("state"), RunId("heart-1"), "heart:client", None, DECIDED, 2)
 OK = Verdict(Stand.ALLOWED)
 
 
@@ -138,7 +140,7 @@ def test_a_new_decision_tries_at_once(house: House) -> None:
     house.look(0.0)
     house.started[0].end(Doing.FAILED, "no data")
     house.look(1.0)
-    house.run.judge(ONE, OK, SiteDecision(ONE.identity, True, 5.0), "heart:client")
+    house.run.judge(ONE, OK, SiteDecision.about(ONE, True, 5.0), "heart:client")
     house.run.follow(ORDER, 1.0)
     assert len(house.started) == 2
 

@@ -29,11 +29,11 @@ def judge(
 
 
 def allowed(run: OpenRun = ONE) -> SiteDecision:
-    return SiteDecision(run.identity, True, 1e9)
+    return SiteDecision.about(run, True, 1e9)
 
 
 def denied(run: OpenRun = ONE) -> SiteDecision:
-    return SiteDecision(run.identity, False, 1e9)
+    return SiteDecision.about(run, False, 1e9)
 
 
 def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
@@ -46,7 +46,14 @@ def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"run_file_sha256": "c" * 64}, {"model_sha256": "c" * 64}, {"members_sha256": "c" * 64}, {"is_secure": False}],
+    [
+        {"run_file_sha256": "c" * 64},
+        {"model_sha256": "c" * 64},
+        {"members_sha256": "c" * 64},
+        {"is_secure": False},
+        {"minimum": 2},
+        {"is_private": True},
+    ],
 )
 @pytest.mark.parametrize("decision", [allowed(), denied()])
 def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, object], decision: SiteDecision) -> None:
@@ -54,6 +61,25 @@ def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, obj
     found = judge(other, decision=decision)
     assert found.stand is Stand.ASKED
     assert "another run of this name" in found.reason
+
+
+@pytest.mark.parametrize("decision", [allowed(), denied()])
+def test_a_decision_that_covered_less_is_asked_about_again(decision: SiteDecision) -> None:
+    before = SiteDecision("d" * 64, decision.is_allowed, decision.at)  # as in a file of before
+    for policy in (SitePolicy(), SitePolicy(allowed_runs=("heart-*",))):
+        found = judge(policy=policy, decision=before)
+        if policy.allowed_runs and decision.is_allowed:
+            assert found.stand is Stand.ALLOWED, "by the policy"
+            continue
+        assert found.stand is Stand.ASKED
+        assert "before decisions covered the fewest clients of a sum and the noise; decide again" in found.reason
+
+
+def test_a_coordinator_does_not_undo_a_denial_by_listing_another_run_of_the_name() -> None:
+    policy = SitePolicy(allowed_runs=("heart-*",))
+    other = replace(ONE, run_file_sha256="c" * 64)
+    assert judge(other, policy, denied()).stand is Stand.ASKED
+    assert judge(other, policy, allowed()).stand is Stand.ALLOWED
 
 
 def test_what_may_change_in_a_run_asks_nobody_again() -> None:
@@ -75,9 +101,7 @@ def test_runs_of_the_members_are_allowed_and_others_are_asked_about() -> None:
 
 
 def test_a_plain_run_is_refused_where_rounds_must_be_secure() -> None:
-    found = judge(
-        replace(ONE, is_secure=False), LISTED, SiteDecision(replace(ONE, is_secure=False).identity, True, 1e9)
-    )
+    found = judge(replace(ONE, is_secure=False), LISTED, SiteDecision.about(replace(ONE, is_secure=False), True, 1e9))
     assert found.stand is Stand.REFUSED
     assert "requires secure aggregation" in found.reason
 
@@ -105,7 +129,7 @@ def test_the_rules_are_those_of_the_table(
         denied_runs=denied_runs,
         other_runs=other,  # type: ignore[arg-type]  # one of the literals
     )
-    decision = None if said is None else SiteDecision(ONE.identity, bool(said), 1e9)
+    decision = None if said is None else SiteDecision.about(ONE, bool(said), 1e9)
     found = judge(policy=policy, decision=decision, is_of_members=of_members).stand
     names = {"heart-1", "heart-*", "*"}
     if names & set(denied_runs):

@@ -21,6 +21,7 @@ from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.trust.members import MemberList, members_bytes
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
+from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.members_store import MembersStore
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import Site
@@ -375,10 +376,46 @@ def test_two_runs_at_work_at_once_do_not_spend_the_same_rest_of_a_budget(tmp_pat
     assert kept_here.spent(RunId("demo"), 1e-6).n_rounds == 0
 
 
-def test_a_run_that_was_listed_with_secure_aggregation_gets_no_other_round(tmp_path: Path) -> None:
-    kept_here = SecureStore(tmp_path / "secure")
-    for is_secure in (False, True):
-        identified = Identity(WARD, identity(WARD))
-        site = Site(RunId("demo"), identified, SitePolicy(), tmp_path, kept_here, is_secure_run=is_secure)
-        with pytest.raises(WorkRefused, match="listed this run as one with") if is_secure else nullcontext():
-            site.check_plain(LAYOUT)
+# --- what the run was listed with ---
+
+
+def site_that_decided(folder: Path, decided: DecidedTerms | None) -> Site:
+    kept_here = SecureStore(folder / "secure")
+    return Site(RunId("demo"), Identity(WARD, identity(WARD)), None, folder, kept_here, decided=decided)
+
+
+@pytest.mark.parametrize("decided", [None, DecidedTerms(False, 1, False), DecidedTerms(True, 3, False)])
+def test_a_run_that_was_listed_with_secure_aggregation_gets_no_other_round(
+    tmp_path: Path, decided: DecidedTerms | None
+) -> None:
+    is_secure = decided is not None and decided.is_secure
+    with pytest.raises(WorkRefused, match="listed this run as one with secure") if is_secure else nullcontext():
+        site_that_decided(tmp_path, decided).check_plain(LAYOUT)
+
+
+NOISY = under(asked(1, is_private=True), plan={"minimum": 4})
+BARE = under(asked(1), plan={"minimum": 4})
+
+
+@pytest.mark.parametrize(
+    ("decided", "offer", "words"),
+    [
+        (DecidedTerms(True, 5, True), NOISY, r"sums of at least 5 clients, and a sum of this round may have only 4"),
+        (DecidedTerms(True, 4, True), BARE, "as one whose clients add noise, and this round has no noise"),
+        (DecidedTerms(True, 4, True), NOISY, ""),
+        (DecidedTerms(True, 3, False), NOISY, ""),
+        (DecidedTerms(True, 4, False), BARE, ""),
+        (DecidedTerms(False, 9, False), BARE, ""),
+        (None, BARE, ""),
+    ],
+)
+def test_a_round_that_hides_less_than_the_run_was_listed_with_is_refused(
+    tmp_path: Path, decided: DecidedTerms | None, offer: SecureInvitation, words: str
+) -> None:
+    site = site_that_decided(tmp_path, decided)
+    if not words:
+        assert site.admit(offer, LAYOUT).composition == offer.composition
+        return
+    with pytest.raises(WorkRefused, match=words):
+        site.admit(offer, LAYOUT)
+    assert SecureStore(tmp_path / "secure").begun(RunId("demo")) is None, "before it does anything"

@@ -15,7 +15,9 @@ from tests.servers.waits import until
 from umbel.aggregation.messages import OPEN_RUNS_PAGE_MAX
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.trust.members import members_bytes
+from umbel.server.http.new_run import read_run_file
 from umbel.server.runs import open_runs
 from umbel.server.runs.open_runs import OpenRunsList
 
@@ -77,6 +79,31 @@ def test_a_run_is_described_as_its_site_must_know_it(tmp_path: Path) -> None:
             }
 
     asyncio.run(scenario())
+
+
+def masked(more: str) -> RunFile:
+    """A run of secure rounds, with sums of 5 or more."""
+    text = f'name = "demo"\nrounds = {{ count = 3, target = 6, minimum = 5, over_selection = 1.0 }}\n{more}'
+    return read_run_file(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("more", "fewest"),
+    [
+        ("[secure_aggregation]\n", 5),
+        ("[secure_aggregation]\nevaluation = ['accuracy']\n[evaluation]\nevery = 1\nclients = 4\n", 4),
+        ("[secure_aggregation]\nevaluation = ['accuracy']\n[evaluation]\nevery = 1\nclients = 9\n", 5),
+        ("[secure_aggregation]\n[[override]]\nfirst_round = 2\ntarget = 4\nminimum = 4\n", 4),
+        ("[evaluation]\nevery = 1\nclients = 3\n", 5),
+    ],
+)
+def test_the_fewest_clients_are_those_of_the_smallest_sum_that_the_coordinator_will_see(more: str, fewest: int) -> None:
+    file = masked(more)
+    assert open_runs.fewest_clients(file) == fewest
+    if file.secure:
+        plans = [file.first_plan(10), *(file.round_plan(number, 1) for number in (1, 2, 3))]
+        plans += [file.evaluation_plan(number) for number in (1, 2, 3) if file.evaluates_after(number)]
+        assert min(plan.minimum for plan in plans) == fewest, "a site refuses a sum of fewer"
 
 
 def test_a_run_is_listed_until_it_is_over_and_its_status_changes(tmp_path: Path) -> None:
