@@ -1,5 +1,6 @@
 """The verbs of the people at a site whose agent runs: `umbel site runs`, `allow` and `deny`. They need no network."""
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,14 @@ from umbel.client.errors import StateError
 
 site_app = typer.Typer(no_args_is_help=True)
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as umbel site runs shows it.")]
+Hash = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="HASH",
+        show_default=False,
+        help="The run's hash, as umbel site runs shows it. Without it, you see the run's terms and are asked.",
+    ),
+]
 OfServer = Annotated[
     str | None,
     typer.Option(
@@ -30,10 +39,11 @@ OfServer = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one agent shows. `is_alive`: the agent runs now."""
+    """What one agent shows. `is_alive`: the agent runs now; `hashes`: of the runs, by name, for `umbel site allow`."""
 
     board: RunsBoard
     is_alive: bool
+    hashes: dict[str, str]
 
 
 @site_app.command("runs")
@@ -49,9 +59,22 @@ def show_runs(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
 
 
 @site_app.command("allow")
-def allow(run: Run, state: State = STATE_DEFAULT, server: OfServer = None) -> None:
-    """Let the agent take part in a run. It begins within seconds. For a failed run: let the agent try again at once."""
-    _decide(run, state, server, is_allowed=True)
+def allow(run: Run, hash_: Hash = None, state: State = STATE_DEFAULT, server: OfServer = None) -> None:
+    """Let the agent take part in a run. It begins within seconds. For a failed run: let the agent try again at once.
+
+    The decision is about the run that you have seen: the one with this hash, or the one that the question shows.
+    """
+    with one_sentence_errors():
+        home, one = _find(run, state.expanduser(), server)
+        if one.stand == Stand.REFUSED:
+            raise ValueError(f"no person can allow run {run!r}: {one.reason}")
+        _require_seen(DecisionStore(home), one.run, hash_)
+        _decide(home, one.run, is_allowed=True)
+    typer.echo(f"allowed {run}: {_what(one.run)}; the coordinator sees {seen_of(one.run)}")
+    if one.stand == Stand.NO_APP:
+        typer.echo(f"but this agent has no code for it: {one.reason}")
+    if not BoardFile(home).is_alive():
+        typer.echo("the agent does not run now; it follows this decision when it starts (umbel agent)")
 
 
 @site_app.command("deny")
@@ -60,7 +83,10 @@ def deny(run: Run, state: State = STATE_DEFAULT, server: OfServer = None) -> Non
 
     umbel site allow takes this back.
     """
-    _decide(run, state, server, is_allowed=False)
+    with one_sentence_errors():
+        home, one = _find(run, state.expanduser(), server)
+        _decide(home, one.run, is_allowed=False)
+    typer.echo(f"denied {run}: this site takes no part in it")
 
 
 def seen_of(run: OpenRun) -> str:
@@ -70,20 +96,55 @@ def seen_of(run: OpenRun) -> str:
     return f"sums of {run.minimum} or more sites" + (", with noise" if run.is_private else "")
 
 
-def _decide(name: str, state: Path, server: str | None, *, is_allowed: bool) -> None:
-    with one_sentence_errors():
-        home, one = _find(name, state.expanduser(), server)
-        if is_allowed and one.stand == Stand.REFUSED:
-            raise ValueError(f"no person can allow run {name!r}: {one.reason}")
-        DecisionStore(home).decide(one.run.name, SiteDecision.about(one.run, is_allowed, time.time()))
-    if not is_allowed:
-        typer.echo(f"denied {name}: this site takes no part in it")
+def _decide(home: Path, run: OpenRun, *, is_allowed: bool) -> None:
+    DecisionStore(home).decide(run.name, SiteDecision.about(run, is_allowed, time.time()))
+
+
+def _require_seen(store: DecisionStore, run: OpenRun, hash_: str | None) -> None:
+    """Raise `ValueError` or `typer.Abort` unless the person means exactly this run, and not only its name.
+
+    The agent may write other terms under the name at any time, as its coordinator lists them.
+    """
+    if hash_ is not None:
+        if hash_.strip().lower() != store.hash_of(run):
+            raise ValueError(
+                f"run {run.name!r} does not have the hash {hash_!r} now: the hash is mistyped, or the coordinator has "
+                "changed the run since you saw it. Look again (umbel site runs), and allow the run with its new hash "
+                "only if you agree to its terms"
+            )
         return
-    typer.echo(f"allowed {name}: {_what(one.run)}; the coordinator sees {seen_of(one.run)}")
-    if one.stand == Stand.NO_APP:
-        typer.echo(f"but this agent has no code for it: {one.reason}")
-    if not BoardFile(home).is_alive():
-        typer.echo("the agent does not run now; it follows this decision when it starts (umbel agent)")
+    if _is_allowed(store, run):
+        return  # the person has decided about exactly this run before
+    if not has_terminal():
+        raise ValueError(
+            f"name the hash of the run that you have seen: umbel site runs shows it, and umbel site allow {run.name} "
+            "HASH allows exactly this run. Without a hash the command asks you, and here is no terminal to ask at"
+        )
+    typer.echo("\n".join((f"run {run.name}", *_terms(run))), err=True)
+    typer.confirm("Let this site take part in exactly this run?", abort=True, err=True)
+
+
+def _is_allowed(store: DecisionStore, run: OpenRun) -> bool:
+    try:
+        decision = store.of(run.name)
+    except StateError:  # a damaged file, which the new decision replaces
+        return False
+    return decision is not None and decision.is_allowed and decision.identity == run.identity
+
+
+def has_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
+
+
+def _terms(run: OpenRun) -> tuple[str, ...]:
+    """What a decision covers, a line for each part."""
+    return (
+        f"  the coordinator sees    {seen_of(run)}",
+        f"  run file, SHA-256       {run.run_file_sha256}",
+        f"  first model, SHA-256    {run.model_sha256}",
+        f"  member list, SHA-256    {run.members_sha256 or 'none'}",
+    )
 
 
 def _find(name: str, state_dir: Path, server: str | None) -> tuple[Path, SiteRun]:
@@ -91,7 +152,7 @@ def _find(name: str, state_dir: Path, server: str | None) -> tuple[Path, SiteRun
     found = [
         (home, run)
         for home in _homes(state_dir)
-        for board in [_shown(home).board]
+        for board in [_board(home)]
         for run in board.runs
         if run.run.name == name and (server is None or board.server in server.split(","))
     ]
@@ -112,12 +173,17 @@ def _homes(state_dir: Path) -> list[Path]:
     return homes
 
 
-def _shown(home: Path) -> Shown:
-    file = BoardFile(home)
-    board = file.read()
+def _board(home: Path) -> RunsBoard:
+    board = BoardFile(home).read()
     if board is None:
         raise StateError(f"{home} has no runs to show any more; look again")
-    return Shown(board, file.is_alive())
+    return board
+
+
+def _shown(home: Path) -> Shown:
+    board = _board(home)
+    store = DecisionStore(home)
+    return Shown(board, BoardFile(home).is_alive(), {one.run.name: store.hash_of(one.run) for one in board.runs})
 
 
 def _print(shown: Shown) -> None:
@@ -129,11 +195,12 @@ def _print(shown: Shown) -> None:
     if not board.runs:
         typer.echo("no run is open to this site")
         return
-    heads = ("run", "state", "model", "coordinator sees", "code", "what to do")
-    print_table(
-        heads,
-        ((one.run.name, _state(one), _what(one.run), seen_of(one.run), one.app, one.reason) for one in board.runs),
-    )
+    heads = ("run", "hash", "state", "model", "coordinator sees", "code", "what to do")
+    print_table(heads, (_cells(one, shown.hashes[one.run.name]) for one in board.runs))
+
+
+def _cells(one: SiteRun, hash_: str) -> tuple[str, ...]:
+    return one.run.name, hash_, _state(one), _what(one.run), seen_of(one.run), one.app, one.reason
 
 
 def _state(one: SiteRun) -> str:

@@ -1,6 +1,7 @@
 """An agent as the command line starts it, with a process for each run, against a real coordinator."""
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -126,6 +127,11 @@ class SiteAgent:
     def umbel(self, *arguments: str) -> Result:
         return CliRunner().invoke(site_app, [*arguments, "--state", str(self.state)])
 
+    def allow(self, name: str) -> Result:
+        """Allow the run that `umbel site runs` shows now."""
+        [shown] = json.loads(self.umbel("runs", "--json").stdout)
+        return self.umbel("allow", name, shown["hashes"].get(name, "unknown"))
+
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
@@ -206,7 +212,7 @@ def test_of_three_allowed_runs_two_train_at_once_and_one_after(house: House, tmp
         release(tmp_path, second)
         assert site.wait_for(second, "finished").reports == 1
         wait_until("nothing left of runs that are over", lambda: not list(site.state.glob("*/runs/*")), site.words)
-        refused = site.umbel("allow", "other")
+        refused = site.allow("other")
         assert refused.exit_code == 1
         assert "no person can allow run 'other'" in refused.stderr
     assert "SIGTERM" in site.words()
@@ -221,16 +227,16 @@ def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Pa
         shown = site.umbel("runs")
         assert "waiting for a person" in shown.stdout
         assert "this site's update" in shown.stdout
-        said = site.umbel("allow", "one")
+        said = site.allow("one")
         assert said.exit_code == 0, said.stderr
         assert said.stdout.startswith("allowed one: 3 values (")
         site.trains("one")
         assert "denied one" in site.umbel("deny", "one").stdout
         site.wait_for("one", Stand.DENIED)
         release(tmp_path, "one")
-        assert site.umbel("allow", "one").exit_code == 0
+        assert site.allow("one").exit_code == 0
         site.wait_for("one", "finished")
-        assert site.umbel("allow", "nothing").exit_code == 1
+        assert site.allow("nothing").exit_code == 1
 
 
 def test_a_stopped_run_ends_at_the_site_and_the_others_go_on(house: House, tmp_path: Path) -> None:
@@ -239,7 +245,7 @@ def test_a_stopped_run_ends_at_the_site_and_the_others_go_on(house: House, tmp_p
         for name in ("one", "two"):
             create(house, run_file(name))
             site.wait_for(name, Stand.ASKED)
-            site.umbel("allow", name)
+            site.allow(name)
             site.trains(name)
         with house.operator() as operator:
             operator.stop_run("one", "enough")
@@ -255,7 +261,7 @@ def test_after_a_kill_in_a_round_everything_goes_on(house: House, tmp_path: Path
     with agent_of(house, tmp_path) as site:
         create(house, run_file("one", count=2))
         site.wait_for("one", Stand.ASKED)
-        site.umbel("allow", "one")
+        site.allow("one")
         child = site.trains("one")
         (tmp_path / "training-ward-one").unlink()
         if whom == "run":
@@ -317,7 +323,7 @@ def test_another_run_under_an_allowed_name_is_asked_about_again(house: House, tm
         hold(tmp_path, "one")
         create(house, run_file("one"))
         site.wait_for("one", Stand.ASKED)
-        site.umbel("allow", "one")
+        site.allow("one")
         site.trains("one")
         house.stop()
         shutil.rmtree(house.data)
@@ -372,7 +378,7 @@ def test_two_secure_runs_at_once_from_one_model_lose_nothing_by_the_kill_of_an_a
 def allow_at(sites: Sequence[SiteAgent], name: str) -> None:
     for site in sites:
         site.wait_for(name, Stand.ASKED)
-        assert site.umbel("allow", name).exit_code == 0
+        assert site.allow(name).exit_code == 0
 
 
 def _is_there(pid: int) -> bool:

@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.client.agent.runs import ONE, run_named
+from umbel.aggregation.messages import OpenRun
 from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun
-from umbel.client.agent.decisions import DecisionStore
+from umbel.client.agent.decisions import HASH_DIGITS, DecisionStore, SiteDecision
 from umbel.client.agent.verdict import Stand
+from umbel.client.cli import site_runs
 from umbel.client.cli.site_runs import seen_of, site_app
 
 PLAIN = replace(run_named("eeg"), is_secure=False)
@@ -38,14 +40,44 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def umbel(tmp_path: Path) -> Umbel:
-    return lambda *words: CliRunner().invoke(site_app, [*words, "--state", str(tmp_path / "state")])
+    def invoke(*words: str, answer: str | None = None) -> Result:
+        return CliRunner().invoke(site_app, [*words, "--state", str(tmp_path / "state")], input=answer)
+
+    return invoke
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody is there to ask."""
+    monkeypatch.setattr(site_runs, "has_terminal", lambda: True)
+
+
+def hash_of(umbel: Umbel, name: str = "heart-1") -> str:
+    """As `umbel site runs` shows it."""
+    line = next(line for line in umbel("runs").stdout.splitlines() if line.split()[0] == name)
+    found = line.split()[1]
+    assert len(found) == HASH_DIGITS
+    assert int(found, 16) >= 0
+    return found
+
+
+def offered(home: Path, **changes: object) -> OpenRun:
+    """The coordinator changes its offer, and the agent shows that."""
+    first, *rest = BOARD.runs
+    run = replace(ONE, **changes)  # type: ignore[arg-type]  # fields by name
+    BoardFile(home).show(replace(BOARD, runs=(replace(first, run=run), *rest)))
+    return run
+
+
+def decision(home: Path, run: OpenRun = ONE) -> SiteDecision | None:
+    return DecisionStore(home).of(run.name)
 
 
 @pytest.mark.usefixtures("home")
 def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> None:
     first, heads, heart, eeg, mri = umbel("runs").stdout.splitlines()
     assert first == "ward at http://fl.example.org: the agent runs; at most 2 runs train at once"
-    assert heads.split() == ["run", "state", "model", "coordinator", "sees", "code", "what", "to", "do"]
+    assert heads.split() == ["run", "hash", "state", "model", "coordinator", "sees", "code", "what", "to", "do"]
     for words in (
         "heart-1",
         "waiting for a person",
@@ -62,18 +94,106 @@ def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> 
 def test_the_table_for_programs_is_json(umbel: Umbel) -> None:
     [shown] = json.loads(umbel("runs", "--json").stdout)
     assert (shown["is_alive"], shown["board"]["runs"][0]["run"]["name"]) == (True, "heart-1")
+    assert shown["hashes"]["heart-1"] == hash_of(umbel)
 
 
 def test_a_decision_is_about_this_very_run(home: Path, umbel: Umbel) -> None:
-    said = umbel("allow", "heart-1").stdout
+    said = umbel("allow", "heart-1", hash_of(umbel)).stdout
     assert said == "allowed heart-1: 100 values (aaaaaaaa); the coordinator sees sums of 3 or more sites\n"
-    decision = DecisionStore(home).of(ONE.name)
-    assert decision is not None
-    assert (decision.identity, decision.is_allowed) == (ONE.identity, True)
+    allowed = decision(home)
+    assert allowed is not None
+    assert (allowed.identity, allowed.is_allowed, allowed.is_outdated) == (ONE.identity, True, False)
     assert umbel("deny", "heart-1").stdout.startswith("denied heart-1")
-    denied = DecisionStore(home).of(ONE.name)
+    denied = decision(home)
     assert denied is not None
     assert not denied.is_allowed
+
+
+CHANGES = [{"minimum": 2}, {"is_private": True}, {"is_secure": False}, {"model_sha256": "c" * 64}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_offer_that_changed_after_a_person_saw_it_is_not_allowed(
+    home: Path, umbel: Umbel, change: dict[str, object]
+) -> None:
+    seen = hash_of(umbel)
+    offered(home, **change)
+    refused = umbel("allow", "heart-1", seen)
+    assert refused.exit_code == 1
+    assert f"run 'heart-1' does not have the hash '{seen}' now" in refused.stderr
+    assert decision(home) is None
+    assert umbel("allow", "heart-1", hash_of(umbel)).exit_code == 0
+
+
+def test_a_hash_is_known_to_this_site_only_so_that_no_coordinator_finds_two_offers_with_one_hash(
+    home: Path, umbel: Umbel
+) -> None:
+    (other := home.parent / "other").mkdir()
+    assert DecisionStore(other).hash_of(ONE) != DecisionStore(home).hash_of(ONE)
+    assert not ONE.identity.startswith(hash_of(umbel))
+    assert DecisionStore(home).hash_of(ONE) == hash_of(umbel), "it stays the same"
+    assert (home / "decisions" / "secret").stat().st_mode & 0o077 == 0
+    assert "secret" not in umbel("runs", "--json").stdout
+
+
+def test_a_damaged_secret_makes_no_hash(home: Path, umbel: Umbel) -> None:
+    hash_of(umbel)
+    (home / "decisions" / "secret").write_bytes(b"")
+    assert "is damaged; remove it" in umbel("runs").stderr
+    assert "is damaged; remove it" in umbel("allow", "heart-1", "0" * 12).stderr
+    assert decision(home) is None
+
+
+def test_without_a_hash_and_without_a_terminal_nothing_is_allowed(home: Path, umbel: Umbel) -> None:
+    refused = umbel("allow", "heart-1", answer="y\n")
+    assert refused.exit_code == 1
+    assert "umbel site allow heart-1 HASH allows exactly this run" in refused.stderr
+    assert decision(home) is None
+
+
+@pytest.mark.usefixtures("terminal")
+def test_at_a_terminal_the_terms_are_shown_and_a_person_is_asked(home: Path, umbel: Umbel) -> None:
+    offered(home, is_private=True, members_sha256="d" * 64)
+    for answer in ("n\n", ""):
+        refused = umbel("allow", "heart-1", answer=answer)
+        assert refused.exit_code == 1
+        assert decision(home) is None
+    said = umbel("allow", "heart-1", answer="y\n")
+    for words in ("sums of 3 or more sites, with noise", "a" * 64, "b" * 64, "d" * 64):
+        assert words in said.stderr
+    assert said.stdout.endswith("with noise\n")
+    assert "allowed heart-1: 100 values" in said.stdout
+
+
+@pytest.mark.usefixtures("terminal")
+def test_the_decision_is_about_the_terms_in_the_question_and_not_about_those_of_a_moment_later(
+    home: Path, umbel: Umbel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = list[OpenRun]()
+
+    def confirm(_question: str, **_options: bool) -> bool:
+        later.append(offered(home, minimum=2))  # while the person reads
+        return True
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    assert umbel("allow", "heart-1").exit_code == 0
+    allowed = decision(home)
+    assert allowed is not None
+    assert allowed.identity == ONE.identity != later[0].identity
+
+
+def test_who_has_allowed_exactly_this_run_is_not_asked_again(home: Path, umbel: Umbel) -> None:
+    """As to try a failed run at once."""
+    umbel("allow", "heart-1", hash_of(umbel))
+    assert umbel("allow", "heart-1").exit_code == 0
+    offered(home, minimum=2)
+    assert umbel("allow", "heart-1").exit_code == 1
+    offered(home)
+    umbel("deny", "heart-1")
+    assert umbel("allow", "heart-1").exit_code == 1
+    (home / "decisions" / "heart-1.json").write_text("{")
+    assert umbel("allow", "heart-1").exit_code == 1
+    assert umbel("allow", "heart-1", hash_of(umbel)).exit_code == 0, "it replaces a damaged file"
 
 
 def test_nobody_allows_what_the_policy_refuses(home: Path, umbel: Umbel) -> None:
@@ -89,7 +209,7 @@ def test_what_else_is_missing_is_said(home: Path, umbel: Umbel) -> None:
     file = BoardFile(home)
     file.show(replace(BOARD, trouble="the coordinator has not answered yet"))
     file.hide()
-    said = umbel("allow", "mri").stdout
+    said = umbel("allow", "mri", hash_of(umbel, "mri")).stdout
     assert "but this agent has no code for it" in said
     assert "the agent does not run now" in said
     shown = umbel("runs").stdout
@@ -109,7 +229,8 @@ def test_a_name_at_two_coordinators_needs_the_coordinator(home: Path, umbel: Umb
     other.mkdir()
     BoardFile(other).show(replace(BOARD, server="http://other.example.org"))
     assert "name one with --server" in umbel("allow", "heart-1").stderr
-    assert umbel("allow", "heart-1", "--server", "http://other.example.org").exit_code == 0
+    hash_ = DecisionStore(other).hash_of(ONE)
+    assert umbel("allow", "heart-1", hash_, "--server", "http://other.example.org").exit_code == 0
     assert DecisionStore(home).of(ONE.name) is None
     assert DecisionStore(other).of(ONE.name) is not None
 
