@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from umbel.client.wire.http_deadline import bound
+from umbel.client.wire.proxies import UNREADABLE, require_readable_proxies
 
 ADDRESSES_MAX = 64
 log = logging.getLogger("umbel.client")
@@ -86,14 +87,12 @@ def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client
     """Raises `ValueError` if the file of certificates, or the proxy, that the environment names cannot be used."""
     parts = urlsplit(address)
     base_url = f"{parts.scheme}://{parts.netloc}"
+    if transport is None:
+        require_readable_proxies()
     try:
         return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
     except httpx.InvalidURL:
-        raise ValueError(
-            "the environment names a proxy (HTTPS_PROXY, HTTP_PROXY or ALL_PROXY) whose address cannot be read: write "
-            "http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT with each of / ? # @ : % in the password as its code, "
-            "such as %2F for /"
-        ) from None  # the error may quote a part of the password
+        raise ValueError(UNREADABLE) from None  # the error may quote a part of the password
     except ImportError as error:
         raise ValueError(
             "the environment names a SOCKS proxy (ALL_PROXY or HTTPS_PROXY), for which the package socksio is missing: "

@@ -3,11 +3,11 @@
 import os
 import socket
 import ssl
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 import httpx
+
+from umbel.client.wire.proxies import proxy_to
 
 # X509_V_ERR_... of OpenSSL (x509_vfy.h); Python's ssl has no names for them.
 _NOT_YET_VALID, _EXPIRED, _HOSTNAME_MISMATCH, _IP_MISMATCH = 9, 10, 62, 64
@@ -85,15 +85,6 @@ def _proxy_for(error: Exception) -> str | None:
         return proxy_to(error.request.url) if isinstance(error, httpx.TransportError) else None
     except RuntimeError:  # the error knows no request
         return None
-
-
-def proxy_to(url: httpx.URL) -> str | None:
-    """The proxy on the way, `host:port`, as the environment names it; None without one."""
-    if proxy_bypass(url.host):
-        return None
-    found = getproxies()
-    named = found.get(url.scheme) or found.get("all")
-    return urlsplit(named if "://" in named else f"http://{named}").netloc.rpartition("@")[2] if named else None
 
 
 def _ca_advice() -> str:

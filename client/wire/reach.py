@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
-from umbel.client.wire.no_answer import proxy_to
+from umbel.client.wire.proxies import proxy_to
 from umbel.client.wire.transport import Transport, connect, read_capped
 
 _HEALTHY = b'{"status":"ok"}'

@@ -4,6 +4,7 @@ import base64
 import select
 import socket
 import sys
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -173,11 +174,31 @@ def test_a_socks_proxy_without_its_package_is_refused_in_one_sentence(monkeypatc
         connect("https://coordinator.invalid")
 
 
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "https_proxy"])
+@pytest.mark.parametrize("scheme", ["http://", "https://", ""])
+@pytest.mark.parametrize(
+    "password",
+    ["geh/eim", "471/eim", "471?eim", "471#eim", "471@eim/815", "471@815#eim", "99999/eim", "471[eim", "471\neim"],
+)
 def test_a_password_that_is_no_part_of_an_address_is_refused_without_a_word_of_it(
-    monkeypatch: pytest.MonkeyPatch,
+    variable: str, scheme: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://site:geh/eim@proxy.example:3128")
+    """With digits before the `/`, the address is one of another proxy: `site` at port 471."""
+    monkeypatch.setenv(variable, f"{scheme}site:{password}@proxy.example:3128")
     with pytest.raises(ValueError, match="whose address cannot be read") as refused:
         connect("https://fl.example.org")
-    assert "geh" not in str(refused.value)
-    assert refused.value.__suppress_context__, "a traceback would quote it"
+    shown = "".join(traceback.format_exception(refused.value))
+    assert not [part for part in ("geh", "eim", "471", "815", "99999") if part in shown]
+
+
+@pytest.mark.parametrize(
+    "named", ["http://{}/", "http://site:471%2Feim@{}", "site:471%2Feim@{}", "http://si%40te:a:b@{}"]
+)
+def test_a_password_with_codes_is_accepted(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = issued(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with serving(certificates) as server, running(Proxy()) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", named.format(proxy.address))
+        with transport(server) as it:
+            assert it.ask("GET", "/").body == b"ok"
+        assert proxy.asked
