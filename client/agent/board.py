@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import OpenRun
+from umbel.client.agent.informing import InformingFile
 from umbel.client.files import JsonFile
 
 BOARD_FILE = "agent.json"
@@ -55,22 +56,32 @@ class BoardFile:
 
     def __init__(self, home: Path) -> None:
         self._file = JsonFile(home / BOARD_FILE, _BOARD, "remove it; a running agent writes it again")
+        self._informing = InformingFile(f"what umbel site runs shows ({self._file.path})")
         self._shown: RunsBoard | None = None
         self._touched_at = float("-inf")
 
     def show(self, board: RunsBoard) -> None:
-        """Write the board if it has changed, and show that the agent is alive. Only the agent may call it."""
-        if board != self._shown:
-            self._file.write(board)
-            self._shown, self._touched_at = board, time.monotonic()
-        elif time.monotonic() - self._touched_at >= TOUCH_S:
-            os.utime(self._file.path)
-            self._touched_at = time.monotonic()
+        """Write the board if it has changed, and show that the agent is alive. Only the agent may call it.
+
+        On a full disk the last board stays. It soon looks like that of an agent that has ended, as it is out of date.
+        """
+        now = time.monotonic()
+        if board == self._shown and now - self._touched_at < TOUCH_S:
+            return
+        if self._informing.attempt(self._touch if board == self._shown else lambda: self._file.write(board)):
+            self._shown, self._touched_at = board, now
 
     def hide(self) -> None:
         """Show that the agent has ended."""
-        if self._shown is not None:
-            os.utime(self._file.path, (0, 0))
+        if self._file.path.exists():
+            self._informing.attempt(lambda: os.utime(self._file.path, (0, 0)))
+
+    def _touch(self) -> None:
+        try:
+            os.utime(self._file.path)
+        except FileNotFoundError:  # somebody has removed it, as a message about a damaged board advises
+            if self._shown is not None:
+                self._file.write(self._shown)
 
     def read(self) -> RunsBoard | None:
         """The newest board; None if no agent has run here. Raises `StateError` for a damaged file."""

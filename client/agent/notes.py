@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from umbel.client.agent.informing import InformingFile
 from umbel.client.errors import StateError
 from umbel.client.files import JsonFile
 
@@ -62,24 +63,27 @@ def forget_note(work: Path) -> None:
 
 
 class Notebook:
-    """Writes the notes of one process. Only the holder of the run's lock may have one."""
+    """Writes the notes of one process. Only the holder of the run's lock may have one.
+
+    A note that cannot be written is written with the next call, even if that has no news.
+    """
 
     def __init__(self, work: Path) -> None:
         self._file = _file(work)
-        self._note = Note(Doing.STARTING, time.time())
-        self._file.write(self._note)
+        self._informing = InformingFile(f"what this run does ({self._file.path})")
+        self._write(Note(Doing.STARTING, 0.0))
 
     def note(self, doing: Doing, reason: str = "", round_: int | None = None) -> None:
         """Write what the process does now, if that is news."""
         number = self._note.round if round_ is None else round_
         following = replace(self._note, doing=doing, reason=reason[:_REASON_CHARS_MAX], round=number)
-        if following != self._note:
+        if following != self._note or not self._informing.is_current:
             self._write(following)
 
     def reported(self, n_reports: int) -> None:
-        if n_reports != self._note.reports:
+        if n_reports != self._note.reports or not self._informing.is_current:
             self._write(replace(self._note, reports=n_reports))
 
     def _write(self, note: Note) -> None:
-        self._note = replace(note, at=time.time())
-        self._file.write(self._note)
+        self._note = written = replace(note, at=time.time())
+        self._informing.attempt(lambda: self._file.write(written))

@@ -65,8 +65,9 @@ class RunProcess:
             return Note(Doing.LEFT, 0.0, reason="an earlier process of this run is still at work")
         if note is not None and note.has_ended:
             return note
-        how = f"its process was ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        return Note(Doing.FAILED, 0.0, 0 if note is None else note.round, 0 if note is None else note.reports, how)
+        return Note(
+            Doing.FAILED, 0.0, 0 if note is None else note.round, 0 if note is None else note.reports, _how(status)
+        )
 
     def _end_if_stuck(self) -> None:
         """Kill a process that has noted its end and does not exit, as a thread of the site's own code may cause."""
@@ -81,3 +82,12 @@ class RunProcess:
         with contextlib.suppress(BrokenPipeError):  # it has died, as `ended` will tell
             self._process.stdin.write(line)
             self._process.stdin.flush()
+
+
+def _how(status: int) -> str:
+    """How a process ended that has not noted it."""
+    if status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    if status == 0:  # the note could not be written, as on a full disk
+        return "its process ended without an error, and could not note why; the log says more"
+    return f"exit status {status}"

@@ -1,5 +1,8 @@
 """Open runs for the tests of agents."""
 
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from umbel.aggregation.messages import OpenRun, RunStatus
@@ -10,3 +13,14 @@ ONE = OpenRun(RunId("heart-1"), RunStatus.RUNNING, 1e9, 10, 3, 100, "a" * 64, "b
 
 def run_named(name: str) -> OpenRun:
     return replace(ONE, name=RunId(name))
+
+
+@contextmanager
+def full_disk() -> Generator[None]:
+    """No file of this process can grow, as on a full disk: the kernel refuses each write. It needs no privileges."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.client.agent.runs import ONE, run_named
+from tests.client.agent.runs import ONE, full_disk, run_named
 from tests.client.agent.test_listing import Coordinator, page
 from tests.client.agent.test_site_run import Process
 from tests.federations.consortium import OFFICERS, first_list, signed
@@ -103,6 +103,16 @@ def test_only_the_newest_runs_that_are_over_are_shown(tmp_path: Path) -> None:
     assert len(found) == ENDED_SHOWN_MAX + 1
     assert found["heart-1"][0] == Stand.ASKED
     assert found[f"r{ENDED_SHOWN_MAX + 4:03}"] == ("over", "the coordinator no longer lists it")
+
+
+def test_a_full_disk_ends_no_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    house = House(tmp_path)
+    assert list(house.look(ONE)) == ["heart-1"]
+    with full_disk():
+        for _ in range(3):
+            assert list(house.look(ONE, run_named("mri"))) == ["heart-1"], "the last board that could be written"
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+    assert list(house.look(ONE, run_named("mri"))) == ["heart-1", "mri"]
 
 
 def enrolled(folder: Path) -> AgentOptions:
