@@ -22,6 +22,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── TrainingFailed                the site's own code failed
 ├── TooManyFailures               in this run's secure rounds, over all restarts: a person must look
 ├── StateError                    the state directory is in use, or damaged
+│   └── NotEnrolled               this client has no enrolment with the coordinator, and got no token for one
 └── AppError                      a name such as `--app` does not name what it should
 ```
 """
@@ -45,6 +46,11 @@ class ClientError(Exception):
         super().__init__(what)
         self.public_reason = public_reason or self.default_public_reason or what
 
+    @property
+    def is_final(self) -> bool:
+        """Whether a client that is started again fails in the same way until a person acts."""
+        return False
+
 
 class CoordinatorRefused(ClientError):
     """The coordinator refused, finally. `kind`: the last part of the problem's `type`; `status`: the HTTP status;
@@ -66,7 +72,9 @@ class Redirected(CoordinatorRefused):
 
 
 class AccessRefused(CoordinatorRefused):
-    pass
+    @property
+    def is_final(self) -> bool:
+        return self.kind in _FINAL
 
 
 class AssignmentClosed(CoordinatorRefused):
@@ -166,14 +174,17 @@ class StateError(ClientError):
     pass
 
 
+class NotEnrolled(StateError):
+    @property
+    def is_final(self) -> bool:
+        return True
+
+
 class AppError(ClientError):
     pass
 
 
-_ACCESS = {
-    "malformed-signature",
-    "bad-signature",
-    "stale-signature",
+_FINAL = {
     "client-removed",
     "unbound-name",
     "not-a-member",
@@ -183,8 +194,10 @@ _ACCESS = {
     "token-mismatch",
     "name-taken",
     "key-taken",
-    "admin-key-refused",
 }
+# A signature is refused for a wrong key, but also while a clock is wrong, or while a proxy in front of the coordinator
+# rewrites requests. Then all sites are refused, and none of them should have to start its client by hand afterwards.
+_ACCESS = {*_FINAL, "malformed-signature", "bad-signature", "stale-signature", "admin-key-refused"}
 _CLOSED = {"assignment-closed", "unknown-assignment"}
 _ALARMS: tuple[tuple[type[SecAggError], str], ...] = (
     (Disagreement, "the coordinator contradicts itself or states something impossible"),

@@ -23,6 +23,8 @@ from umbel.aggregation.run.records import RunView
 from umbel.client.errors import ClientError, printable
 
 PIPE_COLUMNS = 100
+ERROR_STATUS = 1
+FINAL_STATUS = 77  # EX_NOPERM of sysexits.h; units name it in RestartPreventExitStatus
 _UNWRAPPED_COLUMNS = 1 << 16
 _GAP = 2  # between two columns
 _LEFT_OUT_NAMED = 8
@@ -75,13 +77,17 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 @contextmanager
 def one_sentence_errors() -> Generator[None]:
-    """Turn errors that a person can act on into one sentence and exit status 1; bugs keep their traceback."""
+    """Turn errors that a person can act on into one sentence; bugs keep their traceback.
+
+    The exit status is `FINAL_STATUS` if starting the client again cannot help, otherwise `ERROR_STATUS`.
+    """
     try:
         yield
     except OSError as error:
         _exit_with(f"{error.filename}: {error.strerror}" if error.filename is not None else str(error), error)
     except (ClientError, ValueError) as error:
-        _exit_with(str(error), error)
+        is_final = isinstance(error, ClientError) and error.is_final
+        _exit_with(str(error), error, FINAL_STATUS if is_final else ERROR_STATUS)
 
 
 def log_to_stderr() -> None:
@@ -199,6 +205,6 @@ def _handler() -> logging.Handler:
     return plain
 
 
-def _exit_with(sentence: str, error: Exception) -> NoReturn:
+def _exit_with(sentence: str, error: Exception, status: int = ERROR_STATUS) -> NoReturn:
     typer.echo(f"umbel: {printable(sentence)}", err=True)
-    raise typer.Exit(1) from error
+    raise typer.Exit(status) from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.types import require_slug
-from umbel.client.errors import StateError
+from umbel.client.errors import NotEnrolled, StateError
 from umbel.client.state.home import Home
 from umbel.client.state.identity import Identity
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -20,7 +20,9 @@ log = logging.getLogger("umbel.client")
 
 
 def identify(store: Home, name: str | None, token: str | None) -> Identity:
-    """This client's identity, enrolled or not yet. Raises `StateError` if that needs a token, or another directory."""
+    """This client's identity, enrolled or not yet. Raises `NotEnrolled` if that needs a token, and `StateError` if
+    it needs another directory.
+    """
     known = store.enrolled_name()
     if known is not None:
         if name is not None and name != known:
@@ -29,7 +31,7 @@ def identify(store: Home, name: str | None, token: str | None) -> Identity:
             )
         return store.identity(known)
     if not token:
-        raise StateError(_not_enrolled(store))
+        raise NotEnrolled(_not_enrolled(store))
     if name is not None:
         require_slug(name, "name")
     return store.identity(name or _default_name(store))

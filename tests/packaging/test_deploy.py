@@ -15,6 +15,7 @@ import pytest
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.client.cli.agent import agent
+from umbel.client.cli.output import FINAL_STATUS
 from umbel.client.cli.site import join
 from umbel.server.http.limits import FILES_WANTED
 from umbel.server.serve.commands import serve
@@ -91,6 +92,11 @@ def test_the_coordinators_unit_has_as_many_files_and_as_much_time_as_it_wants() 
 
 def test_a_client_that_has_ended_with_an_error_waits_for_a_person() -> None:
     assert service_of("umbel-client.service")["Restart"] == "on-abnormal"
+
+
+@pytest.mark.parametrize("unit", ["umbel-client.service", "umbel-agent.service"])
+def test_a_client_that_the_coordinator_refuses_for_good_is_not_started_again(unit: str) -> None:
+    assert service_of(unit)["RestartPreventExitStatus"] == str(FINAL_STATUS)
 
 
 def test_an_agent_is_started_again_and_asked_to_leave_before_the_processes_of_its_runs() -> None:

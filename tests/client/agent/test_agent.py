@@ -20,7 +20,7 @@ from umbel.client.agent.agent import ENDED_SHOWN_MAX, PROCESSES_MAX, Agent, Agen
 from umbel.client.agent.apps import AppRule
 from umbel.client.agent.board import BoardFile, boards_in
 from umbel.client.agent.decisions import DecisionStore, SiteDecision
-from umbel.client.agent.notes import Doing
+from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand
@@ -168,6 +168,29 @@ def test_a_coordinator_that_lists_many_runs_does_not_fill_the_memory_with_proces
     house.look(*listed)
     house.look(*listed)
     assert len(started) == PROCESSES_MAX + 1
+
+
+@pytest.mark.parametrize("doing", [Doing.WAITING, Doing.HELD_UP])
+def test_processes_that_wait_and_those_of_runs_that_are_no_longer_listed_count_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: Doing
+) -> None:
+    started = list[Process]()
+
+    def start(order: ChildOrder, work: Path) -> Process:
+        started.append(Process(order, work))
+        started[-1].newest = Note(doing, 0.0)
+        return started[-1]
+
+    monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
+    house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
+    first = [run_named(f"run-{i:03}") for i in range(PROCESSES_MAX)]
+    house.look(*first)
+    assert len(started) == PROCESSES_MAX
+    others = [run_named(f"later-{i:03}") for i in range(PROCESSES_MAX)]
+    for _ in range(2):
+        found = house.look(*others)  # the coordinator takes the first runs back, and their processes still wait
+        assert found["later-000"] == ("allowed", agent_module.NO_ROOM)
+    assert len(started) == PROCESSES_MAX
 
 
 def test_nothing_is_left_of_runs_that_a_coordinator_lists_and_takes_back(tmp_path: Path) -> None:

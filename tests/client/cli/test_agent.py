@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from umbel.client.cli.agent import agent
+from umbel.client.cli.output import FINAL_STATUS
 
 SERVER = "http://127.0.0.1:9"
 
@@ -24,6 +25,7 @@ def test_a_unit_names_the_code_of_several_runs_in_one_variable(tmp_path: Path) -
     assert "not 'eeg-*=my_eeg'" in refused.stderr
     enough = started(tmp_path, UMBEL_APP="ward-*=my_hospital:client eeg-*=my_eeg:client")
     assert "this client is not enrolled yet" in enough.stderr
+    assert enough.exit_code == FINAL_STATUS
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,19 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.client.cli.output import Column, left_out_words, table_lines
+from umbel.client.cli.output import (
+    ERROR_STATUS,
+    FINAL_STATUS,
+    Column,
+    left_out_words,
+    one_sentence_errors,
+    table_lines,
+)
+from umbel.client.errors import CoordinatorUnreachable, NotEnrolled, StateError, refusal_of
 
 LOG = """
 import logging
@@ -33,6 +42,32 @@ def test_a_log_that_goes_to_a_pipe_has_a_line_a_message_with_date_and_time() -> 
 def test_what_is_printed_to_a_pipe_is_not_wrapped() -> None:
     told = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True).stdout
     assert told == "word " * 60 + "end\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (refusal_of("client-removed", "the operator did it", 403), FINAL_STATUS),
+        (refusal_of("token-used", "by another client", 409), FINAL_STATUS),
+        (refusal_of("key-taken", "by another client", 409), FINAL_STATUS),
+        (NotEnrolled("this client is not enrolled yet"), FINAL_STATUS),
+        (refusal_of("stale-signature", "the clock is wrong", 401), ERROR_STATUS),
+        (refusal_of("bad-signature", "perhaps by a proxy", 401), ERROR_STATUS),
+        (refusal_of("admin-key-refused", "no client's", 401), ERROR_STATUS),
+        (refusal_of("not-found", "no such page", 404), ERROR_STATUS),
+        (CoordinatorUnreachable("no answer"), ERROR_STATUS),
+        (StateError("another process uses it"), ERROR_STATUS),
+        (ValueError("a policy that is not valid"), ERROR_STATUS),
+        (OSError(28, "No space left on device"), ERROR_STATUS),
+    ],
+    ids=str,
+)
+def test_only_an_error_that_no_restart_helps_against_has_the_status_that_keeps_a_service_stopped(
+    error: Exception, status: int
+) -> None:
+    with pytest.raises(typer.Exit) as ended, one_sentence_errors():
+        raise error
+    assert ended.value.exit_code == status
 
 
 def column(head: str, cell: str, worth: int, least: int | None = None) -> Column:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from umbel.client.cli.output import FINAL_STATUS
+
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from umbel.__main__ import main; main()"
 NOBODY = "http://127.0.0.1:9"
 
@@ -30,7 +32,7 @@ def told(*words: str | Path) -> Any:
 def test_an_agent_and_what_a_person_asks_of_it_need_no_torch(tmp_path: Path) -> None:
     """The processes of its runs do; the agent itself stays small."""
     refused = umbel("agent", "--server", NOBODY, "--app", "ward:client", "--state", tmp_path)
-    assert refused.returncode == 1
+    assert refused.returncode == FINAL_STATUS
     assert "this client is not enrolled yet" in refused.stderr
     assert "no agent has run" in umbel("site", "runs", "--state", tmp_path).stderr
 
