@@ -72,6 +72,18 @@ def test_one_that_was_asked_to_leave_may_be_asked_again(order: ChildOrder, work:
     assert end_of(process).has_ended
 
 
+def test_one_that_ends_without_an_error_and_without_a_note_has_failed(order: ChildOrder, work: Path) -> None:
+    """Its last note found no room on the disk: whether its run is over is not known."""
+    with locked_file(work / "lock"):
+        process = RunProcess(order, work)
+        process._process.wait()
+    process._process.returncode = 0
+    end = process.ended()
+    assert end is not None
+    assert end.doing is Doing.FAILED
+    assert "could not note why" in end.reason
+
+
 def test_a_damaged_note_counts_as_none(work: Path) -> None:
     Notebook(work)
     (work / "note.json").write_text("{")
