@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,12 @@ def test_one_that_was_asked_to_leave_may_be_asked_again(order: ChildOrder, work:
     assert end_of(process).has_ended
 
 
-def test_one_that_ends_without_an_error_and_without_a_note_has_failed(order: ChildOrder, work: Path) -> None:
+def test_one_that_ends_without_an_error_and_without_a_note_has_failed(
+    order: ChildOrder, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last note found no room on the disk: whether its run is over is not known."""
-    with locked_file(work / "lock"):
-        process = RunProcess(order, work)
-        process._process.wait()
-    process._process.returncode = 0
-    end = process.ended()
-    assert end is not None
+    monkeypatch.setattr("umbel.client.agent.process._COMMAND", (sys.executable, "-c", "input()"))
+    end = end_of(RunProcess(order, work))
     assert end.doing is Doing.FAILED
     assert "could not note why" in end.reason
 
