@@ -74,6 +74,7 @@ from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
 _IDLE_PAUSE_S = 0.05  # the shortest time between two check-ins, so that quick answers cause no flood of them
 _OUT_OF_TIME_PAUSE_S = 1.0
+_WITHDRAWN = "this site no longer takes part in the run"
 log = logging.getLogger("umbel.client")
 
 
@@ -296,6 +297,11 @@ class ClientLoop:
             self._decline(offer, window_end, error)
             self._pause(away_s)
         except (AccessRefused, StateError):
+            raise
+        except Interrupted:
+            if self._shutdown.is_withdrawn:
+                self._store.forget_work()
+                decline(self._coordinator, offer.id, _WITHDRAWN, Patience(until=0.0))
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
             self._fail(offer, window_end, error)

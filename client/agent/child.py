@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from umbel.aggregation.types import ClientId
 from umbel.client.agent.notes import Doing, Notebook
-from umbel.client.agent.order import CHILD_ORDER, EARLIER_AT_WORK, RETIRE, ChildOrder
+from umbel.client.agent.order import CHILD_ORDER, EARLIER_AT_WORK, RETIRE, WITHDRAW, ChildOrder
 from umbel.client.agent.room import Room, SharedTurn
 from umbel.client.errors import ClientError
 from umbel.client.files import locked_file, make_private
@@ -30,6 +30,7 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Transport, connect
 
 _RETIRED = "the agent asked this process to leave after its round"
+_WITHDRAWN = "this site no longer allows the run"
 log = logging.getLogger("umbel.client")
 
 
@@ -46,6 +47,8 @@ class Orders:
         while line := self._pipe.readline():
             if line == RETIRE:
                 self.retired = _RETIRED
+            if line == WITHDRAW:
+                self._shutdown.withdraw(_WITHDRAWN)
         if self._shutdown.reason is None:  # a second signal would end the client at once
             os.kill(os.getpid(), signal.SIGTERM)  # a signal also ends a wait for an answer
 

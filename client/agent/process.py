@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from umbel.client.agent.notes import Doing, Note, forget_note, last_note
-from umbel.client.agent.order import EARLIER_AT_WORK, RETIRE, ChildOrder
+from umbel.client.agent.order import EARLIER_AT_WORK, RETIRE, WITHDRAW, ChildOrder
 
 _COMMAND = (sys.executable, "-P", "-m", "umbel.client.agent.child")
 """`-P`: Python and umbel are not imported from the current directory. The site's own code is, once they are loaded."""
@@ -35,6 +35,11 @@ class RunProcess:
     def retire(self) -> None:
         """Ask it to leave before its next assignment."""
         self._say(RETIRE)
+
+    def withdraw(self) -> None:
+        """Make it leave at once, without sending anything more; it only declines what it works on."""
+        self._say(WITHDRAW)
+        self.leave()
 
     def leave(self) -> None:
         """Ask it to leave now: it sends the steps that it has done, or finishes a sum that waits for it."""

@@ -19,6 +19,7 @@ from umbel.client.state.state_dir import LOCK_FILE
 
 _AGAIN_S = 1.0  # until a process that left is started again
 _RETIRES_S = 15.0  # in which a process that waits for work sees that it should leave, unless it was sent away for long
+_LEAVES_S = 10.0  # in which a process leaves whose run the site no longer allows, or is killed
 _LEARNS_S = 5.0  # in which the process of a run that is over learns by itself how the run ended, or is told to leave
 NO_LONGER_OPEN = "the coordinator no longer lists it"
 Start = Callable[[ChildOrder, Path], RunProcess]
@@ -35,6 +36,7 @@ class SupervisedRun:
         self._process: RunProcess | None = None
         self._started_at = 0.0
         self._retired_at: float | None = None  # when the process was asked to leave after its round
+        self._withdrawn_at: float | None = None  # when the process was told to leave at once
         self._verdict = Verdict(Stand.ASKED)
         self._has_verdict = False
         self._decision: SiteDecision | None = None
@@ -84,7 +86,9 @@ class SupervisedRun:
             if wanted is not None and now >= max(self._failing.retry_at, self._not_before):
                 self._begin(wanted, now)
         elif wanted is None:
-            if self._is_listed or now - self._unlisted_at >= _LEARNS_S:
+            if self._verdict.stand is not Stand.ALLOWED:
+                self._withdraw(self._process, now)
+            elif self._is_listed or now - self._unlisted_at >= _LEARNS_S:
                 self._process.leave()
         elif wanted != self._process.order:
             self._replace(self._process, now)
@@ -129,6 +133,14 @@ class SupervisedRun:
             return Doing.FAILED.value, _again(self._failing.last, self.name)
         return self._verdict.stand.value, self._verdict.reason
 
+    def _withdraw(self, process: RunProcess, now: float) -> None:
+        """Let nothing more leave the site. Code that keeps a process from leaving does not delay that for long."""
+        if self._withdrawn_at is None:
+            self._withdrawn_at = now
+            process.withdraw()
+        elif now - self._withdrawn_at >= _LEAVES_S:
+            process.kill()
+
     def _replace(self, process: RunProcess, now: float) -> None:
         """Ask a process with an old order to leave after its round; one that only waits for work, now."""
         if self._retired_at is None:
@@ -139,7 +151,7 @@ class SupervisedRun:
             process.leave()
 
     def _begin(self, order: ChildOrder, now: float) -> None:
-        self._started_at, self._retired_at = now, None
+        self._started_at, self._retired_at, self._withdrawn_at = now, None, None
         try:
             self._process = self._start(order, self._work)
         except OSError as error:  # too many processes, or too little memory: the other runs go on

@@ -1,8 +1,11 @@
 """Leave on a signal: the first Ctrl-C or SIGTERM finishes the work at hand, the second one leaves at once.
 
 While the client only waits (for work, for a download, before a retry) the first is enough.
+
+A client that is withdrawn leaves at once, too, and sends nothing more.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Generator
@@ -18,6 +21,7 @@ class Shutdown:
     """Whether this client has been asked to leave, and why."""
 
     def __init__(self) -> None:
+        self.is_withdrawn = False  # whether the site no longer allows what its client does
         self._reason: str | None = None
         self._may_interrupt = False
         self._requested = threading.Event()
@@ -31,6 +35,17 @@ class Shutdown:
         """Ask from any thread: training stops, what is done is sent, and the client leaves."""
         self._reason = reason
         self._requested.set()
+
+    def withdraw(self, reason: str) -> None:
+        """From another thread: `Interrupted` is raised in the main thread, inside `on_signals`, whatever it does."""
+        self.is_withdrawn = True
+        self._reason = reason
+        os.kill(os.getpid(), signal.SIGTERM)  # a signal also ends a wait for an answer
+
+    def require_allowed(self) -> None:
+        """Raise `Interrupted` if the client was withdrawn. The site's own code may have caught the first one."""
+        if self.is_withdrawn:
+            raise Interrupted(self._reason)
 
     def wait(self, seconds: float) -> None:
         """Sleep, inside `interruptible`. A signal or `request` ends it with `Interrupted`."""
@@ -64,6 +79,7 @@ class Shutdown:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         is_second = self._reason is not None
-        self._reason = f"{signal.Signals(number).name} received"
+        if not self.is_withdrawn:
+            self._reason = f"{signal.Signals(number).name} received"
         if self._may_interrupt or is_second:
             raise Interrupted(self._reason)

@@ -142,6 +142,7 @@ class RoundWorker:
             plan = self._plain_plan(offer, window_end, watch)
             done = train(self.app, self.shared, start, plan)
             self._warn_if_too_slow(offer, done, window_end)
+            self.shutdown.require_allowed()
             watch.check()
             self.shared.require_base()
             if offer.task.makes_model:
@@ -157,6 +158,7 @@ class RoundWorker:
         self._taken_up(offer)
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             done = measure(self.app, self.shared, start, offer)
+        self.shutdown.require_allowed()
         watch.check()
         if done is None:
             decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
@@ -177,6 +179,7 @@ class RoundWorker:
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
             mask, done = self._worked_unseen(part, exchange, start, window_end)
+            self.shutdown.require_allowed()
             if self.shutdown.reason is not None:
                 log.info(
                     "%s: this client leaves once the sum is unmasked; after a second signal it leaves at once",

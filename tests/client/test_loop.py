@@ -563,6 +563,30 @@ def test_a_client_that_is_told_to_leave_sends_its_partial_work_first(tmp_path: P
     assert (end.status, end.reason, end.accepted) == ("interrupted", "the ward closes", 1)
 
 
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_client_that_is_withdrawn_sends_nothing_and_declines(tmp_path: Path, *, swallows: bool) -> None:
+    double, shutdown = Double(AddOne().model, rounds=9), Shutdown()
+
+    class Withdrawn(AddOne):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            thread = threading.Thread(target=shutdown.withdraw, args=("a person denied the run",))
+            thread.start()
+            try:
+                while not plan.should_stop():
+                    time.sleep(0.01)
+                thread.join()
+            except BaseException:
+                if not swallows:
+                    raise
+            return super().train(model, plan)
+
+    end = take_part(tmp_path, double, Withdrawn(), shutdown=shutdown)
+    assert (end.status, end.reason, end.reports) == ("interrupted", "a person denied the run", 0)
+    assert (double.reports, list(double.declined.values())) == ({}, ["this site no longer takes part in the run"])
+    assert "POST update" not in double.requests
+    assert not [path for path in tmp_path.rglob("*update*") if path.is_file()]
+
+
 # --- a model that is only to be measured ---
 
 

@@ -232,7 +232,10 @@ def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Pa
         assert said.stdout.startswith("allowed one: 3 values (")
         site.trains("one")
         assert "denied one" in site.umbel("deny", "one").stdout
-        site.wait_for("one", Stand.DENIED)
+        assert site.wait_for("one", Stand.DENIED).reports == 0
+        with house.operator() as operator:
+            assert operator.progress("one").live
+            assert operator.run("one").rounds_done == 0, "what was trained until then has not left the site"
         release(tmp_path, "one")
         assert site.allow("one").exit_code == 0
         site.wait_for("one", "finished")

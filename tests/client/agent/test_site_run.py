@@ -32,7 +32,7 @@ class Process(RunProcess):
         self.order = order
         self.newest: Note | None = None
         self.has_ended = False
-        self.retired = self.left = 0
+        self.retired = self.withdrawn = self.left = self.killed = 0
 
     @property
     def pid(self) -> int:
@@ -41,8 +41,14 @@ class Process(RunProcess):
     def retire(self) -> None:
         self.retired += 1
 
+    def withdraw(self) -> None:
+        self.withdrawn += 1
+
     def leave(self) -> None:
         self.left += 1
+
+    def kill(self) -> None:
+        self.killed += 1
 
     def note(self) -> Note | None:
         return self.newest
@@ -81,16 +87,26 @@ def test_an_allowed_run_has_one_process(house: House) -> None:
     assert (process.left, process.retired) == (0, 0)
 
 
-def test_a_run_that_is_no_longer_allowed_is_left_at_once(house: House) -> None:
+def test_a_run_that_is_no_longer_allowed_is_withdrawn_from_once(house: House) -> None:
     house.look(0.0)
     house.look(1.0, None, Verdict(Stand.DENIED, "a person denied it"))
-    assert house.started[0].left == 1
+    house.look(1.5, None, Verdict(Stand.DENIED, "a person denied it"))
+    assert (house.started[0].withdrawn, house.started[0].left, house.started[0].killed) == (1, 0, 0)
     assert house.run.shown().state == "leaving"
     house.started[0].end(Doing.LEFT)
     house.look(2.0, None, Verdict(Stand.DENIED, "a person denied it"))
     shown = house.run.shown()
     assert (shown.state, shown.reason) == ("denied", "a person denied it")
     assert len(house.started) == 1
+
+
+def test_code_that_keeps_its_process_from_leaving_is_killed(house: House) -> None:
+    house.look(0.0)
+    for now in (1.0, 5.0, 10.9):
+        house.look(now, None, Verdict(Stand.REFUSED, "the policy does not allow it"))
+    assert (house.started[0].withdrawn, house.started[0].killed) == (1, 0)
+    house.look(11.0, None, Verdict(Stand.REFUSED, "the policy does not allow it"))
+    assert house.started[0].killed == 1
 
 
 def test_another_policy_counts_after_the_round(house: House) -> None:
