@@ -69,6 +69,7 @@ class WholeLife(Federation):
         await self._order("rollback", to=0)
         self.is_rolled_back.set()
         await self._until_one_has_reported("training", 3)
+        await self._order("start")  # which changes nothing, for the round has begun
         await self._order("stop", reason="enough")
 
     async def _order(self, verb: str, **body: object) -> None:
