@@ -64,6 +64,7 @@ class Services:
     turned_away: TurnedAwayStore
     blobs: BlobStore
     heard: Heard
+    agents: Heard  # the sites that have an agent: when it last asked for the open runs
     worker: Executor
     checker: Executor
     decider: DecisionThread

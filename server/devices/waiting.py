@@ -140,6 +140,10 @@ class Heard:
         """The client's last contact; the start of the coordinator if there was none since."""
         return self._lately.get(client) or self._before.get(client, self._since)
 
+    def clients_since(self, time_s: float) -> set[str]:
+        """The clients that this replica has heard since then; after ten minutes some are left out."""
+        return {client for heard in (self._lately, self._before) for client, at in heard.items() if at >= time_s}
+
     def __len__(self) -> int:
         """The number of entries; a client of the last ten minutes may have two."""
         return len(self._lately) + len(self._before)

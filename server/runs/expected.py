@@ -18,6 +18,7 @@ from umbel.server.services import Services
 from umbel.server.store.waiters import FleetMember
 
 ASKED_MAX = 100  # a round that asks more clients does not wait for each of them
+AGENT_S = 60.0  # an agent that has asked for the open runs within this time may come to any run; it asks twice a minute
 UP_S = 20.0  # a client counts as up for this long after its last contact, and at least for the round's patience
 LATER_MAX_S = 60.0  # the longest wait of an attempt after the first for clients that are up
 _LOOKED_AT_MAX = 1000
@@ -63,7 +64,8 @@ class ExpectedClients:
         else:
             tokens = await waiters.unused_tokens(now, _LOOKED_AT_MAX)
             known = {one.client for one in await waiters.fleet(run, now, _LOOKED_AT_MAX)}
-            names = {*known, *await waiters.newcomers(run, now, _LOOKED_AT_MAX)}
+            agents = sorted(self._services.agents.clients_since(now - AGENT_S))[:_LOOKED_AT_MAX]
+            names = {*known, *await waiters.newcomers(run, now, _LOOKED_AT_MAX, agents)}
             names |= {ClientId(name) for name in tokens if name is not None}
             unnamed = tokens.count(None)
         refused = {ClientId(one.client) for one in await self._services.turned_away.newest(run)}

@@ -46,6 +46,7 @@ class OpenRunsList:
     async def page(self, client: ClientId, query: RunsQuery, line: HeldRequest) -> OpenRuns:
         """The runs after `query.after`. Held while the mark is the caller's. Raises `Refused` at a shutdown."""
         ends_at = self._clock.now() + query.wait_s
+        self._coordinator.services.agents.note(client)
         while True:
             with self._coordinator.bells.listen(RUNS_BELL) as bell:  # from before the look, so that no change is missed
                 found = _page([one async for one in self._open_to(client)], query.after)

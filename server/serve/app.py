@@ -198,6 +198,7 @@ def _services(
         turned_away=TurnedAwayStore(database),
         blobs=open_blobs(settings),
         heard=Heard(clock),
+        agents=Heard(clock),
         worker=threads[0],
         checker=threads[1],
         decider=decider,

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -157,15 +157,19 @@ class WaiterStore:
             rows = await tx.execute(query)
             return tuple(FleetMember(ClientId(row[0]), row[1], row[2], row[3], row[4]) for row in rows)
 
-    async def newcomers(self, run: RunId, now: float, limit: int) -> tuple[ClientId, ...]:
-        """At most `limit` clients that may come to a run: heard within a day, and not at work in another one."""
+    async def newcomers(self, run: RunId, now: float, limit: int, agents: Collection[str] = ()) -> tuple[ClientId, ...]:
+        """At most `limit` clients that may come to a run: heard within a day, and not at work in another one.
+
+        `agents`: clients that may come although they are at work in others.
+        """
         at_work = (
             select(_WAITER.c.client)
             .join(_RUN, _RUN.c.name == _WAITER.c.run)
             .where(_WAITER.c.run != run, _WAITER.c.seen_at > now - _KEPT_S, _RUN.c.status.in_(_OPEN))
         )
         lately = (_CLIENT.c.revoked_at.is_(None), _CLIENT.c.last_heard_at > now - _KEPT_S)
-        query = select(_CLIENT.c.id).where(*lately, _CLIENT.c.id.not_in(at_work)).order_by(_CLIENT.c.id).limit(limit)
+        may_come = or_(_CLIENT.c.id.not_in(at_work), _CLIENT.c.id.in_(agents))
+        query = select(_CLIENT.c.id).where(*lately, may_come).order_by(_CLIENT.c.id).limit(limit)
         async with self._db.reading() as tx:
             return tuple(ClientId(name) for name in await tx.scalars(query))
 

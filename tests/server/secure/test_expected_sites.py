@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, all_waiting, fates, ordered, secure_run
-from tests.federations.server_device import Device, House, LateClock, house
+from tests.federations.server_device import Device, House, LateClock, house, run_file
 from tests.servers.waits import until
 from umbel.aggregation.round.states import Recruiting
 from umbel.server.runs.expected import UP_S
 
 MISSING = ("d3",)
+SOON = "waiting for clients: 3 of 4 here; starting with these in at most 10.0 s"
 RUN = secure_run(window_s=100.0)  # 10 s of patience: a check-in of these tests waits for 20 s
 pytestmark = pytest.mark.usefixtures("any_database")
 
@@ -121,6 +122,25 @@ def test_an_unused_token_is_waited_for_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_site_that_works_in_another_run_is_waited_for_if_it_has_an_agent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            other = run_file(target=1, minimum=1).replace('"demo"', '"other"')
+            assert (await it.put_run(other, await it.put_model(STATE), "other")).status_code == 201
+            await it.begin(RUN, STATE)
+            sites, driver = await it.devices(4, sample_count=0), await it.driver()
+            await it.driver("other")
+            assert (await sites[3].check_in(LAYOUT, 0.0, run="other", sample_count=5)).status_code == 200
+            async with all_waiting(it, sites[:3]):
+                await until("a run that misses nobody", lambda: (driver.state.why, driver.state.missing) == (SOON, ()))
+                assert (await sites[3].send("GET", "/v1/runs")).status_code == 200
+                driver.wake()
+                await until("a run that misses the agent", lambda: driver.state.missing == MISSING)
+
+    asyncio.run(scenario())
+
+
 def test_a_run_file_can_switch_the_wait_off(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = LateClock()
@@ -129,8 +149,7 @@ def test_a_run_file_can_switch_the_wait_off(tmp_path: Path) -> None:
             await it.begin(run, STATE)
             sites, driver = await it.devices(4, sample_count=0), await it.driver()
             async with all_waiting(it, sites[:3]):
-                patient = "waiting for clients: 3 of 4 here; starting with these in at most 10.0 s"
-                await until("a run that waits as long as its plan says", lambda: driver.state.why == patient)
+                await until("a run that waits as long as its plan says", lambda: driver.state.why == SOON)
                 assert (driver.state.missing, driver.state.waits_until) == ((), None)
 
     asyncio.run(scenario())
