@@ -6,6 +6,7 @@ They keep the client visible to the coordinator, and learn when the round has cl
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
@@ -23,7 +24,7 @@ from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import Timing, within
 
 START_AFTER_S = 0.5  # shorter trainings cost no request
-PAUSE_S = 0.1  # between polls, if a coordinator does not hold them open
+PAUSE_S = 0.1  # from the begin of a poll to the next one, if a coordinator does not hold polls open
 _TRIES_BEFORE_SILENCE = 4
 _jitter = random.SystemRandom().random  # the process-wide generator belongs to the training
 log = logging.getLogger("umbel.client")
@@ -75,10 +76,12 @@ class Watch:
     def _run(self) -> None:
         timing, pause_s, failures = _timing(self._window_s), self.start_after_s, 0
         while self._closed is None and not self._ended.wait(pause_s):
+            began = time.monotonic()
             try:
                 with timed_by(timing):
                     self._poll()
-                pause_s, failures = self.pause_s, 0
+                # No pause after a held poll: a client that dies without an open one is missed later (decision 20).
+                pause_s, failures = max(self.pause_s - (time.monotonic() - began), 0.0), 0
             except TryAgain as error:
                 failures += not error.has_other
                 pause_s = timing.backoff.wait_s(failures, _jitter(), error.retry_after_s) if failures else 0.0
