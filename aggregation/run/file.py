@@ -5,7 +5,6 @@ and get the same errors. Below the file are the rules of what cannot go together
 [privacy], and with a member list.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from umbel.aggregation.privacy.section import PrivacySection, again, private_num
 from umbel.aggregation.run.derived_metrics import derived_names
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
+    OVER_SELECTION,
     OVERRIDES_MAX,
     WAIT_FOR_ALL_S,
     AggregationSection,
@@ -35,7 +35,7 @@ from umbel.aggregation.run.sections import (
     RoundsSection,
 )
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
+from umbel.aggregation.secagg.section import SecureAggregationSection, over_selection_max, survivors_needed
 from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.trust.public_keys import short_groups
 from umbel.aggregation.types import COHORT_MAX, RunId, require_slug
@@ -73,6 +73,9 @@ class RunFile:
         if self.codec.name is None:  # only the integer codec works with masks
             codec = replace(self.codec, name="integer" if self.secure else "float32")
             object.__setattr__(self, "codec", codec)
+        if self.rounds.over_selection is None:
+            asked = min(OVER_SELECTION, over_selection_max(self.rounds.target)) if self.secure else OVER_SELECTION
+            object.__setattr__(self, "rounds", replace(self.rounds, over_selection=asked))
         _ = self.tensor_rules  # refuses malformed ones
         self.round_plan(1, 1)
         for number in self.rounds_of_change():
@@ -113,7 +116,7 @@ class RunFile:
             attempt=attempt,
             target=rounds.target,
             minimum=rounds.minimum,
-            over_selection=rounds.over_selection,
+            over_selection=rounds.asked_share,
             window_s=rounds.window_s,
             weighting=rounds.weighting,
             sample_count_max=self.aggregation.sample_count_max,
@@ -149,9 +152,11 @@ class RunFile:
         section, rounds = self.evaluation, self.rounds_of(number)
         target = rounds.target if section is None else section.clients
         window_s = None if section is None else section.window_s
+        most = over_selection_max(target) if self.secure else rounds.asked_share
         return replace(
             self.round_plan(number, 1),
             target=target,
+            over_selection=min(rounds.asked_share, most),
             minimum=min(rounds.minimum, target) if self.secure else 1,  # a sum of few would show one site's metrics
             window_s=rounds.window_s if window_s is None else window_s,
             weighting=Weighting.SAMPLES,
@@ -451,10 +456,9 @@ def _reasons_of_plan(plan: RoundPlan) -> Iterator[str]:
     if plan.n_wanted > COHORT_MAX:
         yield f"a secure round asks at most {COHORT_MAX} clients, not {plan.n_wanted}: lower target or over_selection"
     if (needed := survivors_needed(plan.n_wanted)) > plan.target:
-        most = next(n for n in range(plan.n_wanted, 0, -1) if survivors_needed(n) <= plan.target)
         yield (
             f"secure aggregation needs {needed} of the {plan.n_wanted} clients that are asked, more than the target of "
-            f"{plan.target}: set over_selection = {math.floor(100 * most / plan.target) / 100:g} or less"
+            f"{plan.target}: set over_selection = {over_selection_max(plan.target):g} or less"
         )
     if plan.n_wanted * plan.sample_count_max > TOTAL_WEIGHT_MAX:
         yield (

@@ -10,6 +10,7 @@ from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, ROUNDS_MAX, TARGET_MAX, require_window, require_within
 
 OVERRIDES_MAX = 100
+OVER_SELECTION = 1.3
 SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3
 WAIT_FOR_ALL_S, WAIT_FOR_ALL_MAX_S = 300.0, 86400.0
@@ -25,7 +26,7 @@ class RoundsSection:
     count: int
     target: int
     minimum: int = 1
-    over_selection: float = 1.3
+    over_selection: float | None = None  # None: `OVER_SELECTION`, or less if masks allow no more; `RunFile` fills it in
     window_s: float = 600.0
     weighting: Weighting = Weighting.SAMPLES
     self_tuning: bool = False
@@ -38,7 +39,7 @@ class RoundsSection:
         require_within(self.count, "count", 1, ROUNDS_MAX)
         require_within(self.target, "target", 1, TARGET_MAX)
         require_within(self.minimum, "minimum", 1, TARGET_MAX)
-        require_within(self.over_selection, "over_selection", 1, OVER_SELECTION_MAX)
+        require_within(self.asked_share, "over_selection", 1, OVER_SELECTION_MAX)
         require_window(self.window_s)
         if not 0 <= self.window_min_s <= self.window_s:
             raise ValueError(f"window_min_s must lie between 0 and window_s = {self.window_s}, not {self.window_min_s}")
@@ -51,6 +52,11 @@ class RoundsSection:
             require_within(self.attempts_max, "attempts_max", 1, ROUNDS_MAX)
         if self.wait_for_all_s is not None:
             require_within(self.wait_for_all_s, "wait_for_all_s", 0, WAIT_FOR_ALL_MAX_S)
+
+    @property
+    def asked_share(self) -> float:
+        """How many clients are asked for each report of the target."""
+        return OVER_SELECTION if self.over_selection is None else self.over_selection
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The run file's section [secure_aggregation], checked, and the plans of secure rounds that follow from it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -99,6 +100,14 @@ class SecureAggregationSection:
 def survivors_needed(n_clients: int) -> int:
     """The fewest of these clients that must send masked vectors for a sum to be unmasked; see `parameters.py`."""
     return threshold_complete(n_clients) if n_clients <= COMPLETE_MAX else DEFAULT_RULE.survivors_min(n_clients)
+
+
+def over_selection_max(target: int) -> float:
+    """The largest over-selection, rounded down to hundredths, at which `target` clients suffice to unmask a sum."""
+    n_clients = target
+    while survivors_needed(n_clients + 1) <= target:
+        n_clients += 1
+    return math.floor(100 * n_clients / target) / 100
 
 
 def _step_of(codec: CodecSection) -> float:

@@ -57,7 +57,7 @@ class ExpectedClients:
 
     async def _first(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
         """Every client that may still come."""
-        until, patient_until = since + self._file.wait_for_all_s, since + state.plan.patience_s
+        until = since + self._file.wait_for_all_s
         waiters, run, sites = self._services.waiters, state.plan.run, self._file.coverage.sites
         if (members := await self._members.list()) is not None:
             names, unnamed = {*map(ClientId, members.members)}, 0
@@ -70,17 +70,23 @@ class ExpectedClients:
             unnamed = tokens.count(None)
         refused = {ClientId(one.client) for one in await self._services.turned_away.newest(run)}
         missing = (names | {*sites}) - refused - here
-        return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, patient_until)
+        others_until = self._others_until(state, len(here) + len(missing), since)
+        return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, others_until)
 
     async def _later(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
-        """The clients of the run that are up. If all clients of the run are known, the round waits for no others."""
+        """The clients of the run that are up."""
         fleet = await self._services.waiters.fleet(state.plan.run, now, _LOOKED_AT_MAX)
         missing = [one for one in fleet if one.client not in here]
         until = self._until(missing, max(state.plan.patience_s, UP_S), now)
         up = {client: min(at, since + LATER_MAX_S) for client, at in until.items() if at > now}
-        n_known = len(here) + len(missing)
-        knows_all = n_known >= state.plan.n_wanted and self._services.replicas.is_alone
-        return Expected(up, others_until=0.0 if knows_all else since + state.plan.patience_s)
+        return Expected(up, others_until=self._others_until(state, len(here) + len(missing), since))
+
+    def _others_until(self, state: Recruiting, n_known: int, since: float) -> float:
+        """How long the round waits for clients that nobody knows of. A run whose target in clients is known waits for
+        none: over-selection would ask more, but a small run may have no more. Others may wait at another replica.
+        """
+        knows_all = n_known >= state.plan.target and self._services.replicas.is_alone
+        return 0.0 if knows_all else since + state.plan.patience_s
 
     def _until(self, fleet: Iterable[FleetMember], up_s: float, now: float) -> Mapping[ClientId, float]:
         """Until when each client counts as up."""

@@ -58,7 +58,7 @@ def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:
         replace(
             attempt,
             window_s=rounds.window_s,
-            over_selection=rounds.over_selection,
+            over_selection=rounds.asked_share,
             reports_wanted=rounds.target,
             reports_needed=rounds.minimum,
         )

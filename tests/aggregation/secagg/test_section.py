@@ -94,10 +94,6 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
             replace(FILE, evaluation=EvaluationSection(1, 2)),
             r"a sum over 2 clients hides no client's metrics: set clients = 3 or more in \[evaluation\]",
         ),
-        (
-            replace(FILE, evaluation=EvaluationSection(1, 3), rounds=replace(ROUNDS, over_selection=1.4)),
-            r"^\[evaluation\]: secure aggregation needs 4 of the 5 clients that are asked, more than the target of 3",
-        ),
         (replace(FILE, retention=RetentionSection(per_site_metrics=True)), "leave per_site_metrics out of"),
         (replace(FILE, retention=RetentionSection(updates="all")), r'masked update is useless.*updates = "none"'),
         (replace(FILE, coverage=CoverageFloor(samples=0.5)), r"needs each client's sample count.*name sites or tiers"),
@@ -147,6 +143,19 @@ def test_what_cannot_go_with_it_is_refused_with_why_and_what_to_do(file: RunFile
     with pytest.raises(ValueError, match=says):
         require_compatible(SECTION, file)
     assert replace(file, secure_aggregation=replace(SECTION, enabled=False)).secure is None
+
+
+@pytest.mark.parametrize("target", [3, 4, 5, 7, 8, 10, 33, 100, 250, 265, 300, 1000])
+def test_without_a_choice_a_secure_round_asks_as_many_more_as_its_masks_allow(target: int) -> None:
+    plain = RunFile("run", RoundsSection(10, target, 3))
+    assert plain.rounds.over_selection == 1.3
+    secure = RunFile("run", RoundsSection(10, target, 3), secure_aggregation=SECTION)
+    n_asked = secure.round_plan(1, 1).n_wanted
+    assert target <= n_asked <= math.ceil(round(1.3 * target, 9))
+    assert survivors_needed(n_asked) <= target
+    measured = replace(secure, rounds=ROUNDS, evaluation=EvaluationSection(1, target)).evaluation_plan(1)
+    assert survivors_needed(measured.n_wanted) <= target
+    assert secure.rounds.over_selection == 1.3 or survivors_needed(n_asked + 1 + target // 100) > target
 
 
 @pytest.mark.parametrize("target", [3, 4, 5, 7, 10, 33, 100, 250, 1000])

@@ -182,3 +182,23 @@ def test_a_later_round_waits_for_a_site_that_is_up_and_not_for_one_that_is_away(
             ]
 
     asyncio.run(scenario())
+
+
+def test_no_round_waits_for_more_clients_than_the_run_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        run = secure_run(count=2, window_s=100.0, over_selection=1.25)  # asks five
+        async with house(tmp_path, clock) as it:
+            await it.begin(run, STATE)
+            sites, driver = await it.devices(4, sample_count=0), await it.driver()
+            for number in (1, 2):
+                async with all_waiting(it, sites):
+                    if not it.state.services.replicas.is_alone:  # others may wait at another replica
+                        await until("a round with a full minimum", lambda: _waits(driver, clock))
+                        clock.late_s += driver.plan.patience_s
+                        driver.wake()
+                    # With one coordinator the clock stands, so patience has not run out.
+                    await until("a round that does not wait", lambda: driver.state.phase == "training")
+                await Attempt.of(it, clock, sites, number).go()
+
+    asyncio.run(scenario())
