@@ -97,6 +97,14 @@ class SiteAgent:
         self.process.send_signal(number)
         self.process.wait(timeout=LIMIT_S)
 
+    def stop(self) -> None:
+        """End it as systemd would, however long it takes; kill it after that."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=LIMIT_S)
+            self.process.kill()
+
     def board(self) -> RunsBoard | None:
         homes = boards_in(self.state)
         return BoardFile(homes[0]).read() if homes else None
@@ -149,11 +157,7 @@ def agent_of(house: House, folder: Path, *arguments: str, name: str = "ward") ->
     try:
         yield site
     finally:
-        if site.process is not None and site.process.poll() is None:
-            site.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                site.process.wait(timeout=LIMIT_S)
-            site.process.kill()
+        site.stop()
 
 
 def create(house: House, text: str, *, value: float = 0.0, shares_model: bool = False) -> None:
