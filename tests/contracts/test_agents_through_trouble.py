@@ -71,7 +71,9 @@ cohort_change = "warn"
 
 
 def file_of(name: str, count: int, sites: int = len(ADDS), members_sha256: str = "") -> str:
-    masks = f'[codec]\nstep = 0.02\n[secure_aggregation]\nmembers_sha256 = "{members_sha256}"\n' if members_sha256 else ""
+    masks = (
+        f'[codec]\nstep = 0.02\n[secure_aggregation]\nmembers_sha256 = "{members_sha256}"\n' if members_sha256 else ""
+    )
     return RUN.format(name=name, count=count, sites=sites) + masks
 
 
