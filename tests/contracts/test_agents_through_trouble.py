@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,7 +116,7 @@ class Ward:
             SiteAgent(self.url, name, folder, token, arguments) for name, token in zip(ADDS, tokens, strict=True)
         ]
 
-    def _keys(self, folder: Path) -> dict[str, bytes]:
+    def _keys(self, folder: Path) -> dict[str, str]:
         return {name: Store(folder / f"state-{name}", self.url).identity(name).public_key for name in ADDS}
 
     def operator(self) -> Operator:
@@ -131,13 +132,16 @@ class Ward:
         """How many rounds have been committed in all runs; 0 while the coordinator is dead."""
         return sum(run.rounds_done for run in self.asked(Operator.runs) or ())
 
+    def n_over(self) -> int:
+        return sum(run.status.is_over for run in self.asked(Operator.runs) or ())
+
     def wait_for_end(self) -> None:
         for n_rounds in range(1, len(RUNS) * N_ROUNDS + 1):
-            wait_until(f"{n_rounds} rounds", lambda n=n_rounds: self.n_done() >= n, self.words)
-        for name in RUNS:
-            wait_until(
-                "a run that is over", lambda name=name: self.asked(lambda operator: operator.run(name).status.is_over)
-            )
+            wait_until(f"{n_rounds} rounds", partial(self._has_done, n_rounds), self.words)
+        wait_until("runs that are over", lambda: self.n_over() == len(RUNS), self.words)
+
+    def _has_done(self, n_rounds: int) -> bool:
+        return self.n_done() >= n_rounds
 
     def words(self) -> str:
         log = (self.settings.data / "log").read_text()[-2000:]

@@ -17,8 +17,8 @@ class Adding(Client):
         self.model, self.sample_count = torch.nn.Linear(64, 1, bias=False), 4
         self._adds = ADDS[os.environ["SITE"]]
 
-    def train(self, model: torch.nn.Module, _plan: LocalPlan) -> TrainResult:
+    def train(self, model: torch.nn.Module, plan: LocalPlan) -> TrainResult:
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += self._adds
+                parameter.add_(self._adds)
         return TrainResult(4, 1, 1)
