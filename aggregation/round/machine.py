@@ -11,7 +11,8 @@
 ```
 
 Rules:
-1. Every transition of a round's state is made here, without a clock, a network, a database or tensors.
+1. Every transition of a round's state is made here (before its cohort is drawn, in `recruiting.py`), without a clock, a
+   network, a database or tensors.
 2. Time arrives in the events; it never runs backward here, whatever the events say.
 3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
 4. A message that is late, repeated or uninvited is answered, and is never an error. A repeated report gets the same
@@ -41,15 +42,14 @@ The coordinator and the simulator both drive this machine, and so do its tests.
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeAlias, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.aggregation.plans.round import Weighting
-from umbel.aggregation.round.cohort import Choice, Member, able_of, choose
 from umbel.aggregation.round.coverage import Gap, Roll, gaps, names, words
+from umbel.aggregation.round.recruiting import recruit, uninvited
 from umbel.aggregation.round.retry import late_for, left_out_by_themselves, not_unmasked, unheard
-from umbel.aggregation.round.second_sum import Past, choose_again
 from umbel.aggregation.round.silence import cut_s, silent_words
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -67,7 +67,6 @@ from umbel.aggregation.round.states import (
     Fold,
     Gathered,
     Hurried,
-    Invite,
     Outage,
     Recruiting,
     Release,
@@ -80,17 +79,17 @@ from umbel.aggregation.round.states import (
     Silent,
     Spoiled,
     Spoke,
+    Step,
     Stopped,
     Tick,
     Training,
     with_entries,
     with_entry,
 )
-from umbel.aggregation.round.weighting import Candidate, weight_of
+from umbel.aggregation.round.weighting import weight_of
 from umbel.aggregation.secagg.turns import Exchange, Phase, is_late
 from umbel.aggregation.types import ClientId
 
-Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
 _NOBODY: Mapping[ClientId, str] = {}
 
 
@@ -101,7 +100,7 @@ def advance(state: RoundState, event: Event, check: Callable[[], None] = lambda:
     """
     match state:
         case Recruiting():
-            return _recruit(state, event)
+            return recruit(state, event)
         case Training():
             return _train(state, event, check)
         case Closing():
@@ -185,93 +184,10 @@ def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
             assert_never(state)
 
 
-def _recruit(state: Recruiting, event: Event) -> Step:
-    match event:
-        case Gathered(now) if now < state.not_before:
-            return state, ()
-        case Gathered(now):
-            choice, state = _choose(state, event), _as_waiting(state, event)
-            if choice.cohort is None:
-                return _go_without(state, now, choice.why)
-            training = _begun(state, event, choice, choice.cohort)
-            return training, (Invite(tuple(choice.cohort)),)
-        case Stopped(now, reason):
-            return _abandon_unopened(state, now, reason)
-        case Hurried():
-            return replace(state, is_hurried=True), ()
-        case Resumed(now=now) | Outage(now=now):
-            return replace(state, since=max(now, state.since)), ()
-        case Reported(client=client):
-            return state, (_uninvited(client),)
-        case Tick() | Spoke() | Declined() | Applied() | Silent() | Spoiled():
-            return state, ()
-        case _:
-            assert_never(event)
-
-
-def _choose(state: Recruiting, event: Gathered) -> Choice:
-    able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
-    avoid = frozenset(state.avoid)
-    if state.is_hurried:
-        waited_s = math.inf
-    if not state.before:
-        ends_at = _ends_at(state, event, able)
-        return choose(state.plan, able, waited_s, avoid, None if ends_at is None else ends_at - event.now)
-    past = Past(state.before.opened, avoid, frozenset(state.before.liars), event.removed)
-    return choose_again(state.plan, able, waited_s, past)
-
-
-def _ends_at(state: Recruiting, event: Gathered, able: Collection[Candidate]) -> float | None:
-    """When the round no longer waits for expected clients; None if the plan's patience says so."""
-    if event.expected is None or state.before or state.is_hurried:
-        return None
-    return event.expected.ends_at({one.client for one in able})
-
-
-def _as_waiting(state: Recruiting, event: Gathered) -> Recruiting:
-    """The state that shows which expected clients are missing, and for how long the round waits."""
-    able = able_of(state.plan, _without(event.candidates, state.excluded))
-    ends_at = _ends_at(state, event, able)
-    if event.expected is None or ends_at is None:
-        return replace(state, missing=(), waits_until=None)
-    here = {one.client for one in able}
-    return replace(state, missing=event.expected.missing(here, event.now), waits_until=ends_at)
-
-
-def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
-    opened_at, secure = max(event.now, state.since), None
-    if state.plan.secure:
-        secure = SecureSide(Exchange.begun(event.random, opened_at, state.plan.window_s))
-    if secure and state.before:
-        secure = replace(secure, opened=state.before.opened, why=choice.why, needs_all=choice.needs_all)
-    return Training(state.plan, cohort, opened_at, passed_over=choice.passed_over, secure=secure)
-
-
-def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) -> tuple[Candidate, ...]:
-    if not excluded:
-        return candidates
-    names = frozenset(excluded)
-    return tuple(candidate for candidate in candidates if candidate.client not in names)
-
-
-def _go_without(state: Recruiting, now: float, why: str) -> Step:
-    """Wait for a cohort; abandon an evaluation whose patience has run out."""
-    if state.plan.task.may_be_left_out and now >= state.since + state.plan.patience_s:
-        return _abandon_unopened(state, now, f"there is nobody to measure the model: {why}")
-    return replace(state, why=why), ()
-
-
-def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
-    ended_at = max(now, state.since)
-    secure = SecureEnd(opened=state.before.opened) if state.before else SecureEnd()
-    ended = Abandoned(state.plan, reason, {}, {}, {}, opened_at=ended_at, closed_at=ended_at, secure=secure)
-    return ended, (Discard(reason),)
-
-
 def _train(state: Training, event: Event, check: Callable[[], None]) -> Step:
     match event:
         case Reported(client=client) if client not in state.cohort:
-            return state, (_uninvited(client),)
+            return state, (uninvited(client),)
         case Reported(client=client) if client in state.accepted:
             return state, (_accepted_answer(client),)
         case Reported() if takes(state, event):
@@ -612,7 +528,7 @@ def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) 
     client = event.client
     ended = state.closing if isinstance(state, Committed) else state
     if client not in ended.cohort:
-        return (_uninvited(client),)
+        return (uninvited(client),)
     if isinstance(ended, Abandoned):
         return (Answer(client, Outcome.ABANDONED, f"the round was abandoned: {ended.reason}"),)
     if client in ended.accepted:
@@ -647,7 +563,3 @@ def _accepted_answer(client: ClientId) -> Answer:
 
 def _not_masked(client: ClientId) -> Answer:
     return Answer(client, Outcome.SURPLUS, "this client has shared no keys in this secure round, or it is not time yet")
-
-
-def _uninvited(client: ClientId) -> Answer:
-    return Answer(client, Outcome.SURPLUS, "this client is not in the round's cohort")

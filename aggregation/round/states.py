@@ -374,6 +374,7 @@ class Discard:
 
 
 Command: TypeAlias = Invite | Fold | Answer | Release | Announce | Commit | Discard
+Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
 
 
 # --- maps that grow by an entry in constant time, so that a step of a round copies no cohort ------------------------
