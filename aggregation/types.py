@@ -1,12 +1,13 @@
 """Ids, and the bounds of what plans and reports may say, with the checks of them. It imports nothing of umbel."""
 
 import re
-from collections.abc import Sequence
-from typing import NewType
+from typing import Literal, NewType, TypeAlias
 
 RunId = NewType("RunId", str)
 ClientId = NewType("ClientId", str)
 AssignmentId = NewType("AssignmentId", str)
+MetricNames: TypeAlias = tuple[str, ...] | Literal["all"]
+ALL: Literal["all"] = "all"  # every metric that clients have, whatever its name
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -73,8 +74,10 @@ def require_metric_name(name: str) -> None:
         raise ValueError(f"metric name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.', '/' or '-'")
 
 
-def require_metric_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` for more than 64 names, one that stands twice, or one that no metric has."""
+def require_metric_names(names: MetricNames) -> None:
+    """Raise `ValueError` for more than 64 names, one that stands twice, or one that no metric has. `ALL` passes."""
+    if names == ALL:
+        return
     if len(names) > METRICS_MAX or len(set(names)) < len(names):
         raise ValueError(f"name at most {METRICS_MAX} metrics, and each of them once")
     for name in names:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from umbel.aggregation.canonical import later
 from umbel.aggregation.counts import require_lengths
-from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX, require_metric_names
+from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX, MetricNames, require_metric_names
 
 BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
 VARIANCE_MIN, VARIANCE_MAX = 2.0**-20, 2.0**34
@@ -101,8 +101,8 @@ class SecurePlan:
     clients_max: int  # the most clients, and draws, that the round asks
     minimum: int = MINIMUM_LEAST  # the fewest clients in a sum
     is_proportional: bool = False  # must be false: clients weigh their samples, not their draws
-    metrics: tuple[str, ...] = ()  # of training, that are added up; others stay at the client
-    evaluation: tuple[str, ...] = ()  # likewise, of held-out data
+    metrics: MetricNames = ()  # of training, that are added up; others stay at the client
+    evaluation: MetricNames = ()  # likewise, of held-out data
     noise: NoisePlan | None = None  # of a private round
     minimum_work: float = ALL_STEPS  # the least share of the planned steps of an update that is sent; 0: one step
     counts: Mapping[str, int] = later(factory=dict[str, int])  # of training, that are added up: each name's length

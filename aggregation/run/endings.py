@@ -228,7 +228,15 @@ def _not_shown(plan: RoundPlan, totals: SecureTotals) -> dict[str, str]:
     few = {name: why for name, n_clients in found.items() if 0 < n_clients < least}
     means = {f"training.{name}" for name in totals.metrics} | {f"{EVALUATION}{name}" for name in totals.evaluation}
     empty = [name for name, n_clients in totals.measured_by.items() if n_clients >= least and name not in means]
-    return dict(sorted({**few, **dict.fromkeys(empty, "no client had anything to measure")}.items()))
+    overfull = {f"{what}.*": _OVERFULL.format(_KEYS[what]) for what in totals.overfull}
+    return dict(sorted({**few, **dict.fromkeys(empty, "no client had anything to measure"), **overfull}.items()))
+
+
+_KEYS = {"training": "metrics", "evaluation": "evaluation"}  # of [secure_aggregation]
+_OVERFULL = (
+    "clients report more metrics than a masked sum has room for, so some are missing: in the next run file, list those "
+    "that matter in `{}` of [secure_aggregation]"
+)
 
 
 def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:

@@ -35,10 +35,11 @@ from umbel.aggregation.run.sections import (
     RoundsSection,
 )
 from umbel.aggregation.run.stopping import StopRule
+from umbel.aggregation.secagg.numbers.metric_sums import NAME_BYTES_MAX, is_name_of_table
 from umbel.aggregation.secagg.section import SecureAggregationSection, over_selection_max, survivors_needed
 from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.trust.public_keys import short_groups
-from umbel.aggregation.types import COHORT_MAX, RunId, require_slug
+from umbel.aggregation.types import ALL, COHORT_MAX, RunId, require_slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +368,7 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "clients cannot check this number, so the coordinator could give one client all the weight: "
             'set weighting = "samples" in [rounds] for secure aggregation'
         )
-    listed = (*section.evaluation, *section.evaluation_counts)
-    if file.training.evaluate_after and not any(name.startswith(PERSONAL) for name in listed):
+    if file.training.evaluate_after and not section.has_room_for_personal:
         yield (
             "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
             f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation], or a name to evaluation_counts'
@@ -410,7 +410,13 @@ def _reasons_of_stop(section: SecureAggregationSection, file: RunFile) -> Iterat
     where, names, counts = "metrics", section.metrics, section.counts
     if file.stop.is_of_evaluation:
         where, names, counts = "evaluation", section.evaluation, section.evaluation_counts
-    if name not in names and name not in derived_names(counts):
+    if names == ALL and name not in derived_names(counts) and not is_name_of_table(name):
+        yield (
+            f'secure aggregation does not add up {file.stop.metric}: with {where} = "all", a name must be 1 to '
+            f"{NAME_BYTES_MAX} letters, digits, '_', '.', '/' or '-'. Shorten the name in the sites' code, or list it "
+            f"in `{where}` of [secure_aggregation]"
+        )
+    elif names != ALL and name not in names and name not in derived_names(counts):
         yield (
             f"secure aggregation does not add up {file.stop.metric}: add {name!r} to `{where}` in [secure_aggregation]"
             ", or the counts that it follows from (docs/how-to/measure-sensitivity-and-auc.md)"
@@ -481,6 +487,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         )
         return
     section.clip(file.codec.clip_norm)
+    if ALL in (file.secure.metrics, file.secure.evaluation):
+        yield (
+            "metrics would be summed without noise: leave `metrics` and `evaluation` out of [secure_aggregation], and "
+            "measure the models of a private run on data that no client holds"
+        )
     if file.secure.counts or file.secure.evaluation_counts:
         yield (
             "counts would be summed without noise: leave `counts` and `evaluation_counts` out of [secure_aggregation], "

@@ -1,6 +1,6 @@
 """What an ended attempt at a round leaves: a record, often a model, and the next state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class SecureTotals(Protocol):
     def measured_by(self) -> Mapping[str, int]: ...  # clients, by `training.NAME` and `evaluation.NAME` of a metric
     @property
     def counted_by(self) -> Mapping[str, int]: ...  # likewise, of counts
+    @property
+    def overfull(self) -> Collection[str]: ...  # "training", "evaluation": more metrics than the sum has room for
 
 
 class ModelMade(Protocol):

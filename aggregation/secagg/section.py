@@ -11,10 +11,11 @@ from umbel.aggregation.counts import CountsByName, require_lengths
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import SecurePlan, SumShown
 from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.plans.training import PERSONAL
 from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, first_plans, require_floor, secure_plan_after, usual_floor
 from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
 from umbel.aggregation.trust.public_keys import members_sha256_of
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, require_metric_names, require_within
+from umbel.aggregation.types import ALL, SAMPLE_COUNT_MAX, MetricNames, require_metric_names, require_within
 
 _NAMES = ("loss", "accuracy")  # what the ready trainer measures
 
@@ -24,8 +25,8 @@ class SecureAggregationSection:
     """Whether updates are masked. Then the coordinator learns only sums of updates, and of the numbers with them."""
 
     enabled: bool = True
-    metrics: tuple[str, ...] = _NAMES  # of training; a client that lacks one leaves it out
-    evaluation: tuple[str, ...] = _NAMES  # of held-out data, likewise
+    metrics: MetricNames = _NAMES  # of training; a client that lacks one leaves it out
+    evaluation: MetricNames = _NAMES  # of held-out data, likewise
     expected_sample_count: int = 128  # of a usual client, for the first round's step; may be off by a factor of ten
     members_sha256: str = ""  # of the member list that the clients pin, in groups or not; empty without one
     minimum_work: float | None = None  # share of the planned steps of an update that is sent; None: see `work_floor`
@@ -47,6 +48,12 @@ class SecureAggregationSection:
     def work_floor(self, *, has_noise: bool) -> float:
         """The least share of the planned steps that a client must do. `has_noise`: whether the run is private."""
         return usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
+
+    @property
+    def has_room_for_personal(self) -> bool:
+        """Whether a masked sum has room for a metric, or counts, of the model that a site keeps for itself."""
+        names = (*self.evaluation_counts, *(() if self.evaluation == ALL else self.evaluation))
+        return self.evaluation == ALL or any(name.startswith(PERSONAL) for name in names)
 
     def require_lengths_of(self, counts: CountsByName, evaluation_counts: CountsByName) -> None:
         """Raise `ValueError` for a client's counts of a name that this section has with another length."""

@@ -9,7 +9,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import CoverageFloor
 from umbel.aggregation.plans.tensors import TensorRules
-from umbel.aggregation.plans.training import PERSONAL, TrainingSection
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
@@ -79,8 +79,7 @@ class PracticeRun:
         plain, cohort = self.of_rounds(ignored), 1 + len(PEERS)
         given = self.file.secure_aggregation or SecureAggregationSection()
         expected = min(sample_count, plain.aggregation.sample_count_max)
-        names = (*given.evaluation, *given.evaluation_counts)
-        has_room = any(name.startswith(PERSONAL) for name in names)  # a plain run need not list them
+        has_room = given.has_room_for_personal  # a plain run need not list them
         training = replace(plain.training, evaluate_after=plain.training.evaluate_after and has_room)
         return replace(
             plain,

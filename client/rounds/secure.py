@@ -214,8 +214,8 @@ class SecureRound:
         work, words = as_sent(self.site.policy, done), self.invitation.composition.words
         self.unlisted.note(work, words, is_private=self.invitation.offer.plan.is_private)
         of_both = [
-            *((work.metrics, name) for name in words.metrics),
-            *((work.evaluation, name) for name in words.evaluation),
+            *((work.metrics, name) for name in words.of_training.sent_of(work.metric_names)),
+            *((work.evaluation, name) for name in words.of_evaluation.sent_of(work.evaluation_names)),
         ]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(

@@ -1,4 +1,4 @@
-"""Names once what a masked sum leaves out of a client's metrics and counts, with the line that the run file lacks."""
+"""Names once what a masked sum leaves out of a client's metrics and counts, and what to write into the run file."""
 
 import json
 import logging
@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from umbel.aggregation.secagg.numbers.composition import Words
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
+from umbel.aggregation.secagg.numbers.metric_sums import NAME_BYTES_MAX, TABLE_NAMES_MAX
+from umbel.aggregation.types import ALL
 
 log = logging.getLogger("umbel.client")
 
 
 class UnlistedMetrics:
-    """What this client has measured in a run and the run file does not list. The log names each of them once.
+    """What this client has measured in a run and a masked sum has no room for. The log names each of them once.
 
     The coordinator is not told these names: a site that lacks a metric in a round, such as a sensitivity without a
     positive sample, would show something of its data.
@@ -22,9 +24,10 @@ class UnlistedMetrics:
 
     def note(self, work: LocalWork, words: Words, *, is_private: bool) -> None:
         """Log what stays at the site. `work`: as the policy lets it be sent. `is_private`: if the round has noise."""
+        metrics, evaluation = work.metric_names, work.evaluation_names
         found = {
-            "metrics": self._new("metrics", work.metrics, words.metrics),
-            "evaluation": self._new("evaluation", work.evaluation, words.evaluation),
+            "metrics": self._new("metrics", metrics, words.of_training.sent_of(metrics)),
+            "evaluation": self._new("evaluation", evaluation, words.of_evaluation.sent_of(evaluation)),
             "counts": self._new("counts", work.counts, words.counts),
             "evaluation_counts": self._new("evaluation_counts", work.evaluation_counts, words.evaluation_counts),
         }
@@ -32,7 +35,10 @@ class UnlistedMetrics:
             log.info("metrics and counts stay at this site, because this private run would sum them without noise")
             return
         for key, listed in (("metrics", words.metrics), ("evaluation", words.evaluation)):
-            _warn(key, found[key], json.dumps([*listed, *found[key]]))
+            if listed == ALL:
+                _warn_of_table(key, found[key])
+            else:
+                _warn(key, found[key], json.dumps([*listed, *found[key]]))
         for key, lengths, counts in (
             ("counts", words.counts, work.counts),
             ("evaluation_counts", words.evaluation_counts, work.evaluation_counts),
@@ -55,6 +61,21 @@ def _warn(key: str, names: Sequence[str], line: str) -> None:
             ", ".join(names),
             key,
             line,
+        )
+
+
+def _warn_of_table(key: str, names: Sequence[str]) -> None:
+    if names:
+        log.warning(
+            'these %s stay at this site: %s. With %s = "all" a masked sum has room for %d metrics of one client, with '
+            "names of at most %d letters, digits, '_', '.', '/' or '-'. Report fewer metrics, or shorter names, or ask "
+            "the operator to list those that matter in %s of [secure_aggregation] of the next run file",
+            _KINDS[key],
+            ", ".join(names),
+            key,
+            TABLE_NAMES_MAX,
+            NAME_BYTES_MAX,
+            key,
         )
 
 

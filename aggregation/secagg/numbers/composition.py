@@ -7,9 +7,10 @@ Two vectors are masked. The *levels*: the weighted change of all coded tensors, 
   partial work, steps done, steps planned, the weighted change's root mean square in steps times 2^24, and the number of
   metrics that were cut to what a word can carry;
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
-  value times 2^f. The weights of a metric that has its own stand in place of samples. Values are cut to +-65,536, and a
-  NaN counts as 65,536: if it were left out, the sums would show that a value of one client, or of all but one, is not a
-  number;
+  value times 2^f. If a round adds up all metrics, a table of any names takes the place of the listed ones
+  (`metric_sums.py`). The weights of a metric that has its own stand in place of samples. Values are cut to +-65,536,
+  and a NaN counts as 65,536: if it were left out, the sums would show that a value of one client, or of all but one, is
+  not a number;
 - for each name of counts, of training and then of evaluation, in the order of the names: clients that have them, and
   their numbers. A client that has counts of another length, or none, adds zeros. One number of one client is at most
   2^40, so no sum can reach 2^57;
@@ -36,6 +37,14 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec, CodecPlan, Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.context import offer_in
+from umbel.aggregation.secagg.numbers.metric_sums import (
+    ListedMetrics,
+    MetricSum,
+    MetricSums,
+    MetricTable,
+    metric_words,
+)
+from umbel.aggregation.types import MetricNames
 
 WORD_BYTES = 8
 METRIC_LIMIT = float(1 << 16)
@@ -59,12 +68,11 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MetricSum:
-    """A metric of one client or a sum."""
+class MeasuredSums:
+    """The metrics of one client or a sum."""
 
-    clients: int = 0  # that measured it
-    samples: int = 0  # or the weight of its own
-    value: int = 0  # the sum of samples * value * 2^f
+    training: MetricSums
+    evaluation: MetricSums  # of held-out data
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,7 +84,6 @@ class CountSum:
 
 
 N_COUNTS = len(fields(Counts))
-_N_MEASURED = len(fields(MetricSum))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +93,14 @@ class Words:
     Raises `ValueError` for more samples than 2^38 in all.
     """
 
-    metrics: tuple[str, ...]
-    evaluation: tuple[str, ...]
+    metrics: MetricNames
+    evaluation: MetricNames
     n_exact: int
     clients_max: int
     sample_count_max: int
     counts: Mapping[str, int] = field(default_factory=dict[str, int])  # of training: each name's length
     evaluation_counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    key: int = 0  # of the round, for a table of metrics
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients_max * self.sample_count_max <= TOTAL_WEIGHT_MAX:
@@ -104,6 +112,21 @@ class Words:
     @property
     def n_words(self) -> int:
         return N_COUNTS + self._n_measured + sum(1 + length for length in self._lengths()) + self.n_exact
+
+    @property
+    def of_training(self) -> ListedMetrics | MetricTable:
+        """The words of the metrics of training."""
+        return metric_words(self.metrics, self.key, self.clients_max)
+
+    @property
+    def of_evaluation(self) -> ListedMetrics | MetricTable:
+        """The words of the metrics of held-out data."""
+        return metric_words(self.evaluation, self.key, self.clients_max)
+
+    @property
+    def n_cut_most(self) -> int:
+        """The most metrics that one client can cut."""
+        return self.of_training.n_most + self.of_evaluation.n_most
 
     @property
     def fraction_bits(self) -> int:
@@ -144,15 +167,14 @@ class Words:
             dict(zip(names_held_out, counted[n_trained:], strict=True)),
         )
 
-    def join(
-        self, counts: Counts, measured: Sequence[MetricSum], exact: Tensor, counted: Sequence[CountSum] = ()
-    ) -> Tensor:
-        """The words: int64, `n_words`. `measured`: in the order of `metrics`, then `evaluation`; `exact`: int64."""
-        head = [*astuple(counts), *(number for one in measured for number in astuple(one))]
+    def join(self, counts: Counts, measured: MeasuredSums, exact: Tensor, counted: Sequence[CountSum] = ()) -> Tensor:
+        """The words: int64, `n_words`. `exact`: int64."""
+        head = [*astuple(counts), *self.of_training.join(measured.training.by_name)]
+        head += self.of_evaluation.join(measured.evaluation.by_name)
         head += [number for one in counted for number in (one.clients, *one.numbers)]
         return torch.cat([torch.tensor(head, dtype=torch.int64), exact])
 
-    def split(self, words: Tensor) -> tuple[Counts, list[MetricSum], Tensor, list[CountSum]]:
+    def split(self, words: Tensor) -> tuple[Counts, MeasuredSums, Tensor, list[CountSum]]:
         """The inverse of `join`. Raises `ValueError` for words of another number or type."""
         if words.dtype != torch.int64 or words.shape != (self.n_words,):
             raise ValueError(
@@ -161,8 +183,9 @@ class Words:
             )
         n_head = self.n_words - self.n_exact
         head: list[int] = words[:n_head].tolist()
-        end = N_COUNTS + self._n_measured
-        measured = [MetricSum(*head[start : start + _N_MEASURED]) for start in range(N_COUNTS, end, _N_MEASURED)]
+        end, middle = N_COUNTS + self._n_measured, N_COUNTS + self.of_training.n_words
+        training = self.of_training.split(head[N_COUNTS:middle])
+        measured = MeasuredSums(training, self.of_evaluation.split(head[middle:end]))
         counted = list[CountSum]()
         for length in self._lengths():
             counted.append(CountSum(head[end], tuple(head[end + 1 : end + 1 + length])))
@@ -171,7 +194,7 @@ class Words:
 
     @property
     def _n_measured(self) -> int:
-        return _N_MEASURED * (len(self.metrics) + len(self.evaluation))
+        return self.of_training.n_words + self.of_evaluation.n_words
 
     def _lengths(self) -> Iterator[int]:
         """The numbers of each name of counts, in the order of words."""
@@ -247,7 +270,7 @@ class Composition:
     def words(self) -> Words:
         secure = self.secure
         names, most = (secure.metrics, secure.evaluation), (secure.clients_max, self.sample_count_max)
-        return Words(*names, self.exact.n_values, *most, secure.counts, secure.evaluation_counts)
+        return Words(*names, self.exact.n_values, *most, secure.counts, secure.evaluation_counts, self.codec.key)
 
     @property
     def n_levels(self) -> int:

@@ -38,7 +38,15 @@ from umbel.aggregation.privacy.skellam import contribution as noisy_levels
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.numbers.composition import RMS_UNIT, STEPS_LIMIT, Composition, Counts, MetricSum, Words
+from umbel.aggregation.secagg.numbers.composition import (
+    RMS_UNIT,
+    STEPS_LIMIT,
+    Composition,
+    Counts,
+    MeasuredSums,
+    Words,
+)
+from umbel.aggregation.secagg.numbers.metric_sums import MetricSum, MetricSums
 from umbel.aggregation.secagg.numbers.plan import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX, NORM_MAX
@@ -72,6 +80,20 @@ class LocalWork:
     evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]], repr=False)
     weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
     evaluation_weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
+
+    @property
+    def metric_names(self) -> frozenset[str]:
+        """The metrics of training, also those with the weight 0, which may have no value."""
+        return _names(self.metrics, self.weights)
+
+    @property
+    def evaluation_names(self) -> frozenset[str]:
+        """The metrics of held-out data, likewise."""
+        return _names(self.evaluation, self.evaluation_weights)
+
+
+def _names(metrics: Mapping[str, float], own: Mapping[str, int]) -> frozenset[str]:
+    return frozenset(metrics) | {name for name, weight in own.items() if weight == 0}
 
 
 def measured(
@@ -252,13 +274,15 @@ def _at_random(values: Tensor, draws: Tensor) -> Tensor:
 
 def _counts(
     composition: Composition, work: LocalWork, weight: int, norm: float, draw: Tensor, *, is_private: bool
-) -> tuple[Counts, list[MetricSum]]:
+) -> tuple[Counts, MeasuredSums]:
     """The words except the exact values. `norm`: of the weighted change. `draw`: for the one rounded word."""
     samples, words = _samples(composition, work), composition.words
     trained = work.metrics, work.weights, samples
     held_out = work.evaluation, work.evaluation_weights, work.evaluation_sample_count
-    measured = [_measured(words, name, *trained) for name in words.metrics]
-    measured += [_measured(words, name, *held_out) for name in words.evaluation]
+    training = {name: _measured(words, name, *trained) for name in words.of_training.sent_of(work.metric_names)}
+    evaluation = {
+        name: _measured(words, name, *held_out) for name in words.of_evaluation.sent_of(work.evaluation_names)
+    }
     rms = norm / math.sqrt(max(composition.layout.n_values, 1))
     size = torch.tensor([min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT], dtype=torch.float64)
     counts = Counts(
@@ -269,9 +293,13 @@ def _counts(
         steps_done=min(work.steps_done, STEPS_LIMIT),
         steps_planned=min(work.steps_planned, STEPS_LIMIT),
         rms=0 if is_private else int(_at_random(size, draw)),
-        n_cut=sum(is_cut for _, is_cut in measured),
+        n_cut=sum(is_cut for _, is_cut in (*training.values(), *evaluation.values())),
     )
-    return counts, [one for one, _ in measured]
+    return counts, MeasuredSums(_sums(training), _sums(evaluation))
+
+
+def _sums(measured: Mapping[str, tuple[MetricSum, bool]]) -> MetricSums:
+    return MetricSums({name: one for name, (one, _) in measured.items()})
 
 
 def _measured(

@@ -35,6 +35,7 @@ from fractions import Fraction
 from umbel.aggregation.codec.step import ALARM_SHARE, bits_for
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import ALL_STEPS, ONE_STEP, SecurePlan, SumShown
+from umbel.aggregation.types import MetricNames
 
 FIRST_RMS = 64.0  # levels: between the one step and the 32,766 / 5 to which clients shorten their changes
 GROWTH = 1.5  # of the sum's spread from one round to the next
@@ -67,8 +68,8 @@ def first_plans(
     weight_unit: int,
     clients_max: int,
     minimum: int,
-    metrics: tuple[str, ...] = (),
-    evaluation: tuple[str, ...] = (),
+    metrics: MetricNames = (),
+    evaluation: MetricNames = (),
     minimum_work: float = ALL_STEPS,
     counts: Mapping[str, int] | None = None,
     evaluation_counts: Mapping[str, int] | None = None,

@@ -8,7 +8,8 @@ whether it *fits* the bits: a rotated sum is Gaussian, so if more than a hundred
 the range, one in two thousand has wrapped, and the sum is refused.
 
 A metric that fewer than the round's `minimum` clients have measured is left out, because it would be about few clients.
-(That keeps it out of records. The coordinator has seen the sum.) The same holds for counts of one name.
+(That keeps it out of records. The coordinator has seen the sum.) The same holds for counts of one name, and for a
+metric of a table (`metric_sums.py`).
 """
 
 import math
@@ -31,8 +32,8 @@ from umbel.aggregation.secagg.numbers.composition import (
     Composition,
     Counts,
     CountSum,
-    MetricSum,
 )
+from umbel.aggregation.secagg.numbers.metric_sums import MetricSum
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import integers_sha256
 
@@ -107,6 +108,7 @@ class Totals:
     evaluation_counts: CountsByName  # likewise, of held-out data
     measured_by: Mapping[str, int]  # clients, by `training.NAME` and `evaluation.NAME` of a metric
     counted_by: Mapping[str, int]  # likewise, of counts
+    overfull: frozenset[str]  # "training", "evaluation": which table of metrics has not come apart wholly
     shown: SumShown
     sum_sha256: str  # of the lifted levels and then the words, as int64, little-endian, hex
     mean: MeanOfSum = field(repr=False)
@@ -121,19 +123,18 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
     _check_ranks(composition, ranks)
     counts, measured, exact, counted = composition.words.split(words)
     _check_counts(composition, counts, len(ranks))
-    for one in measured:
+    training, evaluation = measured.training, measured.evaluation
+    for one in (*training.by_name.values(), *evaluation.by_name.values()):
         _check_measured(composition, one, counts)
     for found in counted:
         _check_counted(found, counts)
     _check_exact(composition, exact, counts.weight)
     lifted = lift(levels.to(torch.int32), composition.secure.bits)
     shown = _shown(composition, lifted, counts)
-    secure, n_trained = composition.secure, len(composition.secure.metrics)
-    weights = counts.clients * secure.weight_unit, counts.weight
+    weights = counts.clients * composition.secure.weight_unit, counts.weight
     mean = composition.modular.mean(lifted, counts.clients)
-    training, evaluation = measured[:n_trained], measured[n_trained:]
-    measured_by = {f"training.{name}": one.clients for name, one in zip(secure.metrics, training, strict=True)}
-    measured_by |= {f"evaluation.{name}": one.clients for name, one in zip(secure.evaluation, evaluation, strict=True)}
+    measured_by = {f"training.{name}": one.clients for name, one in training.by_name.items()}
+    measured_by |= {f"evaluation.{name}": one.clients for name, one in evaluation.by_name.items()}
     trained, held_out = composition.words.counts_by_name(counted)
     counted_by = {f"training.{name}": one.clients for name, one in trained.items()}
     counted_by |= {f"evaluation.{name}": one.clients for name, one in held_out.items()}
@@ -145,12 +146,15 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
         steps_done=counts.steps_done,
         steps_planned=counts.steps_planned,
         n_cut=counts.n_cut,
-        metrics=_means(composition, secure.metrics, training),
-        evaluation=_means(composition, secure.evaluation, evaluation),
+        metrics=_means(composition, training.by_name),
+        evaluation=_means(composition, evaluation.by_name),
         counts=_enough(composition, trained),
         evaluation_counts=_enough(composition, held_out),
         measured_by=measured_by,
         counted_by=counted_by,
+        overfull=frozenset(
+            what for what, one in (("training", training), ("evaluation", evaluation)) if not one.is_whole
+        ),
         shown=shown,
         sum_sha256=integers_sha256(lifted, words),
         mean=MeanOfSum(mean, exact, (composition.exact, composition.counted), composition.grid, weights),
@@ -182,7 +186,7 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
         and 0 <= counts.n_partial <= n_clients
         and n_clients <= counts.steps_done <= counts.steps_planned <= n_clients * STEPS_LIMIT
         and 0 <= counts.rms <= n_clients * LEVEL_MAX * RMS_UNIT
-        and 0 <= counts.n_cut <= n_clients * (len(composition.secure.metrics) + len(composition.secure.evaluation))
+        and 0 <= counts.n_cut <= n_clients * composition.words.n_cut_most
     ):
         raise ImplausibleTotals(
             "the counts in the unmasked sum are impossible: a client broke the protocol; the sum is discarded"
@@ -245,10 +249,10 @@ def _mean_square(sums: Tensor, block: int) -> float:
     return greatest
 
 
-def _means(composition: Composition, names: Sequence[str], measured: Sequence[MetricSum]) -> dict[str, float]:
+def _means(composition: Composition, measured: Mapping[str, MetricSum]) -> dict[str, float]:
     return {
         name: composition.words.mean_of(one)
-        for name, one in zip(names, measured, strict=True)
+        for name, one in measured.items()
         if one.clients >= composition.secure.minimum and one.samples
     }
 

@@ -311,6 +311,7 @@ class Sums:
     evaluation_counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]])
     measured_by: Mapping[str, int] = field(default_factory=lambda: {"evaluation.loss": 4})
     counted_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    overfull: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -402,3 +403,16 @@ def test_a_record_names_what_too_few_clients_have_and_not_how_many() -> None:
     why = "fewer than 3 clients have it, which is the minimum of this round"
     nothing = "no client had anything to measure"
     assert record.not_shown == {"evaluation.auc": why, "evaluation.confusion": why, "evaluation.recall": nothing}
+
+
+@pytest.mark.parametrize(("what", "key"), [("training", "metrics"), ("evaluation", "evaluation")])
+def test_a_record_says_if_clients_have_more_metrics_than_the_sum_has_room_for(what: str, key: str) -> None:
+    plan = masked_round(MASKED, 2).next_state
+    assert plan is not None
+    sums = Sums({"loss": 0.5}, overfull=frozenset({what}))
+    state = closed(plan.plan, MaskedInput("5" * 64, f"{'A' * 86}=="))
+    record = finished(Going(MASKED), state, EvaluationClosed(sums), KNOWN).record
+    assert record.evaluation == {"loss": 0.5}
+    [(name, why)] = record.not_shown.items()
+    assert name == f"{what}.*"
+    assert f"list those that matter in `{key}` of [secure_aggregation]" in why

@@ -31,6 +31,7 @@ from umbel.aggregation.types import ClientId
 
 SECTION = SecureAggregationSection()
 COUNTING = SecureAggregationSection(counts={"a.confusion": 4}, evaluation_counts={"scores": 64})
+EVERYTHING = SecureAggregationSection(metrics="all", evaluation="all")
 ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)
 FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingSection(evaluate=True))
 
@@ -69,6 +70,9 @@ def test_a_plain_run_file_without_the_name_of_a_codec_has_float32(section: Secur
         replace(FILE, stop=StopRule("training.a.confusion.f1", patience=3, minimum=1), secure_aggregation=COUNTING),
         replace(FILE, stop=StopRule("evaluation.scores.auc", patience=3, minimum=1), secure_aggregation=COUNTING),
         replace(FILE, rounds=replace(ROUNDS, target=3, minimum=3, over_selection=1.3)),
+        replace(FILE, stop=StopRule("training.any.name", patience=3, minimum=1), secure_aggregation=EVERYTHING),
+        replace(FILE, stop=StopRule("evaluation.any", target=0.9, minimum=2), secure_aggregation=EVERYTHING),
+        replace(FILE, training=TrainingSection(evaluate_after=True), secure_aggregation=EVERYTHING),
     ],
 )
 def test_what_goes_with_it_passes(file: RunFile) -> None:
@@ -271,6 +275,39 @@ def test_a_private_run_adds_up_no_counts() -> None:
     for section in (replace(SECTION, counts={"n": 1}), replace(SECTION, evaluation_counts={"n": 1})):
         with pytest.raises(ValueError, match="counts would be summed without noise: leave `counts`"):
             replace(file, secure_aggregation=section, privacy=private)
+
+
+@pytest.mark.parametrize(("source", "key"), [("training", "metrics"), ("evaluation", "evaluation")])
+def test_all_metrics_have_no_room_for_a_name_that_is_too_long_so_no_run_can_be_stopped_by_it(
+    source: str, key: str
+) -> None:
+    file = replace(FILE, secure_aggregation=EVERYTHING)
+    longest = replace(file, stop=StopRule(f"{source}.{'n' * 48}", patience=3, minimum=1))
+    require_compatible(EVERYTHING, longest)
+    with pytest.raises(ValueError, match=rf'with {key} = "all", a name must be 1 to 48 letters.*or list it in `{key}`'):
+        require_compatible(EVERYTHING, replace(file, stop=StopRule(f"{source}.{'n' * 49}", patience=3, minimum=1)))
+
+
+def test_all_metrics_are_in_the_plan_of_every_round_and_a_list_of_letters_is_another_thing() -> None:
+    file = replace(FILE, secure_aggregation=EVERYTHING)
+    first = file.first_plan(100)
+    second = file.numbered_after(file.round_plan(2, 1), first, RoundShown(600.0, 100), SumShown(9, 1.0, 1.0, 0.0))
+    for plan in (first, second):
+        assert plan.secure is not None
+        assert (plan.secure.metrics, plan.secure.evaluation) == ("all", "all")
+    listed = replace(SECTION, metrics=("a", "l"), evaluation=("all",))
+    assert (listed.metrics, listed.evaluation) == (("a", "l"), ("all",))
+    assert '"metrics":"all"' in canonical(file)
+    with pytest.raises(ValueError, match="add 'auc' to `metrics`"):
+        require_compatible(listed, replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)))
+
+
+@pytest.mark.parametrize("changes", [{"metrics": "all"}, {"evaluation": "all"}])
+def test_a_private_run_does_not_add_up_all_metrics(changes: dict[str, object]) -> None:
+    private = PrivacySection(clip_norm=1.0, noise_multiplier=1.0)
+    section = replace(SECTION, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="metrics would be summed without noise: leave `metrics` and `evaluation` out"):
+        replace(FILE, training=TrainingSection(), secure_aggregation=section, privacy=private)
 
 
 def test_an_evaluation_under_masks_needs_a_listed_metric_of_held_out_data() -> None:

@@ -70,6 +70,22 @@ def test_what_the_policy_keeps_or_the_run_lists_is_not_named(logged: pytest.LogC
     assert not logged.records
 
 
+def test_all_metrics_travel_and_what_has_no_room_is_named_once_with_what_to_do(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    unlisted, words = UnlistedMetrics(), replace(WORDS, metrics="all", evaluation="all")
+    unlisted.note(replace(WORK, counts={}, evaluation_counts={}), words, is_private=False)
+    assert not logged.records
+    many = {**{f"n{i:02}": 0.5 for i in range(32)}, "z": 0.5, "a" * 49: 0.5}
+    for _ in range(2):
+        unlisted.note(LocalWork(10, 1, 1, {**many}), words, is_private=False)
+    [record] = logged.records
+    said = record.getMessage()
+    assert f"these metrics of the training stay at this site: {'a' * 49}, z. With metrics = " in said
+    assert "32 metrics of one client, with names of at most 48" in said
+    assert "list those that matter in metrics of [secure_aggregation]" in said
+
+
 def test_a_private_run_says_once_why_no_metric_is_sent(logged: pytest.LogCaptureFixture) -> None:
     unlisted = UnlistedMetrics()
     for _ in range(2):

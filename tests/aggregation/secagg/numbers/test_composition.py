@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.counts import COUNT_MAX
-from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, Counts, CountSum, MetricSum, Words
+from umbel.aggregation.secagg.numbers.composition import (
+    METRIC_LIMIT,
+    N_COUNTS,
+    Counts,
+    CountSum,
+    MeasuredSums,
+    Words,
+)
+from umbel.aggregation.secagg.numbers.metric_sums import MetricSum, MetricSums
 from umbel.aggregation.types import COHORT_MAX
 
 COUNTS = Counts(1, 2, 3, 4, 5, 6, 7, 8)
@@ -21,7 +29,9 @@ def words_of(clients_max: int = 100, sample_count_max: int = 1 << 20) -> Words:
 
 
 def test_what_is_joined_is_split_again() -> None:
-    words, measured = words_of(), [MetricSum(1, 2, 3), MetricSum(), MetricSum(4, 5, -6)]
+    training = MetricSums({"loss": MetricSum(1, 2, 3)})
+    measured = MeasuredSums(training, MetricSums({"loss": MetricSum(), "accuracy": MetricSum(4, 5, -6)}))
+    words = words_of()
     exact = torch.tensor([-1, 2, 1 << 62, -(1 << 62)])
     joined = words.join(COUNTS, measured, exact)
     assert joined.shape == (words.n_words,) == (N_COUNTS + 3 * 3 + 4,)
@@ -40,7 +50,7 @@ def test_words_of_clients_counts_add_up_to_words_of_their_sums(
 ) -> None:
     """A client that lacks counts, or has them in another length, adds zeros."""
     words = replace(words_of(), counts=asked, evaluation_counts=held_out)
-    exact, measured = torch.zeros(4, dtype=torch.int64), [MetricSum()] * 3
+    exact, measured = torch.zeros(4, dtype=torch.int64), MeasuredSums(MetricSums(), MetricSums())
     drawn = st.dictionaries(NAMES, st.lists(st.integers(0, COUNT_MAX), min_size=1, max_size=5).map(tuple))
     clients = data.draw(st.lists(st.tuples(drawn, drawn), min_size=1, max_size=5))
     joined = [words.join(COUNTS, measured, exact, words.counted(*client)) for client in clients]

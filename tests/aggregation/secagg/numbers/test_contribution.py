@@ -31,7 +31,7 @@ from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Composition, MetricSum
+from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Composition
 from umbel.aggregation.secagg.numbers.contribution import (
     Contribution,
     ContributionRefused,
@@ -39,6 +39,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     contribution,
     nothing,
 )
+from umbel.aggregation.secagg.numbers.metric_sums import MetricSum
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import fitting
 
@@ -48,7 +49,8 @@ def counts_of(made: Contribution) -> list[int]:
 
 
 def measured_of(made: Contribution) -> list[MetricSum]:
-    return made.composition.words.split(made.words)[1]
+    measured = made.composition.words.split(made.words)[1]
+    return [*measured.training.by_name.values(), *measured.evaluation.by_name.values()]
 
 
 def test_the_levels_are_those_that_would_go_without_a_mask() -> None:

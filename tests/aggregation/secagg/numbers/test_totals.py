@@ -31,6 +31,7 @@ from umbel.aggregation.model.state import master_of
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.secagg.numbers.composition import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution, nothing
+from umbel.aggregation.secagg.numbers.metric_sums import MetricSum
 from umbel.aggregation.secagg.numbers.totals import (
     CanaryWrong,
     ImplausibleTotals,
@@ -39,7 +40,7 @@ from umbel.aggregation.secagg.numbers.totals import (
     TotalsRefused,
     totals,
 )
-from umbel.aggregation.types import LEVEL_MAX
+from umbel.aggregation.types import LEVEL_MAX, MetricNames
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum
 
 
@@ -244,11 +245,12 @@ def test_a_sum_beyond_its_bits_is_an_alarm_first_and_then_refused() -> None:
             here.totals()
 
 
-def test_words_at_their_maxima_do_not_wrap() -> None:
-    """4,096 clients of 2^26 samples, the most there may be, all at every limit."""
+@pytest.mark.parametrize("metrics", [("loss", "low"), "all"])
+def test_words_at_their_maxima_do_not_wrap(metrics: MetricNames) -> None:
+    """4,096 clients of 2^26 samples, the most there may be, all at every limit. Names in a table may wrap."""
     n_clients, samples, max_abs = 4096, 1 << 26, 64.0
     composition = composed(
-        secure_plan(n_clients, metrics=("loss", "low"), evaluation=("loss",)),
+        secure_plan(n_clients, metrics=metrics, evaluation=("loss",)),
         Layout.of_state({"steps": torch.zeros(2, dtype=torch.int64)}),
         sample_count_max=samples,
         max_abs=max_abs,
@@ -257,7 +259,7 @@ def test_words_at_their_maxima_do_not_wrap() -> None:
     metrics = {"loss": math.inf, "low": -math.inf}
     work = LocalWork(samples, 1 << 62, 1 << 62, metrics, {"loss": 1e9}, 1 << 40)
     words = sent(composition, low_and_high, work, 0).words
-    assert all(abs(word) * n_clients <= 1 << 62 for word in words.tolist())
+    assert all(abs(word) * n_clients <= 1 << 62 for word in words.tolist()) or metrics == "all"
     levels = torch.zeros(composition.n_levels, dtype=torch.int32)
     made = totals(composition, levels, words * n_clients, range(n_clients))
     assert made.sample_count == made.total_weight == 1 << 38
@@ -291,6 +293,55 @@ def test_a_metric_that_too_few_have_measured_is_left_out() -> None:
     made = cohort(composition, [torch.zeros(N_VALUES)] * 4, works).totals()
     assert (dict(made.metrics), dict(made.evaluation)) == ({"loss": 1.0}, {})
     assert made.measured_by == {"training.loss": 4, "training.auc": 2, "evaluation.loss": 0}
+
+
+MEASURED = st.dictionaries(st.sampled_from(["loss", "auc", "a/b", "z-9"]), st.floats(allow_infinity=True), max_size=4)
+
+
+@given(
+    of_clients=st.lists(st.tuples(MEASURED, MEASURED, st.integers(0, 50)), min_size=4, max_size=4),
+    own=st.dictionaries(st.sampled_from(["loss", "z-9"]), st.integers(0, 9)),
+)
+@settings(max_examples=50)
+def test_all_metrics_come_to_what_the_same_metrics_come_to_if_the_run_file_lists_them(
+    of_clients: list[tuple[dict[str, float], dict[str, float], int]], own: dict[str, int]
+) -> None:
+    """Only a metric of no client is missing: nobody has said its name."""
+    works = [
+        LocalWork(10, 2, 3, found, held_out, n_held_out, weights=own if rank == 1 else {})
+        for rank, (found, held_out, n_held_out) in enumerate(of_clients)
+    ]
+    names = ("a/b", "auc", "loss", "z-9")
+    listed, every = (
+        cohort(composed(plan), [torch.zeros(N_VALUES)] * 4, works).totals()
+        for plan in (secure_plan(4, metrics=names, evaluation=names), secure_plan(4, metrics="all", evaluation="all"))
+    )
+    assert (every.metrics, every.evaluation, every.n_cut) == (listed.metrics, listed.evaluation, listed.n_cut)
+    assert every.measured_by == {name: n for name, n in listed.measured_by.items() if n}
+    assert every.overfull == frozenset()
+
+
+def test_more_metrics_than_there_is_room_for_are_an_overfull_table_and_not_an_error() -> None:
+    composition = composed(secure_plan(20, metrics="all", evaluation="all"))
+    works = [LocalWork(10, 2, 3, {"loss": 1.0, **{f"m{rank}.{i}": 1.0 for i in range(30)}}) for rank in range(20)]
+    made = cohort(composition, [torch.zeros(N_VALUES)] * 20, works).totals()
+    assert made.overfull == {"training"}
+    assert made.metrics.keys() <= {"loss"}
+
+
+def test_what_a_client_makes_up_in_a_table_is_an_overfull_table_or_impossible() -> None:
+    composition = composed(secure_plan(4, metrics="all"))
+    works = [LocalWork(10, 2, 3, {"loss": 0.5})] * 4
+    here = cohort(composition, [torch.zeros(N_VALUES)] * 4, works)
+    noise = torch.randint(-(1 << 62), 1 << 62, (composition.n_words,), generator=torch.Generator().manual_seed(5))
+    noise[:N_COUNTS] = 0
+    made = totals(composition, here.levels(), here.words() + noise, here.ranks)
+    assert (dict(made.metrics), made.overfull) == ({}, {"training"})
+    heavy = composition.words.of_training.join({"made-up": MetricSum(1, 1 << 62, 0)})
+    words = here.words()
+    words[N_COUNTS:] += torch.tensor(heavy)
+    with pytest.raises(ImplausibleTotals, match="a metric in the unmasked sum is impossible"):
+        totals(composition, here.levels(), words, here.ranks)
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
