@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,23 @@ codec = {{ name = "integer", step = 0.01, first_norm = 3.0 }}
 members_sha256 = "{members_sha256}"
 expected_sample_count = 4
 counts = {{ confusion = 4 }}
+{extra}
 """
 
 
 class Ward(Client):
-    """Adds its own number to every weight."""
+    """Adds its own number to every weight. `more`: metrics beside its loss."""
 
-    def __init__(self, samples: int) -> None:
-        self.model, self.sample_count = nn.Linear(30, 10), samples
+    def __init__(self, samples: int, more: Mapping[str, float] | None = None) -> None:
+        self.model, self.sample_count, self.more = nn.Linear(30, 10), samples, more or {}
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(self.sample_count / 50)
         counts = {"confusion": torch.tensor([[self.sample_count, 1], [0, 2]]), "own": 3}
-        return TrainResult(self.sample_count, 1, 1, {"loss": float(self.sample_count)}, counts=counts)
+        metrics = {"loss": float(self.sample_count), **self.more}
+        return TrainResult(self.sample_count, 1, 1, metrics, counts=counts)
 
 
 class Line(httpx.BaseTransport):
@@ -78,11 +80,21 @@ def house(tmp_path: Path) -> Iterator[House]:
 class Sites:
     """Four sites whose keys are in a member list, each in a thread. `eve`, who is on none, has a token as well.
 
-    `self.create`: what the operator types, which names the list by its hash alone.
+    `self.create`: what the operator types, which names the list by its hash alone. `extra`: lines of
+    [secure_aggregation]. `more`: metrics of each site, beside its loss.
     """
 
-    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 100.0, target: int = 4) -> None:
-        self.house, self.directory = house, directory
+    def __init__(
+        self,
+        house: House,
+        directory: Path,
+        count: int = 2,
+        window_s: float = 100.0,
+        target: int = 4,
+        extra: str = "",
+        more: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        self.house, self.directory, self.more = house, directory, more or {}
         self.ends: dict[str, RunEnd] = {}
         self.lines: dict[str, Line] = {}
         self.refusals: dict[str, AccessRefused] = {}
@@ -90,7 +102,7 @@ class Sites:
         self.members = signed(replace(first_list(), members=keys), "anna", "bert")
         (directory / "pilot.json").write_bytes(members_bytes(self.members))
         members_sha256 = self.members.list.sha256
-        text = RUN.format(count=count, target=target, window_s=window_s, members_sha256=members_sha256)
+        text = RUN.format(count=count, target=target, window_s=window_s, members_sha256=members_sha256, extra=extra)
         start = {name: torch.zeros_like(value) for name, value in nn.Linear(30, 10).state_dict().items()}
         run_file, model = directory / "masked.toml", directory / "init.safetensors"
         run_file.write_text(text)
@@ -122,7 +134,7 @@ class Sites:
         self.lines[name] = Line()
         try:
             self.ends[name] = run_client(
-                Ward(SAMPLES[name]),
+                Ward(SAMPLES[name], self.more.get(name)),
                 self.house.url,
                 self.directory / name,
                 "masked",
@@ -163,6 +175,29 @@ def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None
         assert record["counts"] == {"confusion": [sum(SAMPLES[name] for name in NAMES), 4, 0, 8]}
         assert record["metrics"]["confusion.specificity"] == 8 / 12
         assert {str(one["metrics"]) for one in record["clients"]} == {"{}"}
+
+
+def test_sites_with_different_metrics_have_them_in_the_record_without_a_list(house: House, tmp_path: Path) -> None:
+    """Nobody is told who has which: the names are in no byte that goes up."""
+    more = {
+        "east": {"dice.lung": 0.5, "icu": 2.0},
+        "north": {"dice.lung": 0.5},
+        "south": {"dice.lung": 0.5, "a name that is far too long for the table of a sum".replace(" ", "_"): 1.0},
+    }
+    sites = Sites(house, tmp_path, count=1, extra='metrics = "all"', more=more)
+    house.told(*sites.create)
+    for thread in sites.start():
+        thread.join(LIMIT_S)
+
+    [record] = house.told("show", "masked")["ended"]
+    assert record["committed"], record["reason"]
+    figures = {name: value for name, value in record["metrics"].items() if not name.startswith("confusion.")}
+    loss = sum(samples * samples for samples in map(SAMPLES.__getitem__, NAMES)) / sum(map(SAMPLES.__getitem__, NAMES))
+    assert figures == {"loss": pytest.approx(loss), "dice.lung": pytest.approx(0.5)}
+    assert set(record["not_shown"]) == {"training.icu"}
+    for line in sites.lines.values():
+        assert not any(name in b"".join(line.up) for name in (b"loss", b"dice.lung", b"icu"))
+    house.told("audit", "masked")
 
 
 def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, tmp_path: Path) -> None:
