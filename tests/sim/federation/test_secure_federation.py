@@ -316,6 +316,20 @@ def test_counts_of_simulated_clients_are_added_up_as_words() -> None:
     assert (found.counts, found.evaluation_counts) == ({"n": (3,)}, {"confusion": (3, 3, 6, 9)})
 
 
+def test_all_metrics_of_simulated_clients_are_added_up_without_a_list() -> None:
+    plan, model = a_round(w=torch.zeros(50, 7))
+    assert plan.secure is not None
+    plan = replace(plan, secure=replace(plan.secure, metrics="all", evaluation="all"))
+    works = [
+        replace(work, metrics={"new": 0.5}, evaluation={"auc": 0.25}, evaluation_sample_count=9, weights={})
+        for work in WORKS
+    ]
+    uplink = MaskedUplink(plan, model.layout, RANKS, keeps=False)
+    uplink.add(CLIENTS, torch.zeros(3, 350), works, WEIGHTS)
+    found = uplink.totals(CLIENTS, None)
+    assert (found.metrics, found.evaluation) == ({"new": 0.5}, {"auc": 0.25})
+
+
 def test_where_the_integers_are_the_same_the_model_is_that_of_a_plain_round() -> None:
     """Tensors that no codec rounds travel as the grid's integers in both kinds of rounds."""
     plan, model = a_round(running_mean=torch.zeros(40), counter=torch.tensor([3, 5], dtype=torch.int64))

@@ -95,6 +95,27 @@ def test_metrics_of_other_names_stay_at_the_client_and_missing_ones_count_nothin
     assert evaluation == MetricSum(1, 4, 8 * unit)
 
 
+def test_a_table_has_the_metrics_that_a_client_has_and_one_with_the_weight_zero_without_a_value() -> None:
+    composition = composed(secure_plan(5, metrics="all", evaluation="all"))
+    work = LocalWork(10, 1, 1, {"loss": 0.25, "recall": math.nan}, {"auc": 0.5}, 0, weights={"recall": 0, "dice": 0})
+    measured = composition.words.split(sent(composition, torch.zeros(N_VALUES), work, 0).words)[1]
+    unit = 1 << composition.words.fraction_bits
+    nothing_measured = MetricSum(clients=1)
+    assert measured.training.by_name == {
+        "dice": nothing_measured,
+        "loss": MetricSum(1, 10, 10 * unit // 4),
+        "recall": nothing_measured,
+    }
+    assert measured.evaluation.by_name == {}, "there were no held-out samples"
+
+
+def test_a_client_whose_policy_keeps_its_metrics_leaves_the_table_empty() -> None:
+    composition = composed(secure_plan(5, metrics="all"))
+    made = sent(composition, torch.zeros(N_VALUES), LocalWork(10, 1, 1), 0)
+    assert not made.words[N_COUNTS:].any()
+    assert made.words.shape == (composition.n_words,) == (N_COUNTS + 2880,)
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e30, -METRIC_LIMIT - 1])
 def test_a_metric_out_of_range_is_cut_and_counted(value: float) -> None:
     composition = composed(secure_plan(5, metrics=("loss",), evaluation=("loss",)))
