@@ -138,7 +138,8 @@ class RoundRecord:
     evaluation_counts: Mapping[str, tuple[int, ...]] = later(
         factory=dict[str, tuple[int, ...]]
     )  # likewise, of held-out data
-    # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts.
+    # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts, and
+    # `training.*` or `evaluation.*` for metrics that the sum has no room for.
     not_shown: Mapping[str, str] = later(factory=dict[str, str])
 
     @property
