@@ -245,12 +245,12 @@ def test_a_sum_beyond_its_bits_is_an_alarm_first_and_then_refused() -> None:
             here.totals()
 
 
-@pytest.mark.parametrize("metrics", [("loss", "low"), "all"])
-def test_words_at_their_maxima_do_not_wrap(metrics: MetricNames) -> None:
+@pytest.mark.parametrize("asked", [("loss", "low"), "all"])
+def test_words_at_their_maxima_do_not_wrap(asked: MetricNames) -> None:
     """4,096 clients of 2^26 samples, the most there may be, all at every limit. Names in a table may wrap."""
     n_clients, samples, max_abs = 4096, 1 << 26, 64.0
     composition = composed(
-        secure_plan(n_clients, metrics=metrics, evaluation=("loss",)),
+        secure_plan(n_clients, metrics=asked, evaluation=("loss",)),
         Layout.of_state({"steps": torch.zeros(2, dtype=torch.int64)}),
         sample_count_max=samples,
         max_abs=max_abs,
@@ -259,7 +259,7 @@ def test_words_at_their_maxima_do_not_wrap(metrics: MetricNames) -> None:
     metrics = {"loss": math.inf, "low": -math.inf}
     work = LocalWork(samples, 1 << 62, 1 << 62, metrics, {"loss": 1e9}, 1 << 40)
     words = sent(composition, low_and_high, work, 0).words
-    assert all(abs(word) * n_clients <= 1 << 62 for word in words.tolist()) or metrics == "all"
+    assert all(abs(word) * n_clients <= 1 << 62 for word in words.tolist()) or asked == "all"
     levels = torch.zeros(composition.n_levels, dtype=torch.int32)
     made = totals(composition, levels, words * n_clients, range(n_clients))
     assert made.sample_count == made.total_weight == 1 << 38
@@ -336,7 +336,8 @@ def test_what_a_client_makes_up_in_a_table_is_an_overfull_table_or_impossible() 
     noise = torch.randint(-(1 << 62), 1 << 62, (composition.n_words,), generator=torch.Generator().manual_seed(5))
     noise[:N_COUNTS] = 0
     made = totals(composition, here.levels(), here.words() + noise, here.ranks)
-    assert (dict(made.metrics), made.overfull) == ({}, {"training"})
+    assert not made.metrics
+    assert made.overfull == {"training"}
     heavy = composition.words.of_training.join({"made-up": MetricSum(1, 1 << 62, 0)})
     words = here.words()
     words[N_COUNTS:] += torch.tensor(heavy)
