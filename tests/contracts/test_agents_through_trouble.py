@@ -217,7 +217,7 @@ def test_three_runs_of_an_agent_outlive_a_link_that_breaks(tmp_path: Path) -> No
                 lambda: all(run["rounds_done"] >= before[run["name"]] + 2 for run in told("run", "list")),
             )
             for name in names:
-                told("run", "stop", name, "--reason", "the link has broken often enough")
+                told("run", "stop", name, "--reason", "the link has broken often enough", "--yes")
         finally:
             agent.terminate()
             agent.communicate(timeout=LIMIT_S)
