@@ -12,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 T = TypeVar("T")
 Hint = Callable[[str, str], str]  # (section, unknown key) -> what to do about it, or nothing
 _UNKNOWN = "unexpected_keyword_argument"
+_ALL = "literal['all']"  # pydantic's name of one of the types of a key that may also be "all"
+_BESIDE_ALL = {"tuple[str, ...]": "a list of names", "int": "a whole number"}  # the other type
 _OF_OPTION = {"bool", "int", "float", "str"}  # the faults of these types are "bool_type", "string_type" and so on
 
 
@@ -52,8 +54,22 @@ def read_toml(
 def findings(error: ValidationError, hint: Hint) -> str:
     """All findings in one sentence. Unknown keys come first, because they explain missing ones."""
     found: list[Mapping[str, Any]] = [*error.errors(include_url=False, include_input=False)]
-    words = [_finding(one, hint) for one in sorted(found, key=lambda one: one["type"] != _UNKNOWN)]
+    may_be_all = {one["loc"][:-1] for one in found if one["loc"][-1:] == (_ALL,)}
+    words = [
+        _of_all(one["loc"], may_be_all) or _finding(one, hint)
+        for one in sorted(found, key=lambda one: one["type"] != _UNKNOWN)
+        if one["loc"][-1:] != (_ALL,)
+    ]
     return "; ".join(dict.fromkeys(words))
+
+
+def _of_all(place: tuple[int | str, ...], may_be_all: set[tuple[int | str, ...]]) -> str:
+    """The sentence for a key that takes another type or "all", if this finding is below one; else nothing."""
+    for n_parts in range(1, len(place)):
+        key, other = place[:n_parts], str(place[n_parts])
+        if key in may_be_all and other in _BESIDE_ALL:
+            return f'{".".join(map(str, key))} must be {_BESIDE_ALL[other]} or "all"'
+    return ""
 
 
 def _refuse(value: object) -> object:

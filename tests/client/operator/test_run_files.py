@@ -40,6 +40,15 @@ def test_a_good_file_is_read_with_its_text(tmp_path: Path) -> None:
         (GOOD.replace("ward", "No Slug"), ": name must be 1 to 63 of a-z"),
         (GOOD.replace("= 2", "="), " is not valid TOML: Invalid value (at line 4"),
         (GOOD + "window_s = 2020-01-01\n", " does not parse: 2020-01-01 is a date, which no key takes"),
+        (
+            GOOD + '[secure_aggregation]\nmetrics = "loss"\n',
+            ': secure_aggregation.metrics must be a list of names or "all"',
+        ),
+        (
+            GOOD + "[secure_aggregation]\nmetrics = [1]\n",
+            ': secure_aggregation.metrics must be a list of names or "all"',
+        ),
+        (GOOD + '[retention]\nversions = "few"\n', ': retention.versions must be a whole number or "all"'),
         (GOOD + "[training]\noptions = { a = [1] }\n", ": training.options.a must be a text, a number, true or false"),
         (GOOD + "[training]\nbool = 1\n", ": [training] unknown key 'bool'"),
         ("\udcff", " does not parse: "),
