@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from tests.contracts.test_life_of_a_run import House
+from tests.contracts.house import House
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file, wait_until
 from umbel.aggregation.messages import RunStatus
@@ -139,13 +139,6 @@ class SiteAgent:
         """Allow the run that `umbel site runs` shows now."""
         [shown] = json.loads(self.umbel("runs", "--json").stdout)
         return self.umbel("allow", name, shown["hashes"].get(name, "unknown"))
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.contracts.test_life_of_a_run import House
+from tests.contracts.house import House
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
@@ -81,13 +80,6 @@ class Broken(Own):
 class NoLoss(Own):
     def loss(self) -> float:
         return float("nan")
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 def begin(house: House, target: int, minimum: int, window_s: float) -> None:

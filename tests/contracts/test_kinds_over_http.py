@@ -4,14 +4,13 @@ Each site adds its own number to all that it can train, so every value of every 
 """
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.contracts.test_life_of_a_run import House
+from tests.contracts.house import House
 from tests.servers.waits import LIMIT_S
 from tests.suite.nights import at_night
 from umbel.aggregation.model.artifact import decode_model, encode_model
@@ -69,13 +68,6 @@ class Ward(Client):
 
     def shares(self, name: str) -> TensorKind | None:
         return "private" if name.startswith(self._own) else None
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 class Sites:

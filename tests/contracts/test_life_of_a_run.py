@@ -1,26 +1,21 @@
 """A run with real clients and the real command line: paused over a kill, evaluated, rolled back, exported."""
 
 import hashlib
-import json
 import math
-import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner, Result
 
+from tests.contracts.house import House
 from tests.contracts.test_client_and_coordinator import ends, start
-from tests.servers.waits import LIMIT_S, wait_for_file
+from tests.servers.waits import LIMIT_S
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.round import Task
-from umbel.client import Client, Evaluation, LocalPlan, Operator, TrainResult, run_client
-from umbel.client.cli.runs import run_app
+from umbel.client import Client, Evaluation, LocalPlan, TrainResult, run_client
 from umbel.client.loop import RunEnd
 
 pytestmark = pytest.mark.slow
@@ -56,56 +51,6 @@ class Ward(Client):
     def evaluate(self, model: nn.Module) -> Evaluation:
         self.measured += 1
         return Evaluation(4, {"loss": abs(float(next(model.parameters()).detach().mean()) - 5.0)})
-
-
-class House:
-    """A coordinator process that can be killed and started again at the same address."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        self.port = "0"
-        self.process = self._start()
-        self.url = (data / "endpoint").read_text().strip()
-        self.port = self.url.rpartition(":")[2]
-
-    def _start(self) -> "subprocess.Popen[str]":
-        (self.data / "endpoint").unlink(missing_ok=True)
-        arguments = ["--data", str(self.data), "--port", self.port, "--log-level", "warning"]
-        process = start("umbel.server.serve.commands.serve", *arguments)
-        wait_for_file(self.data / "endpoint", process)
-        return process
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def restart(self) -> None:
-        self.kill()
-        self.process = self._start()
-
-    def stop(self) -> None:
-        """End the coordinator as its operator does."""
-        self.process.terminate()
-        self.process.communicate(timeout=LIMIT_S)
-
-    def operator(self) -> Operator:
-        return Operator(self.url, (self.data / "admin.key").read_text().strip())
-
-    def umbel(self, *arguments: str) -> Result:
-        env = {"UMBEL_ADMIN_KEY": (self.data / "admin.key").read_text().strip(), "UMBEL_SERVER": self.url}
-        return CliRunner(env=env).invoke(run_app, list(arguments))
-
-    def told(self, *arguments: str) -> Any:
-        result = self.umbel(*arguments, "--json")
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 class Wards:

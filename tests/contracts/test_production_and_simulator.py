@@ -5,12 +5,13 @@ experiment's file; and the simulator with training of its own. The same cohorts 
 every version has the same SHA-256.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.contracts.house import House
 from tests.contracts.own_clients import (
     HERE,
     make_adapted_client,
@@ -35,7 +36,6 @@ from tests.contracts.scripted_federation import (
     simulated_by_clients,
     simulated_by_engine,
 )
-from tests.contracts.test_life_of_a_run import House
 from tests.suite.nights import at_night
 from umbel.aggregation.model.base import base_sha256
 from umbel.client import SitePolicy
@@ -79,13 +79,6 @@ UNDER_MASKS = """
 codec = {{ name = "integer", first_norm = 1.0 }}
 secure_aggregation = {{ expected_sample_count = 10, minimum_work = {minimum_work}, members_sha256 = "{members}" }}
 """
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 def without_metrics(made: Sequence[Made]) -> list[Made]:

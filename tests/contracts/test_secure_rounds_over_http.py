@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.contracts.test_life_of_a_run import House
+from tests.contracts.house import House
 from tests.federations.consortium import first_list, signed
 from tests.servers.meter import Meter
 from tests.servers.waits import LIMIT_S
@@ -68,13 +68,6 @@ class Line(httpx.BaseTransport):
 
     def close(self) -> None:
         self._inner.close()
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 class Sites:

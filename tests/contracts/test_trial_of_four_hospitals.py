@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.contracts.house import House
 from tests.contracts.test_agent import SiteAgent, agent_of, wait_for_status
-from tests.contracts.test_life_of_a_run import House
 from tests.federations.consortium import first_list, signed
 from tests.federations.trial_hospital import SITES, model_of_all, records_of
 from tests.servers.waits import wait_for_file, wait_until
@@ -54,13 +54,6 @@ cohort_change = "warn"
 """
 LAST, BACK = "genf", "basel"  # the site that is killed for good in round 3, and the one that comes back in round 4
 STAYED = tuple(site for site in SITES if site != LAST)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 @pytest.fixture

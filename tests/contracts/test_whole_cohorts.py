@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.contracts.test_life_of_a_run import House
+from tests.contracts.house import House
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.model.artifact import encode_model
 from umbel.client import Client, LocalPlan, TrainResult, run_client
@@ -39,13 +39,6 @@ class Ward(Client):
             for parameter in model.parameters():
                 parameter.add_(0.01)
         return TrainResult(self.sample_count, 1, 1)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "coordinator")
-    yield house
-    house.kill()
 
 
 @pytest.fixture
