@@ -60,6 +60,7 @@ from umbel.client.policy.site import SecureRandom, Site
 from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.turn import Turn
+from umbel.client.rounds.withdrawal import while_allowed
 from umbel.client.rounds.work import name_of
 from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.enrol import ensure_enrolled, identify
@@ -136,7 +137,7 @@ def run_client(
     with replicas, locked(state_dir), shutdown.on_signals():
         store = Store(state_dir, server)
         identity = identify(store, name, token)
-        coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
+        coordinator = CoordinatorClient(Transport(replicas, while_allowed(identity.authorize, shutdown)))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
         client_loop = ClientLoop(RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown))
         patience = Patience(wait=shutdown.wait)

@@ -173,6 +173,7 @@ class Agent:
             run = None if listed is None else listed.get(name)
             if run is None:
                 known.unlist(now)
+                self._judge_unlisted(known, in_force)
                 known.follow(None, now)
             else:
                 known.follow(self._judge(known, run, in_force), now)
@@ -227,6 +228,12 @@ class Agent:
             options.at_once,
         )
 
+    def _judge_unlisted(self, known: SupervisedRun, in_force: InForce) -> None:
+        """A denial, or a stricter policy, also counts for a process that only has to leave: nothing more is sent."""
+        if known.is_alive:
+            decision, app = self._decision(known.name), app_of(known.name, self._options.apps)
+            known.take_verdict(self._verdict(known.run, in_force, decision, app))
+
     def _verdict(
         self, run: OpenRun, in_force: InForce, decision: SiteDecision | StateError | None, app: str | None
     ) -> Verdict:
@@ -276,8 +283,10 @@ class Agent:
             one.kill()
 
     def _leave_all(self) -> None:
+        in_force = self._policy.look()
         for one in self._runs.values():
             one.leave()
+            self._judge_unlisted(one, in_force)
             one.follow(None, time.monotonic())
 
     def _alive(self) -> Sequence[SupervisedRun]:

@@ -14,13 +14,14 @@ from typing import BinaryIO
 
 from umbel.aggregation.types import ClientId
 from umbel.client.agent.notes import Doing, Notebook
-from umbel.client.agent.order import CHILD_ORDER, EARLIER_AT_WORK, RETIRE, WITHDRAW, ChildOrder
+from umbel.client.agent.order import CHILD_ORDER, EARLIER_AT_WORK, LEAVE, RETIRE, WITHDRAW, ChildOrder
 from umbel.client.agent.room import Room, SharedTurn
 from umbel.client.errors import ClientError
 from umbel.client.files import locked_file, make_private
 from umbel.client.loop import ClientLoop, RunEnd, require_kernels
 from umbel.client.policy.site import Site
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.rounds.withdrawal import while_allowed
 from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.enrol import identify
 from umbel.client.state.state_dir import LOCK_FILE, home_of, work_dir
@@ -41,16 +42,23 @@ class Orders:
         self.retired: str | None = None
         self._pipe = pipe
         self._shutdown = shutdown
+        self._has_left = False  # whether it was asked to leave; the main thread may not have heard of it yet
         threading.Thread(target=self._listen, name="the agent's orders", daemon=True).start()
 
     def _listen(self) -> None:
         while line := self._pipe.readline():
             if line == RETIRE:
                 self.retired = _RETIRED
+            if line == LEAVE:
+                self._leave()
             if line == WITHDRAW:
                 self._shutdown.withdraw(_WITHDRAWN)
-        if self._shutdown.reason is None:  # a second signal would end the client at once
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._has_left and self._shutdown.reason is None:  # a second signal would end the client at once
             os.kill(os.getpid(), signal.SIGTERM)  # a signal also ends a wait for an answer
+        self._has_left = True
 
 
 def live(order: ChildOrder, pipe: BinaryIO) -> int:
@@ -98,7 +106,7 @@ def _take_part(order: ChildOrder, turn: SharedTurn, shutdown: Shutdown) -> RunEn
     with connect(order.server) as replicas:
         store = Store(order.state, order.server, order.run)
         identity = identify(store, None, None)
-        coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
+        coordinator = CoordinatorClient(Transport(replicas, while_allowed(identity.authorize, shutdown)))
         site = Site(order.run, identity, order.policy, order.state, store.secure, decided=order.decided)
         worker = RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown)
         return ClientLoop(worker, turn).live()

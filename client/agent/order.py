@@ -1,8 +1,8 @@
 """What an agent asks of the process of one run: one line of JSON on its standard input.
 
-The pipe stays open. `RETIRE` on it asks the process to leave before its next assignment; `WITHDRAW`, to leave at once
-and send nothing more. Its end asks the process to leave now, as SIGTERM does. So no process outlives an agent that was
-killed.
+The pipe stays open. `RETIRE` on it asks the process to leave before its next assignment; `LEAVE`, to leave now, as
+SIGTERM does; `WITHDRAW`, to leave at once and send nothing more, also if it was asked to leave before. Its end is a
+`LEAVE`, too. So no process outlives an agent that was killed.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 
 RETIRE = b"retire\n"
+LEAVE = b"leave\n"
 WITHDRAW = b"withdraw\n"
 EARLIER_AT_WORK = 75  # the exit status if an earlier process of the run is still at work; EX_TEMPFAIL of sysexits.h
 

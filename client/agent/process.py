@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from umbel.client.agent.notes import Doing, Note, forget_note, last_note
-from umbel.client.agent.order import EARLIER_AT_WORK, RETIRE, WITHDRAW, ChildOrder
+from umbel.client.agent.order import EARLIER_AT_WORK, LEAVE, RETIRE, WITHDRAW, ChildOrder
 
 _COMMAND = (sys.executable, "-P", "-m", "umbel.client.agent.child")
 """`-P`: Python and umbel are not imported from the current directory. The site's own code is, once they are loaded."""
@@ -24,6 +24,7 @@ class RunProcess:
     def __init__(self, order: ChildOrder, work: Path) -> None:
         self.order = order
         self._work = work
+        self._was_told_to_leave = False
         forget_note(work)  # of an earlier process: this one may die before its first
         self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, start_new_session=True)
         self._say(order.line())
@@ -39,13 +40,13 @@ class RunProcess:
     def withdraw(self) -> None:
         """Make it leave at once, without sending anything more; it only declines what it works on."""
         self._say(WITHDRAW)
-        self.leave()
 
     def leave(self) -> None:
         """Ask it to leave now: it sends the steps that it has done, or finishes a sum that waits for it."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        # The pipe stays open: the site may withdraw from the run while the process still sends what it has done.
+        if not self._was_told_to_leave:
+            self._was_told_to_leave = True
+            self._say(LEAVE)
 
     def interrupt(self) -> None:
         """Make it leave at once."""
@@ -64,7 +65,7 @@ class RunProcess:
         if (status := self._process.poll()) is None:
             self._end_if_stuck()
             return None
-        self.leave()  # closes the pipe
+        self._close()
         note = self.note()
         if status == EARLIER_AT_WORK:
             return Note(Doing.LEFT, 0.0, reason="an earlier process of this run is still at work")
@@ -80,10 +81,15 @@ class RunProcess:
         if note is not None and note.has_ended and time.time() - note.at > _EXIT_S:
             self.kill()
 
+    def _close(self) -> None:
+        assert self._process.stdin is not None, "it was started with a pipe"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"
         if self._process.stdin.closed:
-            return  # it leaves already
+            return  # it has ended
         with contextlib.suppress(BrokenPipeError):  # it has died, as `ended` will tell
             self._process.stdin.write(line)
             self._process.stdin.flush()

@@ -68,6 +68,12 @@ class SupervisedRun:
         self.run, self._app, self._is_listed = run, app or "", True
         if decision != self._decision:
             self._decision, self._failing = decision, Failing()  # `umbel site allow` tries a failing run at once
+        self.take_verdict(verdict)
+
+    def take_verdict(self, verdict: Verdict) -> None:
+        """Take over the verdict alone: on a run that is no longer listed, or while the agent leaves. The run's process
+        may still send what it has done.
+        """
         if not self._has_verdict or verdict != self._verdict:
             self._log_verdict(verdict)
         self._verdict, self._has_verdict = verdict, True

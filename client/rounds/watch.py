@@ -19,6 +19,7 @@ from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime, TryAgain, alarm_of
+from umbel.client.rounds.shutdown import Interrupted
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import Timing, within
@@ -87,6 +88,8 @@ class Watch:
                 pause_s = timing.backoff.wait_s(failures, _jitter(), error.retry_after_s) if failures else 0.0
             except AssignmentClosed as error:
                 self._closed = error.detail
+            except Interrupted as error:  # the site no longer allows the run, so nothing more is sent
+                self._closed = str(error)
             except (ClientError, RuntimeError) as error:  # RuntimeError: httpx raises it after the client was closed
                 log.debug("stopped watching %s: %s", self._assignment, error)
                 self._given_up = error

@@ -193,6 +193,41 @@ def test_processes_that_wait_and_those_of_runs_that_are_no_longer_listed_count_t
     assert len(started) == PROCESSES_MAX
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["unlisted", "agent-leaves"])
+@pytest.mark.parametrize("denies", [False, True], ids=["policy", "person"])
+def test_a_denial_also_counts_while_a_process_only_has_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool, denies: bool
+) -> None:
+    """Else a coordinator that takes a run off its list would still get the work of a site that no longer allows it."""
+    started = list[Process]()
+
+    def start(order: ChildOrder, work: Path) -> Process:
+        started.append(Process(order, work))
+        started[-1].newest = Note(Doing.TRAINING, 0.0)
+        return started[-1]
+
+    monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
+    house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
+    house.look(ONE)
+    [process] = started
+    if not ends:
+        house.look()
+    assert process.withdrawn == 0
+    if denies:
+        DecisionStore(house.home.path).decide(ONE.name, SiteDecision.about(ONE, False, 1e9))
+    else:
+        (tmp_path / "site.toml").write_text('allowed_runs = ["mri-*"]\n')
+    if ends:
+        ending = threading.Thread(target=house.agent.end, daemon=True)
+        ending.start()
+        wait_until("its withdrawal", lambda: process.withdrawn)
+        process.end(Doing.LEFT)
+        ending.join()
+    else:
+        house.look()
+    assert process.withdrawn == 1
+
+
 def test_nothing_is_left_of_runs_that_a_coordinator_lists_and_takes_back(tmp_path: Path) -> None:
     house = House(tmp_path)
     for i in range(ENDED_SHOWN_MAX + 3):

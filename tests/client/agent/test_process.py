@@ -73,6 +73,45 @@ def test_one_that_was_asked_to_leave_may_be_asked_again(order: ChildOrder, work:
     assert end_of(process).has_ended
 
 
+def test_one_that_was_asked_to_leave_can_still_be_withdrawn(
+    order: ChildOrder, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends what it has done, which may take long, and the site may deny the run meanwhile."""
+    monkeypatch.setattr("umbel.client.agent.process._COMMAND", (sys.executable, "-c", SENDING, str(tmp_path / "said")))
+    process = RunProcess(order, work)
+    process.leave()
+    wait_until("that it leaves", lambda: said(tmp_path).startswith("leaves"))
+    process.withdraw()
+    end_of(process)
+    assert said(tmp_path) == "leaves: withdrawn"
+
+
+def said(folder: Path) -> str:
+    path = folder / "said"
+    return path.read_text() if path.exists() else ""
+
+
+SENDING = """
+import sys, time
+from pathlib import Path
+from umbel.client.agent.child import Orders, private_pipe
+from umbel.client.rounds.shutdown import Interrupted, Shutdown
+
+pipe, shutdown, out = private_pipe(), Shutdown(), Path(sys.argv[1])
+pipe.readline()
+with shutdown.on_signals():
+    Orders(pipe, shutdown)
+    try:
+        while shutdown.reason is None:
+            time.sleep(0.01)
+        out.write_text("leaves")
+        while True:
+            time.sleep(0.01)
+    except Interrupted:
+        out.write_text("leaves: withdrawn" if shutdown.is_withdrawn else "interrupted")
+"""
+
+
 def test_one_that_ends_without_an_error_and_without_a_note_has_failed(
     order: ChildOrder, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
