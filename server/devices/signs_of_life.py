@@ -20,6 +20,15 @@ class _Watched:
     longest_gap_s: float = 0.0  # between an answer and the next request
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A quiet client that a round did not wait for."""
+
+    heard_at: float  # its last sign of life, in Unix seconds
+    window_s: float  # of the round
+    round_id: int
+
+
 class SignsOfLife:
     """The clients of one run's newest attempt that have held a status request open, and have not reported yet.
 
@@ -33,7 +42,7 @@ class SignsOfLife:
         self._on_away = on_away
         self._round_id = 0
         self._watched: dict[ClientId, _Watched] = {}
-        self._left: dict[ClientId, float] = {}  # quiet clients that a round did not wait for: when they were last heard
+        self._left: dict[ClientId, _Left] = {}  # quiet clients that a round did not wait for
         self._gaps: dict[ClientId, float] = {}  # how long those were quiet that came back
         self.n_away = 0  # watched clients without an open status request
 
@@ -50,13 +59,17 @@ class SignsOfLife:
                 self.n_away += 1
                 self._on_away()
 
-    def asked(self, client: ClientId) -> None:
-        """This client asks for the status of an assignment, perhaps of an attempt that is over.
+    def asked(self, client: ClientId, round_id: int | None) -> None:
+        """This client asks for the status of its assignment in this attempt; None: in one that is over.
 
-        A quiet client that was called silent shows by this how long it can be quiet.
+        A quiet client that was called silent shows by this how long it can be quiet. One that asks first in a later
+        attempt was away, and may have been dead: for its next death a round must not wait longer. So was one that asks
+        after more than the window.
         """
-        if (left_at := self._left.pop(client, None)) is not None:
-            self._gaps[client] = max(self._gaps.get(client, 0.0), self._clock.now() - left_at)
+        if (left := self._left.pop(client, None)) is None or round_id not in (None, left.round_id):
+            return
+        if (gap_s := self._clock.now() - left.heard_at) <= left.window_s:
+            self._gaps[client] = max(self._gaps.get(client, 0.0), gap_s)
 
     def reported(self, client: ClientId) -> None:
         """The round no longer waits for this client."""
@@ -64,12 +77,12 @@ class SignsOfLife:
         if one is not None and one.n_held == 0:
             self.n_away -= 1
 
-    def left_behind(self, clients: Iterable[ClientId]) -> None:
-        """A round has closed without these silent clients."""
+    def left_behind(self, clients: Iterable[ClientId], window_s: float) -> None:
+        """A round with this window has closed without these silent clients."""
         for client in clients:
             one = self._watched.get(client)
             if one is not None and not one.is_cut:
-                self._left[client] = max(one.last_at, self._heard.at(client))
+                self._left[client] = _Left(max(one.last_at, self._heard.at(client)), window_s, self._round_id)
 
     def silent_at(self, client: ClientId, window_s: float, since: float) -> float:
         """When this client will be silent if nothing more is heard of it, in Unix seconds; inf if it cannot be.

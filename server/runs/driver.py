@@ -398,7 +398,7 @@ class RunDriver:
                 return
         await self.flush_traffic()
         await self.submit(Happening(silent, live.round_id))
-        self.signs.left_behind(absent)
+        self.signs.left_behind(absent, state.plan.window_s)
 
     @property
     def _waits_for_clients(self) -> bool:

@@ -159,7 +159,7 @@ class Reception:
     ) -> AssignmentStatus:
         """Whether the round still waits for this client's report. The request is held open while it does."""
         place = await self.place(client, assignment)
-        place.driver.signs.asked(client)
+        place.driver.signs.asked(client, place.driver.live.round_id if place.training else None)
         if place.training and wait_s > 0:
             with place.driver.signs.watching(place.driver.live.round_id, client, line):
                 await self._wait_for_close(place, wait_s, line)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from starlette.types import Message
 
 from tests.server.devices.clock_by_hand import ClockByHand
@@ -98,11 +99,25 @@ def test_a_client_that_was_called_silent_and_comes_back_is_waited_for_longer_in_
     desk = Desk()
     desk.poll(24.0)
     desk.clock.time += 70.0
-    desk.signs.left_behind([LAB])
+    desk.signs.left_behind([LAB], WINDOW_S)
     desk.clock.time += 30.0
-    desk.signs.asked(LAB)
+    desk.signs.asked(LAB, None)
     desk.poll(24.0, round_id=2)
     assert desk.silent_after() == 300.0
+
+
+@pytest.mark.parametrize(("away_s", "asks_in"), [(36_000.0, None), (36_000.0, 2), (30.0, 2)])
+def test_a_client_that_was_dead_for_a_while_is_waited_for_no_longer_when_it_dies_again(
+    away_s: float, asks_in: int | None
+) -> None:
+    desk = Desk()
+    desk.poll(24.0)
+    desk.clock.time += 70.0
+    desk.signs.left_behind([LAB], WINDOW_S)
+    desk.clock.time += away_s
+    desk.signs.asked(LAB, asks_in)
+    desk.poll(24.0, round_id=2)
+    assert desk.silent_after() == QUIET_S
 
 
 def test_a_client_that_has_reported_is_forgotten_and_so_is_an_earlier_attempt() -> None:
