@@ -27,7 +27,8 @@ _LOOKED_AT_MAX = 1000
 class ExpectedClients:
     """Finds the clients that a run's next round should wait for.
 
-    The times count from the moment when enough clients wait: a run is often created long before its sites start.
+    The times count while enough clients wait: a run is often created long before its sites start. They go on where they
+    were once a site is back: else a client that never comes could delay a round for as long as another one restarts.
     """
 
     def __init__(self, services: Services, file: RunFile, members: RunMembers, bells: Bells) -> None:
@@ -35,7 +36,9 @@ class ExpectedClients:
         self._file = file
         self._members = members
         self._bells = bells
-        self._enough: tuple[object, float] = ((), 0.0)  # the attempt, and since when enough clients have waited
+        self._attempt: object = ()
+        self._since = self._looked_at = 0.0  # `_since`: now, less how long enough clients have waited for the attempt
+        self._had_enough = False
 
     async def of(
         self, round_id: int, state: Recruiting, candidates: Sequence[Candidate], now: float
@@ -45,15 +48,19 @@ class ExpectedClients:
         is_small = plan.task.makes_model and plan.n_wanted <= ASKED_MAX and self._file.wait_for_all_s > 0
         if not is_small or state.before or len(able) >= plan.n_wanted:
             return None
-        attempt = (round_id, state.since)
-        if self._enough[0] != attempt:
-            self._enough = (attempt, now)
-        if len(able) < plan.minimum:
-            self._enough = (attempt, now)
-        since, here = max(self._enough[1], state.since), frozenset(one.client for one in able)
+        self._count((round_id, state.since), now, has_enough=len(able) >= plan.minimum)
+        since, here = max(self._since, state.since), frozenset(one.client for one in able)
         if plan.number == 1 and plan.attempt == 1:
             return await self._first(state, here, since, now)
         return await self._later(state, here, since, now) if len(able) >= plan.minimum else None
+
+    def _count(self, attempt: object, now: float, *, has_enough: bool) -> None:
+        """Count the time since the last look if enough clients waited then and wait now."""
+        if attempt != self._attempt:
+            self._attempt, self._since = attempt, now
+        elif not (self._had_enough and has_enough):
+            self._since += now - self._looked_at
+        self._looked_at, self._had_enough = now, has_enough
 
     async def _first(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
         """Every client that may still come."""
