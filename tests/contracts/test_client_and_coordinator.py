@@ -82,10 +82,10 @@ def ends(process: "subprocess.Popen[str]", status: int = 0) -> str:
     return out
 
 
-def fails(process: "subprocess.Popen[str]") -> str:
-    """What it said of why."""
+def fails(process: "subprocess.Popen[str]", status: int = 1) -> str:
+    """What it said of why, when it ended with this exit status."""
     _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 1, err
+    assert process.returncode == status, err
     return err
 
 
@@ -131,7 +131,7 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
     where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
     for name, sentence in (("other", "this token is for 'ward'"), ("ward", "unknown-run")):
         who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]
-        assert sentence in fails(start("umbel.client.cli.site.join", *where, *who, UMBEL_TOKEN=token))
+        assert sentence in fails(start("umbel.client.cli.site.join", *where, *who, UMBEL_TOKEN=token), 77)
     [ward] = umbel(coordinator, "clients.client_app", "list")
     assert (ward["id"], ward["is_name_bound"], ward["bound_labels"]) == ("ward", True, {"tier": "gold"})
     assert ward["labels"] == {"tier": "gold", "side": "north"}

@@ -169,7 +169,13 @@ class RoundLaws(RuleBasedStateMachine):
     def nothing_is_heard_of(self, clients: set[ClientId]) -> None:
         before = self.state
         self.send(Silent(self.now, frozenset(clients)))
-        assert self.state == before or isinstance(self.state, Closing), "silence closes a round or changes nothing"
+        if self.state == before or isinstance(self.state, Closing):
+            return
+        assert isinstance(before, Training), "silence only changes a round that is open"
+        assert isinstance(self.state, Training), "silence abandons no round"
+        assert before.keys is not None, "it closes a round whose keys are exchanged, or changes nothing"
+        assert self.state.exchange is not None
+        assert self.state.exchange.phase is not before.keys.phase, "it ends a phase of keys"
 
     @rule(spared=st.sets(anybody, max_size=1))
     def nothing_is_heard_of_those_who_are_missing(self, spared: set[ClientId]) -> None:
