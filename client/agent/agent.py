@@ -36,7 +36,6 @@ from umbel.client.agent.site_run import SupervisedRun, clear
 from umbel.client.agent.verdict import Stand, Verdict, verdict
 from umbel.client.errors import ClientError, StateError
 from umbel.client.policy.decided import DecidedTerms
-from umbel.client.policy.policy import SitePolicy
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.home import Home
@@ -241,9 +240,8 @@ class Agent:
             return Verdict(Stand.REFUSED, in_force.trouble)
         if isinstance(decision, StateError):
             return Verdict(Stand.ASKED, str(decision))
-        policy = in_force.policy or SitePolicy()
         is_of_members = bool(in_force.list_sha256) and run.members_sha256 == in_force.list_sha256
-        return verdict(run, policy, is_of_members=is_of_members, decision=decision, app=app)
+        return verdict(run, in_force.policy, is_of_members=is_of_members, decision=decision, app=app)
 
     def _decision(self, name: RunId) -> SiteDecision | StateError | None:
         try:

@@ -31,15 +31,16 @@ class Verdict:
 
 
 def verdict(
-    run: OpenRun, policy: SitePolicy, *, is_of_members: bool, decision: SiteDecision | None, app: str | None
+    run: OpenRun, policy: SitePolicy | None, *, is_of_members: bool, decision: SiteDecision | None, app: str | None
 ) -> Verdict:
-    """`is_of_members`: the run is bound to the list that the site trusts; `decision`: the last about this name."""
+    """`policy`: None if the site has no file. `is_of_members`: the run is bound to the list that the site trusts.
+    `decision`: the last about this name.
+    """
     try:
-        policy.check_run(run.name)
-        if not run.is_secure:
-            policy.check_plain_round(run.n_values)
+        _require_possible(run, policy, is_of_members=is_of_members)
     except WorkRefused as error:
         return Verdict(Stand.REFUSED, str(error))
+    policy = policy or SitePolicy()
     own = decision if decision is not None and decision.identity == run.identity else None
     if own is not None and not own.is_allowed:
         return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: umbel site allow {run.name}")
@@ -52,6 +53,17 @@ def verdict(
             f"no --app of this agent names it; start the agent with --app '{run.name}=MODULE:NAME' as well",
         )
     return Verdict(Stand.ALLOWED)
+
+
+def _require_possible(run: OpenRun, policy: SitePolicy | None, *, is_of_members: bool) -> None:
+    """Raise `WorkRefused` if the site's policy would refuse every round of the run."""
+    if policy is None:
+        return
+    policy.check_run(run.name)
+    if run.is_secure:
+        policy.check_secure_run(run.minimum, run.n_values, is_of_members=is_of_members)
+    else:
+        policy.check_plain_round(run.n_values)
 
 
 def _question(run: OpenRun, decision: SiteDecision | None) -> str:

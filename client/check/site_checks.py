@@ -99,9 +99,14 @@ def _policy(path: Path | None) -> ClientFinding:
         return wrong("policy", str(error), "the client does not start with this file: correct it")
     if policy.members is not None and not policy.members.exists():
         return wrong("policy", f"{path} names the member list {policy.members}, which is not there", "put it there")
-    members = "no member list" if policy.members is None else f"the member list {policy.members}"
+    if policy.members is None:
+        return warned(
+            "policy",
+            f"{path}: rounds without masks only, because it names no member list; {_runs(policy)}",
+            'if the site shall take part in runs with secure aggregation, set members = "FILE" in the policy',
+        )
     masks = "masked rounds only" if policy.requires_secure_rounds else "rounds with and without masks"
-    return passed("policy", f"{path}: {masks}, {members}; {_runs(policy)}")
+    return passed("policy", f"{path}: {masks}, the member list {policy.members}; {_runs(policy)}")
 
 
 def _runs(policy: SitePolicy) -> str:

@@ -256,16 +256,34 @@ class SitePolicy:
         self._check_size(n_parameters)
         self._check_budgets(None)
 
-    def check_secure_round(self, terms: SecureTerms) -> None:
-        """Check a secure round against the limits. It needs a member list to check the cohort against.
+    def check_secure_run(self, minimum: int, n_parameters: int, *, is_of_members: bool) -> None:
+        """Raise `WorkRefused` for a run with secure aggregation of which no round can be within the limits.
 
-        Raises `WorkRefused`, or `AttemptRefused` if another cohort could be within the limits.
+        `minimum`: the fewest clients of its sums; `is_of_members`: it is bound to the list that this site trusts.
         """
+        self._require_list()
+        if not is_of_members:
+            raise WorkRefused(
+                "this run is not bound to the newest member list that this site trusts, so this site would decline all "
+                "of its rounds: ask the operator to name this list in the run file (members_sha256), or ask an officer "
+                "which list is the newest"
+            )
+        self._check_minimum(minimum)
+        self._check_size(n_parameters)
+
+    def _require_list(self) -> None:
         if self.members is None:
             raise WorkRefused(
                 "a round with secure aggregation needs the consortium's member list, because the coordinator could "
                 'otherwise make up the other clients: set members = "FILE" in the policy'
             )
+
+    def check_secure_round(self, terms: SecureTerms) -> None:
+        """Check a secure round against the limits. It needs a member list to check the cohort against.
+
+        Raises `WorkRefused`, or `AttemptRefused` if another cohort could be within the limits.
+        """
+        self._require_list()
         self.check_secure_limits(terms)
 
     def check_secure_limits(self, terms: SecureTerms) -> None:

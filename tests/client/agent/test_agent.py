@@ -32,6 +32,11 @@ from umbel.client.state.state_dir import locked
 SERVER = "http://fl.example.org"
 NO_CODE = (AppRule("nothing", "nowhere:client"),)
 FIRST = first_list()
+PLAIN = replace(ONE, is_secure=False)
+
+
+def plain_run(name: str) -> OpenRun:
+    return replace(run_named(name), is_secure=False)
 
 
 class House:
@@ -54,15 +59,15 @@ class House:
         return {one.run.name: (one.state, one.reason) for one in board.runs}
 
 
-def test_runs_of_the_trusted_list_are_taken_and_others_asked_about(tmp_path: Path) -> None:
+def test_secure_runs_of_the_trusted_list_are_taken_and_others_refused(tmp_path: Path) -> None:
     (tmp_path / "pilot.json").write_bytes(members_bytes(signed(FIRST, *OFFICERS)))
     house = House(tmp_path, f'members = "pilot.json"\nmembers_sha256 = "{FIRST.sha256}"\nother_runs = "members"\n')
     mine, other = replace(ONE, members_sha256=FIRST.sha256), replace(run_named("mri"), members_sha256="d" * 64)
     found = house.look(mine, other, run_named("open"))
     assert {name: state for name, (state, _) in found.items()} == {
         "heart-1": Stand.NO_APP,
-        "mri": Stand.ASKED,
-        "open": Stand.ASKED,
+        "mri": Stand.REFUSED,
+        "open": Stand.REFUSED,
     }
 
 
@@ -78,9 +83,9 @@ def test_a_damaged_decision_allows_nothing_and_says_what_to_do(tmp_path: Path) -
 
 def test_a_policy_that_becomes_invalid_refuses_every_run(tmp_path: Path) -> None:
     house = House(tmp_path, 'allowed_runs = ["*"]\n')
-    assert house.look(replace(ONE, is_secure=False))["heart-1"][0] == Stand.NO_APP
+    assert house.look(replace(PLAIN, is_secure=False))["heart-1"][0] == Stand.NO_APP
     (tmp_path / "site.toml").write_text('allowed_runs = "everything"\n')
-    state, reason = house.look(replace(ONE, is_secure=False))["heart-1"]
+    state, reason = house.look(replace(PLAIN, is_secure=False))["heart-1"]
     assert state == Stand.REFUSED
     assert "allowed_runs" in reason
 
@@ -90,7 +95,7 @@ def test_what_runs_have_left_that_are_over_is_removed_and_nothing_else(tmp_path:
     for name in ("heart-1", "over"):
         (house.home.path / "runs" / name / "models").mkdir(parents=True)
     (house.home.path / "secure").mkdir()
-    house.look(ONE)
+    house.look(PLAIN)
     assert sorted(path.name for path in (house.home.path / "runs").iterdir()) == ["heart-1"]
     assert (house.home.path / "secure").is_dir()
 
@@ -98,8 +103,8 @@ def test_what_runs_have_left_that_are_over_is_removed_and_nothing_else(tmp_path:
 def test_only_the_newest_runs_that_are_over_are_shown(tmp_path: Path) -> None:
     house = House(tmp_path)
     for i in range(ENDED_SHOWN_MAX + 5):
-        house.look(run_named(f"r{i:03}"))
-    found = house.look(ONE)
+        house.look(plain_run(f"r{i:03}"))
+    found = house.look(PLAIN)
     assert len(found) == ENDED_SHOWN_MAX + 1
     assert found["heart-1"][0] == Stand.ASKED
     assert found[f"r{ENDED_SHOWN_MAX + 4:03}"] == ("over", "the coordinator no longer lists it")
@@ -107,12 +112,12 @@ def test_only_the_newest_runs_that_are_over_are_shown(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_no_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = House(tmp_path)
-    assert list(house.look(ONE)) == ["heart-1"]
+    assert list(house.look(PLAIN)) == ["heart-1"]
     with full_disk():
         for _ in range(3):
-            assert list(house.look(ONE, run_named("mri"))) == ["heart-1"], "the last board that could be written"
+            assert list(house.look(PLAIN, plain_run("mri"))) == ["heart-1"], "the last board that could be written"
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
-    assert list(house.look(ONE, run_named("mri"))) == ["heart-1", "mri"]
+    assert list(house.look(PLAIN, plain_run("mri"))) == ["heart-1", "mri"]
 
 
 def enrolled(folder: Path) -> AgentOptions:
@@ -159,7 +164,7 @@ def test_a_coordinator_that_lists_many_runs_does_not_fill_the_memory_with_proces
 
     monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
     house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
-    listed = [run_named(f"run-{i:03}") for i in range(PROCESSES_MAX + 2)]
+    listed = [plain_run(f"run-{i:03}") for i in range(PROCESSES_MAX + 2)]
     house.look(*listed)
     found = house.look(*listed)
     assert len(started) == PROCESSES_MAX
@@ -183,10 +188,10 @@ def test_processes_that_wait_and_those_of_runs_that_are_no_longer_listed_count_t
 
     monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
     house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
-    first = [run_named(f"run-{i:03}") for i in range(PROCESSES_MAX)]
+    first = [plain_run(f"run-{i:03}") for i in range(PROCESSES_MAX)]
     house.look(*first)
     assert len(started) == PROCESSES_MAX
-    others = [run_named(f"later-{i:03}") for i in range(PROCESSES_MAX)]
+    others = [plain_run(f"later-{i:03}") for i in range(PROCESSES_MAX)]
     for _ in range(2):
         found = house.look(*others)  # the coordinator takes the first runs back, and their processes still wait
         assert found["later-000"] == ("allowed", agent_module.NO_ROOM)
@@ -208,13 +213,13 @@ def test_a_denial_also_counts_while_a_process_only_has_to_leave(
 
     monkeypatch.setattr(agent_module, "SupervisedRun", partial(SupervisedRun, start=start))
     house = House(tmp_path, 'allowed_runs = ["*"]\n', (AppRule("*", "heart:client"),))
-    house.look(ONE)
+    house.look(PLAIN)
     [process] = started
     if not ends:
         house.look()
     assert process.withdrawn == 0
     if denies:
-        DecisionStore(house.home.path).decide(ONE.name, SiteDecision.about(ONE, False, 1e9))
+        DecisionStore(house.home.path).decide(PLAIN.name, SiteDecision.about(PLAIN, False, 1e9))
     else:
         (tmp_path / "site.toml").write_text('allowed_runs = ["mri-*"]\n')
     if ends:
@@ -231,7 +236,7 @@ def test_a_denial_also_counts_while_a_process_only_has_to_leave(
 def test_nothing_is_left_of_runs_that_a_coordinator_lists_and_takes_back(tmp_path: Path) -> None:
     house = House(tmp_path)
     for i in range(ENDED_SHOWN_MAX + 3):
-        run = run_named(f"run-{i:03}")
+        run = plain_run(f"run-{i:03}")
         house.look(run)
         (made := house.home.path / "runs" / run.name).mkdir(parents=True)
         (made / "model.safetensors").write_bytes(b"much")

@@ -23,9 +23,9 @@ def judge(
     policy: SitePolicy | None = None,
     decision: SiteDecision | None = None,
     app: str | None = "heart:client",
-    is_of_members: bool = False,
+    is_of_members: bool = True,
 ) -> Verdict:
-    return verdict(run, policy or SitePolicy(), is_of_members=is_of_members, decision=decision, app=app)
+    return verdict(run, policy, is_of_members=is_of_members, decision=decision, app=app)
 
 
 def allowed(run: OpenRun = ONE) -> SiteDecision:
@@ -66,9 +66,9 @@ def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, obj
 @pytest.mark.parametrize("decision", [allowed(), denied()])
 def test_a_decision_that_covered_less_is_asked_about_again(decision: SiteDecision) -> None:
     before = SiteDecision("d" * 64, decision.is_allowed, decision.at)  # as in a file of before
-    for policy in (SitePolicy(), SitePolicy(allowed_runs=("heart-*",))):
+    for policy in (None, replace(LISTED, allowed_runs=("heart-*",))):
         found = judge(policy=policy, decision=before)
-        if policy.allowed_runs and decision.is_allowed:
+        if policy is not None and decision.is_allowed:
             assert found.stand is Stand.ALLOWED, "by the policy"
             continue
         assert found.stand is Stand.ASKED
@@ -76,7 +76,7 @@ def test_a_decision_that_covered_less_is_asked_about_again(decision: SiteDecisio
 
 
 def test_a_coordinator_does_not_undo_a_denial_by_listing_another_run_of_the_name() -> None:
-    policy = SitePolicy(allowed_runs=("heart-*",))
+    policy = replace(LISTED, allowed_runs=("heart-*",))
     other = replace(ONE, run_file_sha256="c" * 64)
     assert judge(other, policy, denied()).stand is Stand.ASKED
     assert judge(other, policy, allowed()).stand is Stand.ALLOWED
@@ -88,7 +88,7 @@ def test_what_may_change_in_a_run_asks_nobody_again() -> None:
 
 
 def test_a_pattern_allows_without_a_person_and_a_person_may_still_deny() -> None:
-    policy = SitePolicy(allowed_runs=("heart-*",))
+    policy = replace(LISTED, allowed_runs=("heart-*",))
     assert judge(policy=policy).stand is Stand.ALLOWED
     assert judge(policy=policy, decision=denied()).stand is Stand.DENIED
 
@@ -96,8 +96,28 @@ def test_a_pattern_allows_without_a_person_and_a_person_may_still_deny() -> None
 def test_runs_of_the_members_are_allowed_and_others_are_asked_about() -> None:
     policy = replace(LISTED, other_runs="members")
     assert judge(policy=policy, is_of_members=True).stand is Stand.ALLOWED
-    assert judge(policy=policy, is_of_members=False).stand is Stand.ASKED
+    plain, mixed = replace(ONE, is_secure=False), replace(policy, secure_aggregation="allowed")
+    assert judge(plain, mixed, is_of_members=False).stand is Stand.ASKED
     assert judge(policy=LISTED, is_of_members=True).stand is Stand.ASKED, "only if the policy says so"
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_of_members", "words"),
+    [
+        (SitePolicy(allowed_runs=("*",)), False, 'set members = "FILE" in the policy'),
+        (replace(LISTED, allowed_runs=("*",)), False, "not bound to the newest member list"),
+        (replace(LISTED, allowed_runs=("*",), minimum_cohort=4), True, "minimum must be 4 or more"),
+        (replace(LISTED, allowed_runs=("*",), max_parameters=99), True, "max_parameters"),
+    ],
+)
+def test_a_secure_run_is_refused_whose_rounds_the_policy_would_all_decline(
+    policy: SitePolicy, words: str, *, is_of_members: bool
+) -> None:
+    """Else its process would fail in each round, and others' rounds would wait for it."""
+    for decision in (None, allowed()):
+        found = judge(policy=policy, decision=decision, is_of_members=is_of_members)
+        assert found.stand is Stand.REFUSED
+        assert words in found.reason
 
 
 def test_a_plain_run_is_refused_where_rounds_must_be_secure() -> None:
@@ -125,12 +145,14 @@ def test_the_rules_are_those_of_the_table(
     """Against the table in docs/how-to/run-an-agent.md, written as it reads."""
     policy = SitePolicy(
         members=Path("pilot.json"),
+        secure_aggregation="allowed",
         allowed_runs=allowed_runs,
         denied_runs=denied_runs,
         other_runs=other,  # type: ignore[arg-type]  # one of the literals
     )
-    decision = None if said is None else SiteDecision.about(ONE, bool(said), 1e9)
-    found = judge(policy=policy, decision=decision, is_of_members=of_members).stand
+    run = ONE if of_members else replace(ONE, is_secure=False)  # another secure run is refused, whatever the table says
+    decision = None if said is None else SiteDecision.about(run, bool(said), 1e9)
+    found = judge(run, policy=policy, decision=decision, is_of_members=of_members).stand
     names = {"heart-1", "heart-*", "*"}
     if names & set(denied_runs):
         expected = Stand.REFUSED

@@ -117,8 +117,8 @@ def test_a_directory_that_cannot_be_looked_into_is_wrong_and_the_other_checks_go
 @pytest.mark.parametrize(
     ("text", "verdict", "words"),
     [
-        ('allowed_runs = ["ward"]', "pass", "; allowed runs: ward; other runs: refuse"),
-        ('denied_runs = ["eeg-*", "mri"]', "pass", "; denied runs: eeg-*, mri; other runs: ask"),
+        ('allowed_runs = ["ward"]', "warning", "; allowed runs: ward; other runs: refuse"),
+        ('denied_runs = ["eeg-*", "mri"]', "warning", "; denied runs: eeg-*, mri; other runs: ask"),
         ("minimum_cohrt = 4", "wrong", "minimum_cohort"),
         ('members = "list.json"', "wrong", "list.json, which is not there"),
     ],
