@@ -1,6 +1,6 @@
 """How an attempt ends, and what follows in its run: all that a coordinator then stores in one transaction. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -31,6 +31,7 @@ from umbel.aggregation.run.run_end import (
 )
 from umbel.aggregation.run.stopping import StopRule, expired, judge
 from umbel.aggregation.run.tuning import NOTHING_KNOWN, TuningFacts, next_plan
+from umbel.aggregation.secagg.section import DEFAULT_METRICS
 from umbel.aggregation.types import ClientId
 
 
@@ -219,17 +220,27 @@ def _with_totals(record: RoundRecord, plan: RoundPlan, totals: SecureTotals) -> 
 
 
 def _not_shown(plan: RoundPlan, totals: SecureTotals) -> dict[str, str]:
-    """Why metrics and counts that some clients have are not in the record. It does not say how many clients have them:
-    they could be a single one.
-    """
+    """Why metrics and counts are not in the record. It does not say how many clients have them: they could be one."""
     assert plan.secure is not None, "only secure rounds have totals"
     least, found = plan.secure.minimum, {**totals.measured_by, **totals.counted_by}
     why = f"fewer than {least} clients have it, which is the minimum of this round"
     few = {name: why for name, n_clients in found.items() if 0 < n_clients < least}
     means = {f"training.{name}" for name in totals.metrics} | {f"{EVALUATION}{name}" for name in totals.evaluation}
     empty = [name for name, n_clients in totals.measured_by.items() if n_clients >= least and name not in means]
+    unknown = dict.fromkeys(_unknown(totals), "no client has it: compare the name in the run file with the sites' code")
     overfull = {f"{what}.*": _OVERFULL.format(_KEYS[what]) for what in totals.overfull}
-    return dict(sorted({**few, **dict.fromkeys(empty, "no client had anything to measure"), **overfull}.items()))
+    nothing = dict.fromkeys(empty, "no client had anything to measure")
+    return dict(sorted({**few, **nothing, **unknown, **overfull}.items()))
+
+
+def _unknown(totals: SecureTotals) -> Iterator[str]:
+    """The listed metrics that no client has, where clients have others. Not the names that every run file lists."""
+    for prefix in ("training.", EVALUATION):
+        found = {name: n for name, n in totals.measured_by.items() if name.startswith(prefix)}
+        if any(found.values()):
+            yield from (
+                name for name, n in found.items() if n == 0 and name.removeprefix(prefix) not in DEFAULT_METRICS
+            )
 
 
 _KEYS = {"training": "metrics", "evaluation": "evaluation"}  # of [secure_aggregation]

@@ -17,7 +17,7 @@ from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, thre
 from umbel.aggregation.trust.public_keys import members_sha256_of
 from umbel.aggregation.types import ALL, SAMPLE_COUNT_MAX, MetricNames, require_metric_names, require_within
 
-_NAMES = ("loss", "accuracy")  # what the ready trainer measures
+DEFAULT_METRICS = ("loss", "accuracy")  # what the ready trainer measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class SecureAggregationSection:
     """Whether updates are masked. Then the coordinator learns only sums of updates, and of the numbers with them."""
 
     enabled: bool = True
-    metrics: MetricNames = _NAMES  # of training; a client that lacks one leaves it out
-    evaluation: MetricNames = _NAMES  # of held-out data, likewise
+    metrics: MetricNames = DEFAULT_METRICS  # of training; a client that lacks one leaves it out
+    evaluation: MetricNames = DEFAULT_METRICS  # of held-out data, likewise
     expected_sample_count: int = 128  # of a usual client, for the first round's step; may be off by a factor of ten
     members_sha256: str = ""  # of the member list that the clients pin, in groups or not; empty without one
     minimum_work: float | None = None  # share of the planned steps of an update that is sent; None: see `work_floor`

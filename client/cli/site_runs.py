@@ -79,7 +79,7 @@ def allow(run: Run, hash_: Hash = None, state: State = STATE_DEFAULT, server: Of
 
 @site_app.command("deny")
 def deny(run: Run, state: State = STATE_DEFAULT, server: OfServer = None) -> None:
-    """Keep the agent out of a run. If it takes part now, it sends the work that is done, and leaves the run.
+    """Keep the agent out of a run. If it takes part now, it discards its work, declines the round and leaves the run.
 
     umbel site allow takes this back.
     """

@@ -396,13 +396,19 @@ def test_the_measurement_of_the_last_masked_model_counts_for_early_stopping() ->
 def test_a_record_names_what_too_few_clients_have_and_not_how_many() -> None:
     plan = masked_round(MASKED, 2).next_state
     assert plan is not None
-    found = {"evaluation.loss": 4, "evaluation.auc": 2, "evaluation.recall": 4, "training.loss": 0}
+    found = {"evaluation.loss": 4, "evaluation.auc": 2, "evaluation.recall": 4, "training.loss": 0, "evaluation.acc": 0}
     sums = Sums({"loss": 0.5}, measured_by=found, counted_by={"evaluation.confusion": 1})
     state = closed(plan.plan, MaskedInput("5" * 64, f"{'A' * 86}=="))
     record = finished(Going(MASKED), state, EvaluationClosed(sums), KNOWN).record
     why = "fewer than 3 clients have it, which is the minimum of this round"
     nothing = "no client had anything to measure"
-    assert record.not_shown == {"evaluation.auc": why, "evaluation.confusion": why, "evaluation.recall": nothing}
+    unknown = "no client has it: compare the name in the run file with the sites' code"
+    assert record.not_shown == {
+        "evaluation.acc": unknown,
+        "evaluation.auc": why,
+        "evaluation.confusion": why,
+        "evaluation.recall": nothing,
+    }
 
 
 @pytest.mark.parametrize(("what", "key"), [("training", "metrics"), ("evaluation", "evaluation")])
