@@ -108,8 +108,8 @@ def stopped() -> None:
 
 def was_away(away_s: float) -> None:
     _log.warning(
-        "no coordinator could accept reports for %.0f s, because it was away or too slow; the windows of open rounds are "
-        "extended by this time",
+        "no coordinator could accept reports for %.0f s, because it was away or too slow; the windows of open rounds "
+        "are extended by this time",
         away_s,
     )
 

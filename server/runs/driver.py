@@ -49,7 +49,7 @@ from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server import journal
 from umbel.server.devices.fitness import RunMembers
 from umbel.server.devices.signs_of_life import SignsOfLife
-from umbel.server.devices.waiting import Bells, Pacing, WaitingRoom
+from umbel.server.devices.waiting import Bells, Heard, Pacing, WaitingRoom
 from umbel.server.runs.assignments import Assignments
 from umbel.server.runs.decision import Happening, Made, RunInput, exchange_of
 from umbel.server.runs.expected import ExpectedClients
@@ -98,7 +98,8 @@ class RunDriver:
         self.codec = RoundCodec(layout)
         self.assignments = Assignments(services, self.codec)
         self.secure = SecureRounds(services, self.assignments.of)
-        self._expected = ExpectedClients(services, live.run.file, self.members, self.bells)
+        self.heard = Heard(services.clock)  # of clients about this run
+        self._expected = ExpectedClients(services, live.run.file, self.members, self.bells, self.heard)
         self._mailbox = Mailbox(live.name, self._step, self._look_again)
         self._traffic = Traffic()
         self._flushing = asyncio.Lock()

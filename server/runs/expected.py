@@ -5,7 +5,7 @@ the site sent (docs/decisions/0017-sums-that-could-be-subtracted.md). So the fir
 for all clients that are likely to come, for `wait_for_all_s`. Later attempts wait for those that are up.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from umbel.aggregation.round.cohort import Expected, able_of
 from umbel.aggregation.round.states import Recruiting
@@ -13,7 +13,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.fitness import RunMembers
-from umbel.server.devices.waiting import Bells
+from umbel.server.devices.waiting import Bells, Heard
 from umbel.server.services import Services
 from umbel.server.store.waiters import FleetMember
 
@@ -31,8 +31,10 @@ class ExpectedClients:
     were once a site is back: else a client that never comes could delay a round for as long as another one restarts.
     """
 
-    def __init__(self, services: Services, file: RunFile, members: RunMembers, bells: Bells) -> None:
+    def __init__(self, services: Services, file: RunFile, members: RunMembers, bells: Bells, heard: Heard) -> None:
+        """`heard`: of clients about this run."""
         self._services = services
+        self._heard = heard
         self._file = file
         self._members = members
         self._bells = bells
@@ -95,10 +97,13 @@ class ExpectedClients:
         knows_all = n_known >= state.plan.target and self._services.replicas.is_alone
         return 0.0 if knows_all else since + state.plan.patience_s
 
-    def _until(self, fleet: Iterable[FleetMember], up_s: float, now: float) -> Mapping[ClientId, float]:
-        """Until when each client counts as up."""
-        heard = self._services.heard
+    def _until(self, fleet: Sequence[FleetMember], up_s: float, now: float) -> Mapping[ClientId, float]:
+        """Until when each client counts as up. What it does in other runs does not count: it may have denied this one.
+        Of a client at another replica only its last contact of any kind is known.
+        """
+        heard, is_alone = self._heard, self._services.replicas.is_alone
+        stored = {one.client: one.seen_at if is_alone else one.heard_at for one in fleet}
         return {
-            one.client: (now if self._bells.is_heard(one.client) else max(one.heard_at, heard.at(one.client))) + up_s
-            for one in fleet
+            client: (now if self._bells.is_heard(client) else max(at, heard.at(client))) + up_s
+            for client, at in stored.items()
         }

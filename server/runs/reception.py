@@ -112,6 +112,7 @@ class Reception:
         driver = await self._coordinator.driver(visit.message.run)
         verdict = await self._verdict(driver, visit)
         await visit.admit(verdict.entry)  # before anything changes, and before work that a replay must not cause
+        driver.heard.note(visit.client)
         return await verdict.answer()
 
     async def _verdict(self, driver: RunDriver, visit: Visit) -> _Verdict:
@@ -201,7 +202,12 @@ class Reception:
         place.driver.wake()
 
     async def place(self, client: ClientId, assignment: AssignmentId) -> AssignmentPlace:
-        """Look up an assignment. Raises `Refused` unless it is this client's."""
+        """Look up an assignment that a client asks about. Raises `Refused` unless it is this client's."""
+        place = await self._place(client, assignment)
+        place.driver.heard.note(client)
+        return place
+
+    async def _place(self, client: ClientId, assignment: AssignmentId) -> AssignmentPlace:
         self._services.registry.refuse_revoked(client)
         await self._coordinator.count_outage()
         driver = self._coordinator.drivers.get(run_of(assignment))
@@ -228,7 +234,7 @@ class Reception:
                 away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
                 is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
                 driver.waiting.leave(waiter, still_waits=is_back_soon)
-                self._note_seen(client, line)
+                self._note_seen(driver, client, line)
         return await self._checked_in(driver, client, away_s)
 
     async def _hold(self, driver: RunDriver, client: ClientId, line: HeldRequest, ends_at: float) -> None:
@@ -250,11 +256,12 @@ class Reception:
             self._coordinator.refuse_if_closing()
             with place.driver.bells.listen(place.client) as bell:
                 await line.hold(clock, bell, left_s)
-        self._note_seen(place.client, line)
+        self._note_seen(place.driver, place.client, line)
 
-    def _note_seen(self, client: ClientId, line: HeldRequest) -> None:
+    def _note_seen(self, driver: RunDriver, client: ClientId, line: HeldRequest) -> None:
         if not line.is_gone:
             self._services.heard.note(client)
+            driver.heard.note(client)
 
     async def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
         training = driver.open_round(client)

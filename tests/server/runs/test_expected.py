@@ -43,7 +43,7 @@ def expected() -> ExpectedClients:
         replicas=SimpleNamespace(is_alone=True),
     )
     members = SimpleNamespace(list=lambda: answer(None))
-    return ExpectedClients(cast(Any, services), FILE, cast(Any, members), cast(Any, None))
+    return ExpectedClients(cast(Any, services), FILE, cast(Any, members), cast(Any, None), cast(Any, None))
 
 
 def begins_at(here: Any) -> float:

@@ -202,3 +202,20 @@ def test_no_round_waits_for_more_clients_than_the_run_has(tmp_path: Path) -> Non
                 await Attempt.of(it, clock, sites, number).go()
 
     asyncio.run(scenario())
+
+
+def test_a_later_round_does_not_wait_for_a_site_that_is_only_up_elsewhere(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(secure_run(count=3, window_s=100.0), STATE)
+            sites, driver = await it.devices(4, sample_count=0), await it.driver()
+            if not it.state.services.replicas.is_alone:
+                return  # of other replicas' clients only their last contact of any kind is known
+            await Attempt.of(it, clock, sites).go()
+            clock.late_s += UP_S  # since it was heard about this run
+            assert (await sites[3].send("GET", "/v1/runs")).status_code == 200
+            async with all_waiting(it, sites[:3]):
+                await until("a round that does not wait", lambda: driver.state.phase == "training")
+
+    asyncio.run(scenario())
