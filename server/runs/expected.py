@@ -2,7 +2,7 @@
 
 A round that begins without a site exposes that site: the difference between its sum and the next one nearly shows what
 the site sent (docs/decisions/0017-sums-that-could-be-subtracted.md). So the first round of a run with few clients waits
-for all clients that are likely to come, for `wait_for_all_s`. Later attempts wait for those that are up.
+for all clients that are likely to come, for `wait_for_all_s`. Later attempts and evaluations wait for those that are up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ class ExpectedClients:
     ) -> Expected | None:
         """The clients to wait for; None if the plan's patience is all that counts."""
         plan, able = state.plan, able_of(state.plan, candidates)
-        is_small = plan.task.makes_model and plan.n_wanted <= ASKED_MAX and self._file.wait_for_all_s > 0
+        is_small = not plan.task.tries_clients and plan.n_wanted <= ASKED_MAX and self._file.wait_for_all_s > 0
         if not is_small or state.before or len(able) >= plan.n_wanted:
             return None
         self._count((round_id, state.since), now, has_enough=len(able) >= plan.minimum)
         since, here = max(self._since, state.since), frozenset(one.client for one in able)
-        if plan.number == 1 and plan.attempt == 1:
+        if plan.task.makes_model and plan.number == 1 and plan.attempt == 1:
             return await self._first(state, here, since, now)
         return await self._later(state, here, since, now) if len(able) >= plan.minimum else None
 
@@ -87,8 +87,12 @@ class ExpectedClients:
         fleet = await self._services.waiters.fleet(state.plan.run, now, _LOOKED_AT_MAX)
         missing = [one for one in fleet if one.client not in here]
         until = self._until(missing, max(state.plan.patience_s, UP_S), now)
-        up = {client: min(at, since + LATER_MAX_S) for client, at in until.items() if at > now}
-        return Expected(up, others_until=self._others_until(state, len(here) + len(missing), since))
+        latest, others_until = since + LATER_MAX_S, self._others_until(state, len(here) + len(missing), since)
+        if state.plan.task.may_be_left_out:  # an evaluation is abandoned if it has not begun by then
+            end = state.since + state.plan.patience_s
+            latest, others_until = min(latest, end), min(others_until, end)
+        up = {client: min(at, latest) for client, at in until.items() if at > now}
+        return Expected(up, others_until=others_until)
 
     def _others_until(self, state: Recruiting, n_known: int, since: float) -> float:
         """How long the round waits for clients that nobody knows of. A run whose target in clients is known waits for

@@ -1,6 +1,7 @@
 """For how long a first round waits for a client that never comes."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.types import ClientId
 from umbel.server.runs.expected import ExpectedClients
+from umbel.server.store.waiters import FleetMember
 
 WAIT_S = 300.0
 FILE = RunFile("demo", RoundsSection(3, target=4, minimum=3), secure_aggregation=SecureAggregationSection())
@@ -28,22 +30,27 @@ class Stored:
     def unused_tokens(self, *_of: Any) -> Any:
         return answer(())
 
+    def __init__(self, fleet: Sequence[FleetMember] = ()) -> None:
+        self._fleet = fleet
+
     def fleet(self, *_of: Any) -> Any:
-        return answer(())
+        return answer(self._fleet)
 
     def newcomers(self, *_of: Any) -> Any:
         return answer(("a", "b", "c", "never"))
 
 
-def expected() -> ExpectedClients:
+def expected(stored: Stored | None = None) -> ExpectedClients:
     services = SimpleNamespace(
-        waiters=Stored(),
+        waiters=stored or Stored(),
         agents=SimpleNamespace(clients_since=lambda _since: set[str]()),
         turned_away=SimpleNamespace(newest=lambda _run: answer(())),
         replicas=SimpleNamespace(is_alone=True),
     )
     members = SimpleNamespace(list=lambda: answer(None))
-    return ExpectedClients(cast(Any, services), FILE, cast(Any, members), cast(Any, None), cast(Any, None))
+    bells = SimpleNamespace(is_heard=lambda _client: False)
+    heard = SimpleNamespace(at=lambda _client: 0.0)
+    return ExpectedClients(cast(Any, services), FILE, cast(Any, members), cast(Any, bells), cast(Any, heard))
 
 
 def begins_at(here: Any) -> float:
@@ -74,3 +81,23 @@ def test_the_wait_begins_when_enough_sites_are_there(late_s: float) -> None:
 
 def test_time_in_which_too_few_wait_does_not_count() -> None:
     assert begins_at(lambda now: "ab" if 100 <= now < 5000 else "abc") == pytest.approx(5000 + WAIT_S - 98, abs=4)
+
+
+@pytest.mark.parametrize(("here", "ends_at"), [("abcd", 0.0), ("abc", 1030.0)])
+def test_an_evaluation_waits_for_sites_that_are_up_and_for_no_others(here: str, ends_at: float) -> None:
+    """Over-selection would ask a fifth; `d` was up at 1000."""
+    fleet = [FleetMember(ClientId(name), 5, 1000.0, 0.0, 1000.0) for name in "abcd"]
+    state = Recruiting(FILE.evaluation_plan(1), since=1005.0)
+    able = [Candidate(ClientId(name), 5, "") for name in here]
+    found = asyncio.run(expected(Stored(fleet)).of(9, state, able, 1005.0))
+    assert found is not None
+    assert found.ends_at({one.client for one in able}) == ends_at
+
+
+def test_an_evaluation_waits_no_longer_than_until_it_would_be_abandoned() -> None:
+    fleet = [FleetMember(ClientId(name), 5, 1040.0, 0.0, 1040.0) for name in "abcd"]
+    plan = FILE.evaluation_plan(1)
+    able = [Candidate(ClientId(name), 5, "") for name in "abc"]
+    found = asyncio.run(expected(Stored(fleet)).of(9, Recruiting(plan, since=1000.0), able, 1050.0))
+    assert found is not None
+    assert found.ends_at({one.client for one in able}) == 1000.0 + plan.patience_s
