@@ -16,7 +16,7 @@ from umbel.aggregation.trust.signatures import Target, sign
 from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError
 from umbel.client.private_keys import load_or_make_key
-from umbel.client.state.state_dir import KEY_FILE, enrolment_in, home_of, locked
+from umbel.client.state.state_dir import KEY_FILE, enrolment_in, home_of, key_file_of, locked
 
 
 class Identity:
@@ -64,8 +64,13 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
 
 
 def make_own_key(state_dir: Path, server: str) -> None:
-    """Make this client's key for a coordinator unless it exists, so that officers can list it before it enrols."""
-    with locked(state_dir):
+    """Make this client's key for a coordinator unless it exists, so that officers can list it before it enrols.
+
+    Raises `StateError` if a key must be made while another client process holds the state directory.
+    """
+    if key_file_of(state_dir, server).exists():
+        return  # so that a site can show its key while its client runs
+    with locked(state_dir, "end it and run this command again, to make the key"):
         home, _ = home_of(state_dir, server)
         load_or_make_key(home / KEY_FILE)
 

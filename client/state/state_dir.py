@@ -59,15 +59,25 @@ def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
     `server`: `URL[,URL...]`. The first address that this client is enrolled under names the directory, else the first
     of all. So addresses may come, go and change places, as long as the one of the enrolment stays in the list.
     """
-    addresses = addresses_in(server)
-    homes = [state_dir / _directory_name(address) for address in addresses]
-    known = next((i for i, home in enumerate(homes) if (home / ENROLMENT_FILE).exists()), 0)
-    return make_private(homes[known]), addresses[known]
+    home, address = _place_of(state_dir, server)
+    return make_private(home), address
+
+
+def key_file_of(state_dir: Path, server: str) -> Path:
+    """The path of the client's key for a coordinator. Makes nothing. `server`: as in `home_of`."""
+    return _place_of(state_dir, server)[0] / KEY_FILE
 
 
 def work_dir(home: Path, run: RunId) -> Path:
     """The directory of an agent's run in a coordinator's directory."""
     return home / "runs" / run
+
+
+def _place_of(state_dir: Path, server: str) -> tuple[Path, str]:
+    addresses = addresses_in(server)
+    homes = [state_dir / _directory_name(address) for address in addresses]
+    known = next((i for i, home in enumerate(homes) if (home / ENROLMENT_FILE).exists()), 0)
+    return homes[known], addresses[known]
 
 
 def _directory_name(server_url: str) -> str:

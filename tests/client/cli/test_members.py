@@ -58,6 +58,17 @@ def test_a_key_is_made_for_the_coordinator_of_the_environment_too(tmp_path: Path
     assert "UMBEL_SERVER" in nowhere.stderr
 
 
+def test_beside_a_client_that_runs_a_key_can_be_shown_and_not_made(tmp_path: Path) -> None:
+    known, state = own_key(str(tmp_path)), str(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with locked(tmp_path):
+        assert own_key(state) == known
+        refused = fingerprint("--state", state, "--server", "https://other.example.org")
+        require_refused(refused, f"another client process uses {state}; end it and run this command again")
+        assert "--state" not in refused.stderr, "another directory would be another client"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def require_refused(result: Result, sentence: str) -> None:
     assert result.exit_code == 1
     assert sentence in result.stderr
