@@ -85,6 +85,33 @@ def find_named(spec: str, place: OptionWords) -> object:
         return _found(spec, place)
 
 
+def require_app_module(spec: str) -> None:
+    """Raise `AppError` as `load_app` does if there is no module of the name in `spec`.
+
+    Runs nothing of the user's code, also not that of the packages which hold the module. So it cannot see a module that
+    a package only finds because it changes its own `__path__`.
+    """
+    module_name, attribute = _parts(spec, _APP)
+    if not _exists(module_name):
+        raise _not_found(module_name, attribute, _APP)
+
+
+def _exists(module_name: str) -> bool:
+    """As an import would search, with the current directory first; that does not become importable here."""
+    path, name = [os.getcwd(), *sys.path], ""
+    for part in module_name.split("."):
+        name = f"{name}.{part}" if name else part
+        if name in sys.modules:
+            path = [*getattr(sys.modules[name], "__path__", ())]
+            continue
+        found = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            return False
+        path = [*(spec.submodule_search_locations or ())]
+    return True
+
+
 @contextmanager
 def _missing_libraries_named(spec: str) -> Generator[None]:
     try:
@@ -95,16 +122,18 @@ def _missing_libraries_named(spec: str) -> Generator[None]:
         ) from error
 
 
-def _found(spec: str, place: OptionWords) -> object:
+def _parts(spec: str, place: OptionWords) -> tuple[str, str]:
+    """The module and the attribute that `spec` names."""
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise AppError(f"{place.option} must look like module:attribute, such as {place.example}, not {spec!r}")
-    return _attribute(module_name, attribute, place)
-
-
-def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
     if module_name.startswith(".") or "/" in module_name:
         raise _is_a_file(module_name, attribute, place)
+    return module_name, attribute
+
+
+def _found(spec: str, place: OptionWords) -> object:
+    module_name, attribute = _parts(spec, place)
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -112,15 +141,19 @@ def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports something that does not
-        if module_name.endswith(".py"):
-            raise _is_a_file(module_name, attribute, place) from error
-        file = f"{module_name.replace('.', '/')}.py"
-        raise AppError(f"no module {module_name!r} here; run this in the folder that holds {file}") from error
+        raise _not_found(module_name, attribute, place) from error
     if not hasattr(module, attribute):
         raise AppError(
             f"module {module_name!r} has no {attribute!r}; name {place.wanted} or a function that returns one"
         )
     return getattr(module, attribute)
+
+
+def _not_found(module_name: str, attribute: str, place: OptionWords) -> AppError:
+    if module_name.endswith(".py"):
+        return _is_a_file(module_name, attribute, place)
+    file = f"{module_name.replace('.', '/')}.py"
+    return AppError(f"no module {module_name!r} here; run this in the folder that holds {file}")
 
 
 def _is_a_file(name: str, attribute: str, place: OptionWords) -> AppError:

@@ -40,6 +40,7 @@ from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.home import Home
 from umbel.client.state.state_dir import locked, work_dir
+from umbel.client.user_code import require_app_module
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, Transport, connect
@@ -98,8 +99,9 @@ def run_agent(
 ) -> str:
     """Take part in the runs that the site allows until the agent is asked to leave; returns why.
 
-    Raises `ClientError`, such as `AccessRefused` once the operator has removed this client; `ValueError` for a policy
-    that is not valid at the start; `OSError`.
+    Raises `ClientError`, such as `AccessRefused` once the operator has removed this client, or, before it enrols,
+    `AppError` if the module of an app does not exist; `ValueError` for a policy that is not valid at the start;
+    `OSError`.
 
     Args:
         options: how the site takes part.
@@ -108,6 +110,8 @@ def run_agent(
         transport: for tests and proxies.
     """
     enrolling, shutdown = enrolling or FirstStart(), shutdown or Shutdown()
+    for rule in options.apps:
+        require_app_module(rule.spec)
     replicas = connect(options.server, transport)
     warn_if_readable(addresses_in(options.server), "models and updates")
     with replicas, locked(options.state_dir, _BESIDE), shutdown.on_signals():

@@ -30,7 +30,7 @@ from umbel.client.state.home import Home
 from umbel.client.state.state_dir import locked
 
 SERVER = "http://fl.example.org"
-NO_CODE = (AppRule("nothing", "nowhere:client"),)
+NO_CODE = (AppRule("nothing", "json:client"),)
 FIRST = first_list()
 PLAIN = replace(ONE, is_secure=False)
 

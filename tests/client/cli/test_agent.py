@@ -1,5 +1,6 @@
 """`umbel agent`: what its flags and variables say, and what it refuses before it asks a coordinator anything."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ def started(state: Path, *words: str, **variables: str) -> Result:
     verb.command()(agent)
     arguments = ["--server", SERVER, "--state", str(state), *words]
     return CliRunner(env=variables).invoke(verb, arguments)
+
+
+@pytest.fixture(autouse=True)
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site's folder. Its code says so if somebody runs it."""
+    (folder := tmp_path / "code" / "wards").mkdir(parents=True)
+    for name in ("ward", "my_hospital", "my_eeg", "wards/__init__", "wards/north"):
+        (folder.parent / f"{name}.py").write_text("raise RuntimeError('the agent runs the code of the site')")
+    monkeypatch.chdir(folder.parent)
+    return folder.parent
 
 
 def test_a_unit_names_the_code_of_several_runs_in_one_variable(tmp_path: Path) -> None:
@@ -52,3 +63,28 @@ def test_a_policy_that_is_not_valid_keeps_an_agent_from_starting(tmp_path: Path)
     assert refused.exit_code == 1
     assert "unknown key 'allowed'" in refused.stderr
     assert not list((tmp_path / "state").glob("*/agent.json")), "no agent has run"
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("wrd", "no module 'wrd' here; run this in the folder that holds wrd.py"),
+        ("wards.south", "no module 'wards.south' here; run this in the folder that holds wards/south.py"),
+        ("ward.north", "no module 'ward.north' here"),
+        ("ward.py", "--app names a module, not a file such as 'ward.py'"),
+        ("code/ward", "--app names a module, not a file such as 'code/ward'"),
+    ],
+)
+def test_code_that_is_not_there_is_refused_before_the_agent_enrols(tmp_path: Path, module: str, said: str) -> None:
+    refused = started(tmp_path / "state", "--token", "x", "--app", "ward:client", "--app", f"zzz-*={module}:client")
+    assert refused.exit_code == 1
+    assert said in refused.stderr
+    assert not (tmp_path / "state").exists(), "it has made no key"
+
+
+def test_code_is_found_in_the_current_directory_and_not_run(tmp_path: Path) -> None:
+    apps = ("--app", "a=wards.north:client", "--app", "b=json.decoder:client", "--app", "ward:client")
+    path, modules = [*sys.path], {*sys.modules}
+    assert "this client is not enrolled yet" in started(tmp_path / "state", *apps).stderr
+    assert sys.path == path
+    assert not {"wards", "wards.north", "ward"} & ({*sys.modules} - modules)
