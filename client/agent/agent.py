@@ -32,6 +32,7 @@ from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.agent.listing import RunsWatch
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.policy_file import InForce, PolicyFile
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.site_run import SupervisedRun, clear
 from umbel.client.agent.verdict import Stand, Verdict, verdict
 from umbel.client.errors import ClientError, StateError
@@ -138,6 +139,7 @@ class Agent:
         self._options = options
         self._home = home
         self._client = client
+        self._commands = SiteCommands.of(options.state_dir)
         self._policy = PolicyFile(options.policy, options.state_dir)
         self._decisions = DecisionStore(home.path)
         self._board = BoardFile(home.path)
@@ -201,7 +203,7 @@ class Agent:
         """Know the new runs of the list, and at the first list clear what runs have left that are over."""
         for name, run in listed.items():
             if name not in self._runs:
-                self._runs[name] = SupervisedRun(run, work_dir(self._home.path, name))
+                self._runs[name] = SupervisedRun(run, work_dir(self._home.path, name), self._commands)
         if not self._has_listing:
             self._has_listing = True
             for left in sorted((self._home.path / "runs").glob("*")):
@@ -245,7 +247,9 @@ class Agent:
         if isinstance(decision, StateError):
             return Verdict(Stand.ASKED, str(decision))
         is_of_members = bool(in_force.list_sha256) and run.members_sha256 == in_force.list_sha256
-        return verdict(run, in_force.policy, is_of_members=is_of_members, decision=decision, app=app)
+        return verdict(
+            run, in_force.policy, is_of_members=is_of_members, decision=decision, app=app, commands=self._commands
+        )
 
     def _decision(self, name: RunId) -> SiteDecision | StateError | None:
         try:

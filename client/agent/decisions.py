@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.types import RunId
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.errors import StateError
 from umbel.client.files import JsonFile, locked_file, make_private, write_atomically
 
@@ -57,6 +58,7 @@ class DecisionStore:
     """
 
     def __init__(self, home: Path) -> None:
+        self._home = home
         self._folder = home / "decisions"
 
     def of(self, run: RunId) -> SiteDecision | None:
@@ -83,7 +85,8 @@ class DecisionStore:
                 write_atomically(path, secrets.token_bytes(_SECRET_BYTES))
             found = path.read_bytes()
         if len(found) != _SECRET_BYTES:
-            raise StateError(f"{path} is damaged; remove it, and look at the runs again (umbel site runs)")
+            look = SiteCommands.of(self._home.parent).text("runs")
+            raise StateError(f"{path} is damaged; remove it, and look at the runs again ({look})")
         return found
 
     def _file(self, run: RunId) -> JsonFile[SiteDecision]:

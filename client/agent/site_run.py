@@ -13,6 +13,7 @@ from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.process import RunProcess
 from umbel.client.agent.retries import RETRY, Failing
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.verdict import Stand, Verdict
 from umbel.client.files import locked_file
 from umbel.client.state.state_dir import LOCK_FILE
@@ -29,9 +30,10 @@ log = logging.getLogger("umbel.client")
 class SupervisedRun:
     """`work`: the run's directory. `is_over`: the run has ended, or is no longer listed, and no process is left."""
 
-    def __init__(self, run: OpenRun, work: Path, start: Start = RunProcess) -> None:
+    def __init__(self, run: OpenRun, work: Path, commands: SiteCommands, start: Start = RunProcess) -> None:
         self.run = run
         self._work = work
+        self._commands = commands
         self._start = start
         self._process: RunProcess | None = None
         self._started_at = 0.0
@@ -125,7 +127,7 @@ class SupervisedRun:
         if note is not None and note.doing is Doing.OVER:
             return _end_words(note.reason)
         if note is not None and note.doing is Doing.FAILED:
-            return note.doing.value, _again(note.reason, self.name)
+            return note.doing.value, self._again(note.reason)
         if self._process is not None and (note is None or note.doing is Doing.STARTING):
             before = f"the last time it failed: {self._failing.last}" if self._failing.count else ""
             return Doing.STARTING.value, before
@@ -136,7 +138,7 @@ class SupervisedRun:
         if not self._is_listed:
             return "over", NO_LONGER_OPEN
         if self._verdict.stand is Stand.ALLOWED and self._failing.count:
-            return Doing.FAILED.value, _again(self._failing.last, self.name)
+            return Doing.FAILED.value, self._again(self._failing.last)
         return self._verdict.stand.value, self._verdict.reason
 
     def _withdraw(self, process: RunProcess, now: float) -> None:
@@ -183,7 +185,13 @@ class SupervisedRun:
                 self._failing.after(note.reason, now, now - self._started_at, note.reports),
             )
             if before.last != note.reason:
-                log.error("run %s failed: %s", self.name, _again(note.reason, self.name))
+                log.error("run %s failed: %s", self.name, self._again(note.reason))
+
+    def _again(self, reason: str) -> str:
+        return (
+            f"{reason}. The agent tries again after pauses that grow to {RETRY.longest_s / 60:.0f} minutes; "
+            f"to try at once: {self._commands.text('allow', self.name)}"
+        )
 
     def _log_verdict(self, verdict: Verdict) -> None:
         say = log.info if verdict.stand in (Stand.ALLOWED, Stand.DENIED) else log.warning
@@ -205,10 +213,3 @@ def clear(work: Path) -> None:
         return
     except OSError as error:
         log.warning("%s cannot be removed (%s); remove it by hand", work, error.strerror or error)
-
-
-def _again(reason: str, run: str) -> str:
-    return (
-        f"{reason}. The agent tries again after pauses that grow to {RETRY.longest_s / 60:.0f} minutes; "
-        f"to try at once: umbel site allow {run}"
-    )

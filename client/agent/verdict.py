@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from umbel.aggregation.messages import OpenRun
 from umbel.client.agent.decisions import SiteDecision
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.errors import WorkRefused
 from umbel.client.policy.policy import RunRule, SitePolicy
 
@@ -31,7 +32,13 @@ class Verdict:
 
 
 def verdict(
-    run: OpenRun, policy: SitePolicy | None, *, is_of_members: bool, decision: SiteDecision | None, app: str | None
+    run: OpenRun,
+    policy: SitePolicy | None,
+    *,
+    is_of_members: bool,
+    decision: SiteDecision | None,
+    app: str | None,
+    commands: SiteCommands,
 ) -> Verdict:
     """`policy`: None if the site has no file. `is_of_members`: the run is bound to the list that the site trusts.
     `decision`: the last about this name.
@@ -43,10 +50,11 @@ def verdict(
     policy = policy or SitePolicy()
     own = decision if decision is not None and decision.identity == run.identity else None
     if own is not None and not own.is_allowed:
-        return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: umbel site allow {run.name}")
+        again = commands.text("allow", run.name)
+        return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: {again}")
     was_denied = decision is not None and not decision.is_allowed
     if own is None and (was_denied or policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW):
-        return Verdict(Stand.ASKED, _question(run, decision))
+        return Verdict(Stand.ASKED, _question(run, decision, commands))
     if app is None:
         return Verdict(
             Stand.NO_APP,
@@ -66,8 +74,8 @@ def _require_possible(run: OpenRun, policy: SitePolicy | None, *, is_of_members:
         policy.check_plain_round(run.n_values)
 
 
-def _question(run: OpenRun, decision: SiteDecision | None) -> str:
-    how = f"umbel site allow {run.name}, or umbel site deny {run.name}"
+def _question(run: OpenRun, decision: SiteDecision | None, commands: SiteCommands) -> str:
+    how = f"{commands.text('allow', run.name)}, or {commands.text('deny', run.name)}"
     if decision is None:
         return f"decide: {how}"
     before = "allowed" if decision.is_allowed else "denied"

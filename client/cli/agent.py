@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from umbel.client.cli.options import (
-    STATE_DEFAULT,
     ClientName,
     Labels,
     Policy,
@@ -14,6 +13,7 @@ from umbel.client.cli.options import (
     Token,
     labels_of,
 )
+from umbel.client.state.state_dir import STATE_DEFAULT
 
 _APP_HELP = (
     "Your code for the runs that the pattern names, such as 'heart-*=my_hospital:client'; may be repeated, and the "

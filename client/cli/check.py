@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, STATE_DEFAULT, App, AsJson, Policy, State
+from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, App, AsJson, Policy, State
+from umbel.client.state.state_dir import STATE_DEFAULT
 
 if TYPE_CHECKING:
     from umbel.client.check.findings import ClientCheck

@@ -17,7 +17,7 @@ from umbel.aggregation.trust.public_keys import (
     public_key_text,
     sha256_of_groups,
 )
-from umbel.client.cli.options import STATE_DEFAULT, AsJson, Yes
+from umbel.client.cli.options import AsJson, Yes
 from umbel.client.cli.output import one_sentence_errors, print_json, print_result, print_table
 from umbel.client.operator.members_editing import (
     Change,
@@ -29,7 +29,7 @@ from umbel.client.operator.members_editing import (
 )
 from umbel.client.policy.members_store import MembersStore, NotConfirmed, read_members_file
 from umbel.client.private_keys import make_officer_key
-from umbel.client.state.state_dir import locked
+from umbel.client.state.state_dir import STATE_DEFAULT, locked
 
 _STRAY_SHOWN = 10  # characters shown of those that are no hex digits
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The member list.")]

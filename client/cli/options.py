@@ -68,7 +68,6 @@ Policy = Annotated[
     typer.Option("--policy", metavar="FILE", help="The site's policy, in TOML: limits that no coordinator can change."),
 ]
 VERSION_METAVAR = "VERSION|best"
-STATE_DEFAULT = Path("~/.umbel")
 
 
 def operator_verb(action: Callable[..., None]) -> Callable[..., None]:

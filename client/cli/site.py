@@ -10,7 +10,6 @@ import typer
 from umbel.client.cli.options import (
     SERVER_METAVAR,
     SERVER_VARIABLE,
-    STATE_DEFAULT,
     App,
     AsJson,
     ClientName,
@@ -21,6 +20,7 @@ from umbel.client.cli.options import (
     Token,
     labels_of,
 )
+from umbel.client.state.state_dir import STATE_DEFAULT
 
 
 def join(

@@ -12,10 +12,12 @@ from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.phrases import counted
 from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun, boards_in
 from umbel.client.agent.decisions import DecisionStore, SiteDecision
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.verdict import Stand
-from umbel.client.cli.options import SERVER_METAVAR, STATE_DEFAULT, AsJson, State
+from umbel.client.cli.options import SERVER_METAVAR, AsJson, State
 from umbel.client.cli.output import one_sentence_errors, print_json, print_table
 from umbel.client.errors import StateError
+from umbel.client.state.state_dir import STATE_DEFAULT
 
 site_app = typer.Typer(no_args_is_help=True)
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as umbel site runs shows it.")]
@@ -68,7 +70,7 @@ def allow(run: Run, hash_: Hash = None, state: State = STATE_DEFAULT, server: Of
         home, one = _find(run, state.expanduser(), server)
         if one.stand == Stand.REFUSED:
             raise ValueError(f"no person can allow run {run!r}: {one.reason}")
-        _require_seen(DecisionStore(home), one.run, hash_)
+        _require_seen(DecisionStore(home), one.run, hash_, SiteCommands.of(state))
         _decide(home, one.run, is_allowed=True)
     typer.echo(f"allowed {run}: {_what(one.run)}; the coordinator sees {seen_of(one.run)}")
     if one.stand == Stand.NO_APP:
@@ -100,7 +102,7 @@ def _decide(home: Path, run: OpenRun, *, is_allowed: bool) -> None:
     DecisionStore(home).decide(run.name, SiteDecision.about(run, is_allowed, time.time()))
 
 
-def _require_seen(store: DecisionStore, run: OpenRun, hash_: str | None) -> None:
+def _require_seen(store: DecisionStore, run: OpenRun, hash_: str | None, commands: SiteCommands) -> None:
     """Raise `ValueError` or `typer.Abort` unless the person means exactly this run, and not only its name.
 
     The agent may write other terms under the name at any time, as its coordinator lists them.
@@ -109,16 +111,17 @@ def _require_seen(store: DecisionStore, run: OpenRun, hash_: str | None) -> None
         if hash_.strip().lower() != store.hash_of(run):
             raise ValueError(
                 f"run {run.name!r} does not have the hash {hash_!r} now: the hash is mistyped, or the coordinator has "
-                "changed the run since you saw it. Look again (umbel site runs), and allow the run with its new hash "
-                "only if you agree to its terms"
+                f"changed the run since you saw it. Look again ({commands.text('runs')}), and allow the run with its "
+                "new hash only if you agree to its terms"
             )
         return
     if _is_allowed(store, run):
         return  # the person has decided about exactly this run before
     if not has_terminal():
         raise ValueError(
-            f"name the hash of the run that you have seen: umbel site runs shows it, and umbel site allow {run.name} "
-            "HASH allows exactly this run. Without a hash the command asks you, and here is no terminal to ask at"
+            f"name the hash of the run that you have seen: {commands.text('runs')} shows it, and "
+            f"{commands.text('allow', run.name, 'HASH')} allows exactly this run. Without a hash the command "
+            "asks you, and here is no terminal to ask at"
         )
     typer.echo("\n".join((f"run {run.name}", *_terms(run))), err=True)
     typer.confirm("Let this site take part in exactly this run?", abort=True, err=True)
@@ -157,7 +160,8 @@ def _find(name: str, state_dir: Path, server: str | None) -> tuple[Path, SiteRun
         if run.run.name == name and (server is None or board.server in server.split(","))
     ]
     if not found:
-        raise ValueError(f"the agent knows no open run named {name!r}; umbel site runs shows the open runs")
+        look = SiteCommands.of(state_dir).text("runs")
+        raise ValueError(f"the agent knows no open run named {name!r}; {look} shows the open runs")
     if len(found) > 1:
         raise ValueError(f"several coordinators have a run named {name!r}; name one with --server")
     return found[0]

@@ -18,6 +18,7 @@ from umbel.client.errors import StateError
 from umbel.client.files import JsonFile, locked_file, make_private
 from umbel.client.wire.addresses import addresses_in
 
+STATE_DEFAULT = Path("~/.umbel")
 KEY_FILE = "key.pem"
 LOCK_FILE = "lock"
 ENROLMENT_FILE = "enrolment.json"

@@ -15,11 +15,13 @@ from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.process import RunProcess
 from umbel.client.agent.retries import RETRY
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand, Verdict
 from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 
+COMMANDS = SiteCommands.of(Path("/srv/umbel"))
 DECIDED = DecidedTerms(True, 3, False)
 ORDER = ChildOrder("http://fl.example.org", Path("state"), RunId("heart-1"), "heart:client", None, DECIDED, 2)
 OK = Verdict(Stand.ALLOWED)
@@ -63,7 +65,7 @@ class Process(RunProcess):
 class House:
     def __init__(self, work: Path) -> None:
         self.started = list[Process]()
-        self.run = SupervisedRun(ONE, work, self._start)
+        self.run = SupervisedRun(ONE, work, COMMANDS, self._start)
 
     def _start(self, order: ChildOrder, work: Path) -> Process:
         self.started.append(Process(order, work))
@@ -149,7 +151,10 @@ def test_failures_are_tried_again_less_and_less_often_and_said_once(
     assert pauses[:4] == [3.0, 5.0, 9.0, 17.0], "2 s, doubled, from the look after the failure"
     assert max(pauses) == RETRY.longest_s + 1
     assert [record.message.startswith("run heart-1 failed: no data") for record in caplog.records] == [True]
-    assert (house.run.shown().state, "umbel site allow heart-1" in house.run.shown().reason) == ("failed", True)
+    assert (house.run.shown().state, "umbel site allow heart-1 --state /srv/umbel" in house.run.shown().reason) == (
+        "failed",
+        True,
+    )
 
 
 def test_a_new_decision_tries_at_once(house: House) -> None:
@@ -220,7 +225,7 @@ def test_a_machine_that_cannot_start_a_process_fails_this_run_only(tmp_path: Pat
     def no_more(_order: ChildOrder, _work: Path) -> RunProcess:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    run = SupervisedRun(ONE, tmp_path, no_more)
+    run = SupervisedRun(ONE, tmp_path, COMMANDS, no_more)
     run.judge(ONE, OK, None, "heart:client")
     run.follow(ORDER, 0.0)
     assert not run.is_alive

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from tests.client.agent.runs import ONE
 from umbel.aggregation.messages import OpenRun
 from umbel.client.agent.decisions import SiteDecision
+from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.verdict import Stand, Verdict, verdict
 from umbel.client.policy.policy import SitePolicy
 
 PATTERNS = st.lists(st.sampled_from(["heart-1", "heart-*", "*", "eeg", "?"]), max_size=2).map(tuple)
 OTHERS = st.sampled_from([None, "refuse", "ask", "members"])
+COMMANDS = SiteCommands.of(Path("/srv/umbel"))
 LISTED = SitePolicy(members=Path("pilot.json"))
 
 
@@ -25,7 +27,7 @@ def judge(
     app: str | None = "heart:client",
     is_of_members: bool = True,
 ) -> Verdict:
-    return verdict(run, policy, is_of_members=is_of_members, decision=decision, app=app)
+    return verdict(run, policy, is_of_members=is_of_members, decision=decision, app=app, commands=COMMANDS)
 
 
 def allowed(run: OpenRun = ONE) -> SiteDecision:
@@ -39,9 +41,13 @@ def denied(run: OpenRun = ONE) -> SiteDecision:
 def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
     asked = judge()
     assert asked.stand is Stand.ASKED
-    assert "umbel site allow heart-1" in asked.reason
+    assert asked.reason == (
+        "decide: umbel site allow heart-1 --state /srv/umbel, or umbel site deny heart-1 --state /srv/umbel"
+    )
     assert judge(decision=allowed()) == Verdict(Stand.ALLOWED)
-    assert judge(decision=denied()).stand is Stand.DENIED
+    refused = judge(decision=denied())
+    assert refused.stand is Stand.DENIED
+    assert refused.reason.endswith("to take part: umbel site allow heart-1 --state /srv/umbel")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_a_hash_is_known_to_this_site_only_so_that_no_coordinator_finds_two_offe
 def test_a_damaged_secret_makes_no_hash(home: Path, umbel: Umbel) -> None:
     hash_of(umbel)
     (home / "decisions" / "secret").write_bytes(b"")
-    assert "is damaged; remove it" in umbel("runs").stderr
+    damaged = umbel("runs").stderr
+    assert "is damaged; remove it, and look at the runs again" in damaged
+    assert f"umbel site runs --state {home.parent}" in damaged
     assert "is damaged; remove it" in umbel("allow", "heart-1", "0" * 12).stderr
     assert decision(home) is None
 
@@ -147,7 +149,8 @@ def test_a_damaged_secret_makes_no_hash(home: Path, umbel: Umbel) -> None:
 def test_without_a_hash_and_without_a_terminal_nothing_is_allowed(home: Path, umbel: Umbel) -> None:
     refused = umbel("allow", "heart-1", answer="y\n")
     assert refused.exit_code == 1
-    assert "umbel site allow heart-1 HASH allows exactly this run" in refused.stderr
+    assert f"umbel site runs --state {home.parent} shows it" in refused.stderr
+    assert f"umbel site allow heart-1 HASH --state {home.parent} allows exactly this run" in refused.stderr
     assert decision(home) is None
 
 

@@ -31,7 +31,7 @@ def told(*words: str | Path) -> Any:
 @pytest.mark.slow
 def test_an_agent_and_what_a_person_asks_of_it_need_no_torch(tmp_path: Path) -> None:
     """The processes of its runs do; the agent itself stays small."""
-    refused = umbel("agent", "--server", NOBODY, "--app", "ward:client", "--state", tmp_path)
+    refused = umbel("agent", "--server", NOBODY, "--app", "json:client", "--state", tmp_path)
     assert refused.returncode == FINAL_STATUS
     assert "this client is not enrolled yet" in refused.stderr
     assert "no agent has run" in umbel("site", "runs", "--state", tmp_path).stderr
@@ -72,5 +72,5 @@ def test_an_operators_verb_gets_as_far_as_the_network_without_torch(words: str) 
 
 @pytest.mark.slow
 def test_what_needs_torch_is_seen_to_need_it(tmp_path: Path) -> None:
-    done = umbel("model", "init", "--app", "ward:client", "--out", tmp_path / "model.safetensors")
+    done = umbel("model", "init", "--app", "json:client", "--out", tmp_path / "model.safetensors")
     assert "import of torch halted" in done.stderr
