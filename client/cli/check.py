@@ -71,7 +71,7 @@ def doctor(
 
 def show_findings(found: "ClientCheck", as_json: bool) -> None:
     """Print what was found. Exit with status 1 if something is wrong."""
-    from umbel.client.cli.output import print_json, print_table
+    from umbel.client.cli.output import print_json, print_table, table_width
 
     if as_json:
         print_json(found)
@@ -79,6 +79,7 @@ def show_findings(found: "ClientCheck", as_json: bool) -> None:
         print_table(
             ("check", "", "what was found", "what to do"),
             [(one.check, one.verdict, one.found, one.advice) for one in found.findings],
+            table_width(shows_all=False),
         )
     if found.wrong:
         raise typer.Exit(1)

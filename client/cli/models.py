@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
-from rich.text import Text
 
 import umbel
 from umbel.aggregation.phrases import counted
@@ -15,14 +14,11 @@ from umbel.aggregation.run.records import VersionRecord
 from umbel.client.cli.options import VERSION_METAVAR, AllColumns, App, AsJson, RunName, version_or_best
 from umbel.client.cli.output import (
     Column,
-    left_out_words,
     moment,
     one_sentence_errors,
+    print_columns,
     print_json,
     print_result,
-    screen,
-    table_lines,
-    table_width,
 )
 from umbel.client.cli.view_rounds import measured
 from umbel.client.errors import printable
@@ -113,11 +109,7 @@ def list_versions(operator: Operator, run: RunName, shows_all: AllColumns = Fals
         Column("made", 20, [moment(one.created_at) for one in versions]),
         Column("state", 90, [_state(one) for one in versions]),
     ]
-    width = table_width(shows_all)
-    lines = table_lines(columns, width)
-    if (left_out := left_out_words(columns, width)) is not None:
-        lines.append(left_out)
-    screen(shows_all).print(Text("\n").join(lines))
+    print_columns(columns, shows_all)
 
 
 def export_model(

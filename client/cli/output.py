@@ -1,8 +1,10 @@
 """How the command line prints: text, tables and JSON on standard output, one-sentence errors and the log on standard
-error. In a file or a pipe no sentence is wrapped, and a table of rounds is at most `PIPE_COLUMNS` wide.
+error. In a file or a pipe no sentence is wrapped, and a table that must fit a width is as wide as COLUMNS says, or else
+`PIPE_COLUMNS`.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,11 +39,11 @@ def screen(shows_all: bool = False) -> Console:
 
 
 def table_width(shows_all: bool) -> int:
-    """The width that a table must fit: the terminal's, or `PIPE_COLUMNS`."""
+    """The width that a table must fit: COLUMNS, the terminal's, or `PIPE_COLUMNS`."""
     if shows_all:
         return _UNWRAPPED_COLUMNS
-    console = Console()
-    return console.width if console.is_terminal else PIPE_COLUMNS
+    console = Console()  # its width is COLUMNS if that is a number
+    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else PIPE_COLUMNS
 
 
 def json_text(value: object) -> str:
@@ -67,12 +69,20 @@ def print_run(view: RunView, as_json: bool) -> None:
     print_result(view, text, as_json)
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. Cells may hold a peer's text."""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> None:
+    """Print a table. Cells may hold a peer's text. `width`: wrap them to fit it; None: the terminal's, or no limit."""
     table = Table(*heads, box=None)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    screen().print(table)
+    (screen() if width is None else Console(width=width)).print(table)
+
+
+def print_columns(columns: Sequence["Column"], shows_all: bool) -> None:
+    """Print a table that fits its width, and name the columns that have no room."""
+    width = table_width(shows_all)
+    left_out = left_out_words(columns, width)
+    lines = [*table_lines(columns, width), *([] if left_out is None else [left_out])]
+    screen(shows_all).print(Text("\n").join(lines))
 
 
 @contextmanager

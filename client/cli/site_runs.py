@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,9 @@ from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun, boards_in
 from umbel.client.agent.decisions import DecisionStore, SiteDecision
 from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.verdict import Stand
-from umbel.client.cli.options import SERVER_METAVAR, AsJson, State
-from umbel.client.cli.output import one_sentence_errors, print_json, print_table
-from umbel.client.errors import StateError
+from umbel.client.cli.options import SERVER_METAVAR, AllColumns, AsJson, State
+from umbel.client.cli.output import Column, one_sentence_errors, print_columns, print_json
+from umbel.client.errors import StateError, printable
 from umbel.client.state.state_dir import STATE_DEFAULT
 
 site_app = typer.Typer(no_args_is_help=True)
@@ -49,7 +50,7 @@ class Shown:
 
 
 @site_app.command("runs")
-def show_runs(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
+def show_runs(state: State = STATE_DEFAULT, shows_all: AllColumns = False, as_json: AsJson = False) -> None:
     """Show the runs that are open to this site, what the coordinator would see, and what the agent does about them."""
     with one_sentence_errors():
         found = [_shown(home) for home in _homes(state.expanduser())]
@@ -57,7 +58,7 @@ def show_runs(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         print_json(found)
         return
     for one in found:
-        _print(one)
+        _print(one, shows_all)
 
 
 @site_app.command("allow")
@@ -190,7 +191,7 @@ def _shown(home: Path) -> Shown:
     return Shown(board, BoardFile(home).is_alive(), {one.run.name: store.hash_of(one.run) for one in board.runs})
 
 
-def _print(shown: Shown) -> None:
+def _print(shown: Shown, shows_all: bool) -> None:
     board = shown.board
     alive = "the agent runs" if shown.is_alive else "the agent does not run; this is what it saw last"
     typer.echo(f"{board.client} at {board.server}: {alive}; at most {counted(board.at_once, 'run')} train at once")
@@ -199,12 +200,22 @@ def _print(shown: Shown) -> None:
     if not board.runs:
         typer.echo("no run is open to this site")
         return
-    heads = ("run", "hash", "state", "model", "coordinator sees", "code", "what to do")
-    print_table(heads, (_cells(one, shown.hashes[one.run.name]) for one in board.runs))
+    print_columns(_columns(board.runs, shown.hashes), shows_all)
+    for one in board.runs:
+        if one.reason:
+            typer.echo(f"{printable(one.run.name)}: {printable(one.reason)}")  # unwrapped, so a command can be copied
 
 
-def _cells(one: SiteRun, hash_: str) -> tuple[str, ...]:
-    return one.run.name, hash_, _state(one), _what(one.run), seen_of(one.run), one.app, one.reason
+def _columns(runs: Sequence[SiteRun], hashes: Mapping[str, str]) -> list[Column]:
+    """What to do is no column: it is a sentence, and may have commands to copy."""
+    return [
+        Column("run", 6, [printable(one.run.name) for one in runs]),
+        Column("hash", 5, [hashes[one.run.name] for one in runs]),
+        Column("state", 4, [printable(_state(one)) for one in runs], least=12),
+        Column("model", 1, [_what(one.run) for one in runs]),
+        Column("coordinator sees", 3, [seen_of(one.run) for one in runs]),
+        Column("code", 2, [printable(one.app) for one in runs], least=10),
+    ]
 
 
 def _state(one: SiteRun) -> str:

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.__main__ import app, mount
+from umbel.client.check.findings import ClientCheck, ClientFinding
+from umbel.client.cli.check import show_findings
 
 pytestmark = pytest.mark.slow  # each check has some fifteen trainings
 RUN_FILE = """
@@ -42,6 +44,17 @@ def test_a_broken_client_ends_with_status_1_and_one_json_object(tmp_path: Path) 
     assert found["proximal_mu"]["verdict"] == "wrong"
     assert "plan.adjust_gradients" in found["proximal_mu"]["advice"]
     assert found["clip_norm"]["verdict"] == "skipped"
+
+
+def test_what_was_found_fits_the_columns_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = ClientFinding("certificate", "warning", "the certificate " * 9, "ask the operator " * 9)
+    show_findings(ClientCheck((found,)), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("operator") for line in lines) == 9, "it is wrapped, and not cut"
 
 
 def test_what_cannot_be_checked_is_one_sentence(tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ def decision(home: Path, run: OpenRun = ONE) -> SiteDecision | None:
 
 
 @pytest.mark.usefixtures("home")
-def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> None:
-    first, heads, heart, eeg, mri = umbel("runs").stdout.splitlines()
+def test_the_table_says_what_each_run_would_get_and_below_it_what_to_do(umbel: Umbel) -> None:
+    first, heads, heart, eeg, _, *reasons = umbel("runs", "--all").stdout.splitlines()
     assert first == "ward at http://fl.example.org: the agent runs; at most 2 runs train at once"
-    assert heads.split() == ["run", "hash", "state", "model", "coordinator", "sees", "code", "what", "to", "do"]
+    assert heads.split() == ["run", "hash", "state", "model", "coordinator", "sees", "code"]
     for words in (
         "heart-1",
         "waiting for a person",
@@ -87,7 +87,20 @@ def test_the_table_says_what_each_run_would_get_and_what_to_do(umbel: Umbel) -> 
     ):
         assert words in heart
     assert "this site's update" in eeg
-    assert "no --app of this agent names it" in mri
+    assert reasons == [
+        "heart-1: decide: umbel site allow heart-1",
+        "eeg: this site's policy requires secure aggregation",
+        "mri: no --app of this agent names it",
+    ]
+
+
+@pytest.mark.usefixtures("home")
+def test_the_table_fits_the_columns_that_there_are(umbel: Umbel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, heads, heart, _, _, left_out, *_ = umbel("runs").stdout.splitlines()
+    assert max(len(heads), len(heart)) <= 80
+    assert "sums of 3 or more sites" in heart
+    assert left_out == "no room for: model (--all and --json show them)"
 
 
 @pytest.mark.usefixtures("home")
