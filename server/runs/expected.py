@@ -2,7 +2,8 @@
 
 A round that begins without a site exposes that site: the difference between its sum and the next one nearly shows what
 the site sent (docs/decisions/0017-sums-that-could-be-subtracted.md). So the first round of a run with few clients waits
-for all clients that are likely to come, for `wait_for_all_s`. Later attempts and evaluations wait for those that are up.
+for all clients that are likely to come, for `wait_for_all_s`. Later attempts and evaluations wait for those that are
+up.
 """
 
 from collections.abc import Mapping, Sequence
