@@ -8,7 +8,7 @@ from umbel.aggregation.phrases import lasting, part_of, some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
-from umbel.aggregation.round.silence import is_silence
+from umbel.aggregation.round.silence import cut_s, is_silence
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
@@ -211,7 +211,8 @@ def _fate(
     if isinstance(state, Training):
         if (why := state.declined.get(client)) is not None:
             return Fate.RELEASED if is_late(why) else Fate.DECLINED, why
-        return Fate.TRAINING, "has not reported yet"
+        unheard = f"; nothing was heard of it for {lasting(silent_s)}" if silent_s > cut_s(state.plan.window_s) else ""
+        return Fate.TRAINING, f"has not reported yet{unheard}"
     reason = blamed or state.missing[client]
     if member.is_declined and not is_late(reason):
         return Fate.DECLINED, reason

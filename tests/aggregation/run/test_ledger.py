@@ -117,6 +117,18 @@ def test_an_open_round_says_what_it_still_waits_for() -> None:
     assert alone.why == "0 of 1 report is in"
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "says"),
+    [(4.0, "has not reported yet"), (45.0, "has not reported yet; nothing was heard of it for 45.0 s")],
+)
+def test_an_open_round_says_of_whom_nothing_is_heard(silent_s: float, says: str) -> None:
+    """A round that needs all of its clients waits for a dead one: the operator must see which one to start again."""
+    training = opened()
+    live = live_round(training, book(training), waiting=0, now=160.0 + silent_s)
+    assert live is not None
+    assert {client.reason for client in live.clients} == {says}
+
+
 def fates_of(blamed: Mapping[ClientId, str], heard_at: float) -> dict[str, tuple[Fate, str]]:
     """Of a round that had closed and was abandoned at 170, with these to blame."""
     state: RoundState = opened()
