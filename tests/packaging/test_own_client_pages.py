@@ -19,6 +19,7 @@ from umbel.client import Evaluation, LocalPlan, TorchClient, TrainResult
 
 PAGE = ROOT / "docs" / "tutorial" / "try-it-before-you-deploy.md"
 OWN_CLIENT = (ROOT / "docs" / "how-to" / "train-with-your-own-code.md").read_text()
+STOP = "kill $coordinator"  # the last command of the page
 LIMIT_S = 600.0
 
 
@@ -56,7 +57,7 @@ def typed(script: str, folder: Path, port: int) -> str:
 def test_all_commands_of_the_page_work_in_their_order(tmp_path: Path) -> None:
     folder = newcomers_folder(tmp_path)
     table = "umbel run show own-client --json > try/shown.json\n"
-    said = typed(commands(PAGE).replace("kill %1", table + "kill %1"), folder, own_port())
+    said = typed(commands(PAGE).replace(STOP, table + STOP), folder, own_port())
     assert " wrong " not in said
     assert (folder / "try/simulated/curves.png").stat().st_size > 1000
     simulated = [json.loads(line) for line in (folder / "try/simulated/rounds.jsonl").read_text().splitlines()]
