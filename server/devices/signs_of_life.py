@@ -11,7 +11,7 @@ from umbel.server.devices.waiting import Heard, HeldRequest
 
 
 @dataclass(slots=True)
-class _Watched:
+class _Poller:
     """A client that has held a request for its assignment's status open."""
 
     last_at: float  # when its last such request began or ended, in Unix seconds
@@ -41,7 +41,7 @@ class SignsOfLife:
         self._clock = clock
         self._on_away = on_away
         self._round_id = 0
-        self._watched: dict[ClientId, _Watched] = {}
+        self._watched: dict[ClientId, _Poller] = {}
         self._left: dict[ClientId, _Left] = {}  # quiet clients that a round did not wait for
         self._gaps: dict[ClientId, float] = {}  # how long those were quiet that came back
         self.n_away = 0  # watched clients without an open status request
@@ -103,10 +103,10 @@ class SignsOfLife:
         if round_id > self._round_id:
             self._round_id, self._watched, self.n_away = round_id, {}, 0
 
-    def _entered(self, client: ClientId) -> _Watched:
+    def _entered(self, client: ClientId) -> _Poller:
         now = self._clock.now()
         if (one := self._watched.get(client)) is None:
-            one = self._watched[client] = _Watched(now)
+            one = self._watched[client] = _Poller(now)
         elif one.n_held == 0:
             self.n_away -= 1
             if not one.is_cut:

@@ -134,7 +134,7 @@ class Ward:
         return sum(run.rounds_done for run in self.asked(Operator.runs) or ())
 
     def wait_for_rounds(self, n_rounds: int) -> None:
-        """Until so many more rounds have been committed."""
+        """Wait until this number of further rounds has been committed, in all runs together."""
         wait_until("an answer", self.n_done, self.words)
         n_wanted = self.n_done() + n_rounds
         wait_until(f"{n_wanted} rounds", lambda: self.n_done() >= n_wanted, self.words)
