@@ -226,6 +226,20 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
+class NotComing:
+    """PUT /v1/runs/{run}/not-coming: why this client does not check in for a run that is open to it.
+
+    `may_come`: it may still come, for instance once a person at its site has decided.
+    """
+
+    reason: str
+    may_come: bool
+
+    def __post_init__(self) -> None:
+        require_reason(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A problem document (RFC 9457). `type` is `urn:umbel:problem:<kind>`; `detail` says what to do.
 

@@ -198,13 +198,22 @@ class RunView:
     members_sha256: str = ""  # of the member list that the run file names; empty without one
 
 
+class AwayKind(StrEnum):
+    """Whose word it is that a client does not come to a run."""
+
+    TURNED_AWAY = "turned away"  # the coordinator refused its last check-in
+    STAYS_AWAY = "stays away"  # the client says that it takes no part
+    NOT_READY = "not ready"  # the client says why it does not come yet
+
+
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A client whose last check-in was refused."""
+    """A client that does not come to a run, and why."""
 
     client: str
     reason: str
     at: float  # Unix seconds
+    kind: AwayKind = later(AwayKind.TURNED_AWAY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ the coordinator's open runs     the policy            decisions of a person
         allowed: a process (process.py, child.py)      otherwise: it is asked to leave
                                    v
            what it notes (notes.py) -> the board (board.py), for `umbel site runs`
+
+why the site does not come to an open run (absences.py) -> the coordinator, for `umbel run show`
 ```
 
 The agent holds the state directory's lock, so no `umbel join` shares its identity. The processes of its runs share the
@@ -26,6 +28,7 @@ import httpx
 
 from umbel.aggregation.messages import OpenRun
 from umbel.aggregation.types import RunId
+from umbel.client.agent.absences import AbsenceTeller
 from umbel.client.agent.apps import AppRule, app_of
 from umbel.client.agent.board import BoardFile, RunsBoard
 from umbel.client.agent.decisions import DecisionStore, SiteDecision
@@ -34,7 +37,7 @@ from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.policy_file import InForce, PolicyFile
 from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.site_run import SupervisedRun, clear
-from umbel.client.agent.verdict import Stand, Verdict, verdict
+from umbel.client.agent.verdict import Stand, Verdict, undecided, verdict
 from umbel.client.errors import ClientError, StateError
 from umbel.client.policy.decided import DecidedTerms
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
@@ -53,6 +56,8 @@ PROCESSES_MAX = 64  # each needs the memory of Python and torch, and the coordin
 ENDED_SHOWN_MAX = 20
 _LAST_WAIT_S = 10.0  # for processes that were told to leave at once
 NO_ROOM = f"it waits until one of {PROCESSES_MAX} other runs is over; deny runs that you do not need"
+NO_ROOM_PUBLIC = f"the site takes part in {PROCESSES_MAX} other runs, and cannot in more"
+TROUBLE_PUBLIC = "the site's policy file is not valid, and until it is, the site takes part in no run"
 _BESIDE = "end the other process first: an agent and umbel join cannot use one state directory at the same time"
 log = logging.getLogger("umbel.client")
 
@@ -144,6 +149,7 @@ class Agent:
         self._decisions = DecisionStore(home.path)
         self._board = BoardFile(home.path)
         self.watch = RunsWatch(coordinator)
+        self._absences = AbsenceTeller(coordinator)
         self._runs: dict[RunId, SupervisedRun] = {}
         self._has_listing = False
         self._n_free = 0  # how many more processes may be started at this look
@@ -156,6 +162,7 @@ class Agent:
     def live(self, shutdown: Shutdown) -> None:
         """Look at everything about twice a second. Raises `Interrupted` when asked to leave, or a `ClientError`."""
         self.watch.start()
+        self._absences.start()
         log.info("%s: looking for open runs at %s", self._client, self._home.server_url)
         try:
             while True:
@@ -183,11 +190,13 @@ class Agent:
             else:
                 known.follow(self._judge(known, run, in_force), now)
         self._forget_old()
+        self._absences.take({name: why for name, one in self._runs.items() if (why := one.absence()) is not None})
         self._show(in_force)
 
     def end(self) -> None:
         """Ask every process to leave, and wait until it has. A second signal makes them leave at once."""
         self.watch.stop()
+        self._absences.stop()
         try:
             self._wait_for_all()
         except Interrupted:
@@ -218,7 +227,7 @@ class Agent:
         if has_room := not starts or self._n_free > 0:
             self._n_free -= starts
         else:
-            found = Verdict(Stand.ALLOWED, NO_ROOM)
+            found = Verdict(Stand.ALLOWED, NO_ROOM, NO_ROOM_PUBLIC)
         known.judge(run, found, None if isinstance(decision, StateError) else decision, app)
         if found.stand is not Stand.ALLOWED or app is None or not has_room:
             return None
@@ -243,9 +252,9 @@ class Agent:
         self, run: OpenRun, in_force: InForce, decision: SiteDecision | StateError | None, app: str | None
     ) -> Verdict:
         if in_force.trouble:
-            return Verdict(Stand.REFUSED, in_force.trouble)
+            return Verdict(Stand.REFUSED, in_force.trouble, TROUBLE_PUBLIC)
         if isinstance(decision, StateError):
-            return Verdict(Stand.ASKED, str(decision))
+            return Verdict(Stand.ASKED, str(decision), undecided(run))
         is_of_members = bool(in_force.list_sha256) and run.members_sha256 == in_force.list_sha256
         return verdict(
             run, in_force.policy, is_of_members=is_of_members, decision=decision, app=app, commands=self._commands

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from umbel.aggregation.messages import OpenRun
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.types import RunId
+from umbel.client.agent.absences import Absence
 from umbel.client.agent.board import SiteRun
 from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.notes import Doing, Note
@@ -112,6 +114,17 @@ class SupervisedRun:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+    def absence(self) -> Absence | None:
+        """Why the site does not come to this open run, as the coordinator may know it; None if it comes."""
+        if self._end or not self._is_listed:
+            return None
+        if self._verdict.public_reason:
+            return Absence(self._verdict.public_reason, self._verdict.may_change)
+        if self._failing.count:
+            times = counted(self._failing.count, "time")
+            return Absence(f"its process at the site has failed {times} in a row; the site's log says why", True)
+        return None
 
     def shown(self) -> SiteRun:
         """The run for the board."""

@@ -27,8 +27,16 @@ class Stand(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """`reason`: for the site, with what to do. `public_reason`: for the coordinator. Empty if nothing is in the way."""
+
     stand: Stand
-    reason: str = ""  # with what to do; empty where the site takes part
+    reason: str = ""
+    public_reason: str = ""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the site may take part soon: a person may decide, or there may be room."""
+        return self.stand in (Stand.ASKED, Stand.ALLOWED)
 
 
 def verdict(
@@ -46,21 +54,28 @@ def verdict(
     try:
         _require_possible(run, policy, is_of_members=is_of_members)
     except WorkRefused as error:
-        return Verdict(Stand.REFUSED, str(error))
+        return Verdict(Stand.REFUSED, str(error), error.public_reason)
     policy = policy or SitePolicy()
     own = decision if decision is not None and decision.identity == run.identity else None
     if own is not None and not own.is_allowed:
         again = commands.text("allow", run.name)
-        return Verdict(Stand.DENIED, f"a person at this site denied it; to take part: {again}")
+        how = f"a person at this site denied it; to take part: {again}"
+        return Verdict(Stand.DENIED, how, "a person at the site denied it")
     was_denied = decision is not None and not decision.is_allowed
     if own is None and (was_denied or policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW):
-        return Verdict(Stand.ASKED, _question(run, decision, commands))
+        return Verdict(Stand.ASKED, _question(run, decision, commands), undecided(run))
     if app is None:
         return Verdict(
             Stand.NO_APP,
             f"no --app of this agent names it; start the agent with --app '{run.name}=MODULE:NAME' as well",
+            "the site has no code for this run",
         )
     return Verdict(Stand.ALLOWED)
+
+
+def undecided(run: OpenRun) -> str:
+    """What the coordinator sees of a run that waits for a person."""
+    return f"a person at the site must decide: umbel site allow {run.name}"
 
 
 def _require_possible(run: OpenRun, policy: SitePolicy | None, *, is_of_members: bool) -> None:

@@ -18,6 +18,7 @@ from umbel.client.cli.view_rounds import (
     LEGEND,
     Notes,
     absent_words,
+    away_words,
     client_columns,
     if_known,
     lean_words,
@@ -183,7 +184,7 @@ def _live_words(live: LiveRound) -> list[Text]:
 
 
 def _away(one: TurnedAway) -> Text:
-    return Text(f"{printable(one.client)} turned away: {printable(one.reason)}", "magenta")
+    return Text(away_words(one), "magenta")
 
 
 def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> list[Text]:

@@ -17,6 +17,7 @@ from umbel.aggregation.run.records import (
     LiveRound,
     RoundRecord,
     RunProgress,
+    TurnedAway,
 )
 from umbel.client.cli.output import Column, figure, figures, time_of_day
 from umbel.client.errors import printable
@@ -185,8 +186,8 @@ class Events:
             if notes := self._notes.on(record):
                 yield from notes.plain.splitlines()
         for away in progress.turned_away:
-            if self._is_new(f"away {away.client}", line := f"{away.client} turned away: {away.reason}"):
-                yield printable(line)
+            if self._is_new(f"away {away.client}", line := away_words(away)):
+                yield line
         run, live = progress.run, progress.live
         state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
         how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
@@ -202,6 +203,10 @@ class Events:
         is_new = self._last.get(topic) != line
         self._last[topic] = line
         return is_new
+
+
+def away_words(away: TurnedAway) -> str:
+    return printable(f"{away.client} {away.kind.value}: {away.reason}")
 
 
 def absent_words(absent: Absent) -> str:

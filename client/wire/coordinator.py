@@ -21,13 +21,14 @@ from umbel.aggregation.messages import (
     Decline,
     Enrolled,
     Enrolment,
+    NotComing,
     OpenRuns,
     ReportAnswer,
 )
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.signatures import content_digest
-from umbel.aggregation.types import AssignmentId
+from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, printable
 from umbel.client.wire.timing import check_s
 from umbel.client.wire.transport import Body, HttpAnswer, Transport
@@ -73,6 +74,10 @@ class CoordinatorClient:
         if found.next not in ("", *names[-1:]):  # else its pages could go round in a circle
             raise CoordinatorMisbehaved("a page of the coordinator's list of runs does not end where the next begins")
         return found
+
+    def not_coming(self, run: RunId, reason: str, *, may_come: bool) -> None:
+        """Say why this client does not check in for an open run."""
+        self._send_json("PUT", f"/v1/runs/{run}/not-coming", NotComing(_told(reason), may_come))
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
         """Held open for up to `wait_s` seconds; answered at once when the round closes."""
@@ -136,11 +141,7 @@ class CoordinatorClient:
         return replace(answer, reason=printable(answer.reason))
 
     def decline(self, assignment: AssignmentId, reason: str) -> None:
-        self._send_json(
-            "PUT",
-            f"/v1/assignments/{assignment}/decline",
-            Decline(reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"),
-        )
+        self._send_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(_told(reason)))
 
     def send_message(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
         """Send this client's message for a phase of a secure round. False if it must be sent again to await the result.
@@ -160,6 +161,11 @@ class CoordinatorClient:
     def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> HttpAnswer:
         adapter: TypeAdapter[Any] = TypeAdapter(type(message))
         return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
+
+
+def _told(reason: str) -> str:
+    """A reason as a message may have it (`messages.require_reason`)."""
+    return reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"
 
 
 def _wait(wait_s: float) -> str:

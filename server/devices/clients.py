@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.errors import BadSignature
 from umbel.aggregation.round.states import Closing, Training
-from umbel.aggregation.run.records import Absent, AbsentClient, TurnedAway
+from umbel.aggregation.run.records import Absent, AbsentClient, AwayKind, TurnedAway
 from umbel.aggregation.trust.signatures import Check, Claims, Target
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server import journal
@@ -251,40 +251,40 @@ def absent_from(
 
 
 class TurnedAwayStore:
-    """The last refusal of each client at check-in. The newest `KEPT_MAX` of each run are kept."""
+    """Why clients do not come: each one's last refusal at check-in, or own word. The newest `KEPT_MAX` of each run are
+    kept.
+    """
 
     def __init__(self, database: Database) -> None:
         self._db = database
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
 
-    async def note(self, run: RunId, client: ClientId, reason: str, now: float, in_place_of: str = "") -> bool:
-        """Store a refusal in place of this client's last one. False if one was stored a moment ago.
+    async def note(self, run: RunId, away: TurnedAway, in_place_of: str = "") -> bool:
+        """Store why a client does not come, in place of what was stored. False if something was stored a moment ago.
 
         `in_place_of`: a less detailed reason for the same refusal, which this one may replace at once.
         """
-        mine = (_AWAY.c.run == run, _AWAY.c.client == client)
-        is_same = (_AWAY.c.reason == reason) & (_AWAY.c.at > now - _SAME_AGAIN_S)
-        is_other = (_AWAY.c.reason != in_place_of) & (_AWAY.c.at > now - _OTHER_AGAIN_S)
+        mine = (_AWAY.c.run == run, _AWAY.c.client == away.client)
+        is_same = (_AWAY.c.reason == away.reason) & (_AWAY.c.at > away.at - _SAME_AGAIN_S)
+        is_other = (_AWAY.c.reason != in_place_of) & (_AWAY.c.at > away.at - _OTHER_AGAIN_S)
         fresh = select(_AWAY.c.at).where(*mine, or_(is_same, is_other))
         async with self._db.reading() as tx:
             if (await tx.execute(fresh)).first() is not None:
                 return False
-        row = {"run": run, "client": client, "reason": reason, "at": now}
-        upsert = self._insert(_AWAY).on_conflict_do_update(
-            index_elements=["run", "client"], set_={"reason": reason, "at": now}
-        )
+        news = {"reason": away.reason, "at": away.at, "kind": away.kind.value}
+        upsert = self._insert(_AWAY).on_conflict_do_update(index_elements=["run", "client"], set_=news)
         async with self._db.writing("note_turned_away") as tx:
-            await tx.execute(upsert, [row])
+            await tx.execute(upsert, [{"run": run, "client": away.client, **news}])
             await _forget_oldest(tx, run)
         return True
 
     async def sweep(self, now: float) -> None:
-        """Drop refusals older than a week."""
+        """Drop what is older than a week."""
         async with self._db.writing("sweep_turned_away") as tx:
             await tx.execute(delete(_AWAY).where(_AWAY.c.at <= now - _KEPT_S))
 
     async def newest(self, run: RunId) -> tuple[TurnedAway, ...]:
-        """Refusals of clients that were not admitted since, the newest first; at most `SHOWN_MAX`."""
+        """Those of clients that were not admitted since, the newest first; at most `SHOWN_MAX`."""
         since = (_WAITER.c.run == _AWAY.c.run) & (_WAITER.c.client == _AWAY.c.client)
         query = (
             select(_AWAY)
@@ -294,7 +294,8 @@ class TurnedAwayStore:
             .limit(SHOWN_MAX)
         )
         async with self._db.reading() as tx:
-            return tuple(TurnedAway(row.client, row.reason, row.at) for row in await tx.execute(query))
+            rows = await tx.execute(query)
+            return tuple(TurnedAway(row.client, row.reason, row.at, AwayKind(row.kind)) for row in rows)
 
 
 async def _forget_oldest(tx: AsyncConnection, run: RunId) -> None:

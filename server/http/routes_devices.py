@@ -20,12 +20,13 @@ from umbel.aggregation.messages import (
     Decline,
     Enrolled,
     Enrolment,
+    NotComing,
     OpenRuns,
     ReportAnswer,
 )
 from umbel.aggregation.plans.assignment import run_of
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
-from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, libsodium_check, read_body, target_of
 from umbel.server.http.deps import (
     SIGNED,
@@ -50,6 +51,7 @@ _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
 _CHECKED_IN = TypeAdapter(CheckedIn)
 _WORK: TypeAdapter[Work] = TypeAdapter(Annotated[WorkDone | MaskedInput, Field(union_mode="left_to_right")])
 _EVALUATION, _DECLINE = TypeAdapter(EvaluationDone), TypeAdapter(Decline)
+_NOT_COMING = TypeAdapter(NotComing)
 _ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken", "key-taken")
 
 
@@ -97,6 +99,19 @@ async def get_runs(
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive) as line:
         return await state.open_runs.page(device.client, RunsQuery(after, mark, wait_s), line)
+
+
+@router.put(
+    "/runs/{run}/not-coming",
+    status_code=204,
+    responses=problems(*SIGNED, "unknown-run", "not-a-member"),
+    openapi_extra=body_of(_NOT_COMING),
+)
+async def put_not_coming(request: Request, device: DeviceDep, state: StateDep, run: str) -> Response:
+    """Tell the operator why this client does not check in for a run that is open to it."""
+    word = await read_message(request, device.body_sha256, _NOT_COMING)
+    await state.reception.not_coming(device.client, RunId(run), word)
+    return Response(status_code=204)
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))

@@ -12,6 +12,7 @@ from umbel.aggregation.round.cohort import Expected, able_of
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import AwayKind
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.fitness import RunMembers
 from umbel.server.devices.waiting import Bells, Heard
@@ -78,8 +79,9 @@ class ExpectedClients:
             names = {*known, *await waiters.newcomers(run, now, _LOOKED_AT_MAX, agents)}
             names |= {ClientId(name) for name in tokens if name is not None}
             unnamed = tokens.count(None)
-        refused = {ClientId(one.client) for one in await self._services.turned_away.newest(run)}
-        missing = (names | {*sites}) - refused - here
+        away = await self._services.turned_away.newest(run)
+        absent = {ClientId(one.client) for one in away if one.kind is not AwayKind.NOT_READY}
+        missing = (names | {*sites}) - absent - here
         others_until = self._others_until(state, len(here) + len(missing), since)
         return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, others_until)
 

@@ -14,6 +14,7 @@ from umbel.aggregation.messages import (
     AssignmentStatus,
     CheckedIn,
     CheckIn,
+    NotComing,
     ReportAnswer,
     RunStatus,
 )
@@ -32,8 +33,9 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.records import AwayKind, TurnedAway
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.devices.fitness import RunModel, Unfit, stranger, unfit
 from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
@@ -151,9 +153,20 @@ class Reception:
         now, reason = self._services.clock.now(), str(found.refusal)
         if found.refusal.is_handshake:
             raise found.refusal
-        if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
+        if await self._services.turned_away.note(driver.name, TurnedAway(client, reason, now), found.in_place_of):
             driver.now.changed()
         raise found.refusal
+
+    async def not_coming(self, client: ClientId, run: RunId, word: NotComing) -> None:
+        """Note for the operator why a client does not come to a run that is open to it. Raises `Refused` otherwise."""
+        driver = await self._coordinator.driver(run)
+        if (found := await stranger(self._services.registry, await driver.members.list(), client)) is not None:
+            raise found.refusal
+        kind = AwayKind.NOT_READY if word.may_come else AwayKind.STAYS_AWAY
+        away = TurnedAway(client, word.reason, self._services.clock.now(), kind)
+        if not driver.is_over and await self._services.turned_away.note(run, away):
+            driver.now.changed()
+            driver.wake()  # a round that waits for this client may begin without it
 
     async def status(
         self, client: ClientId, assignment: AssignmentId, wait_s: float, line: HeldRequest

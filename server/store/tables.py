@@ -19,6 +19,8 @@ Times are Unix seconds.
 from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from umbel.aggregation.run.records import AwayKind
+
 _SLUG, _SHA256, _ASSIGNMENT, _REPLICA = String(63), String(64), String(160), String(32)
 
 
@@ -92,13 +94,14 @@ class WaiterRow(Base):
 
 
 class TurnedAwayRow(Base):
-    """The last refusal of a client that checked in for a run."""
+    """Why a client does not come to a run: the last refusal of its check-in, or its own word."""
 
     __tablename__ = "turned_away"
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
     client: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
     reason: Mapped[str] = mapped_column(Text)
     at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(16), server_default=AwayKind.TURNED_AWAY.value)
 
 
 class LayoutRow(Base):

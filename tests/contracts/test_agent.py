@@ -215,6 +215,12 @@ def test_of_three_allowed_runs_two_train_at_once_and_one_after(house: House, tmp
     assert "SIGTERM" in site.words()
 
 
+def away(house: House, run: str) -> list[str]:
+    """Which clients do not come to a run, as its operator sees it."""
+    with house.operator() as operator:
+        return [f"{one.kind}: {one.reason}" for one in operator.progress(run).turned_away]
+
+
 def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Path) -> None:
     hold(tmp_path, "one")
     with agent_of(house, tmp_path) as site:
@@ -224,18 +230,24 @@ def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Pa
         shown = site.umbel("runs")
         assert "waiting for a person" in shown.stdout
         assert "this site's update" in shown.stdout
+        wait_until(
+            "its word",
+            lambda: away(house, "one") == ["not ready: a person at the site must decide: umbel site allow one"],
+        )
         said = site.allow("one")
         assert said.exit_code == 0, said.stderr
         assert said.stdout.startswith("allowed one: 3 values (")
         site.trains("one")
         assert "denied one" in site.umbel("deny", "one").stdout
         assert site.wait_for("one", Stand.DENIED).reports == 0
+        wait_until("its word", lambda: away(house, "one") == ["stays away: a person at the site denied it"])
         with house.operator() as operator:
             assert operator.progress("one").live
             assert operator.run("one").rounds_done == 0, "what was trained until then has not left the site"
         release(tmp_path, "one")
         assert site.allow("one").exit_code == 0
         site.wait_for("one", "finished")
+        assert away(house, "one") == []
         assert site.allow("nothing").exit_code == 1
 
 

@@ -159,6 +159,7 @@ CREATE TABLE turned_away ( run VARCHAR(63) NOT NULL,
     client VARCHAR(63) NOT NULL,
     reason TEXT NOT NULL,
     at DOUBLE PRECISION NOT NULL,
+    kind VARCHAR(16) DEFAULT 'turned away' NOT NULL,
     PRIMARY KEY (run, client),
     FOREIGN KEY(run) REFERENCES runs (name),
     FOREIGN KEY(client) REFERENCES clients (id) );

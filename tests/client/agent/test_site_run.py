@@ -10,6 +10,7 @@ import pytest
 
 from tests.client.agent.runs import ONE
 from umbel.aggregation.types import RunId
+from umbel.client.agent.absences import Absence
 from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
@@ -155,6 +156,23 @@ def test_failures_are_tried_again_less_and_less_often_and_said_once(
         "failed",
         True,
     )
+
+
+def test_the_coordinator_may_know_that_a_process_fails_and_not_why(house: House) -> None:
+    house.look(0.0)
+    assert house.run.absence() is None
+    for n, now in ((1, 1.0), (2, 10.0)):
+        house.started[-1].end(Doing.FAILED, "patient 4711 has no scan")
+        house.look(now)
+        times = "1 time" if n == 1 else "2 times"
+        assert house.run.absence() == Absence(
+            f"its process at the site has failed {times} in a row; the site's log says why", True
+        )
+        house.look(now + 5.0)
+    house.look(20.0, None, Verdict(Stand.DENIED, "denied; to take part: …", "a person at the site denied it"))
+    assert house.run.absence() == Absence("a person at the site denied it", False)
+    house.run.unlist(21.0)
+    assert house.run.absence() is None
 
 
 def test_a_new_decision_tries_at_once(house: House) -> None:

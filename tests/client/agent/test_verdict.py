@@ -138,6 +138,25 @@ def test_a_run_without_code_says_how_to_give_it_some() -> None:
     assert "--app 'heart-1=MODULE:NAME'" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("found", "words", "may_change"),
+    [
+        (judge(), "a person at the site must decide: umbel site allow heart-1", True),
+        (judge(decision=denied()), "a person at the site denied it", False),
+        (judge(decision=allowed(), app=None), "the site has no code for this run", False),
+        (judge(policy=replace(LISTED, minimum_cohort=4)), "minimum must be 4 or more", False),
+        (judge(decision=allowed()), "", True),
+    ],
+)
+def test_the_coordinator_may_know_why_and_learns_nothing_of_the_sites_files(
+    found: Verdict, words: str, *, may_change: bool
+) -> None:
+    assert words in found.public_reason
+    assert bool(words) is bool(found.public_reason)
+    assert "/srv" not in found.public_reason
+    assert found.may_change is may_change
+
+
 @given(
     allowed_runs=PATTERNS,
     denied_runs=PATTERNS,

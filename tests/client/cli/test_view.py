@@ -15,6 +15,7 @@ from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import (
     Absent,
     AbsentClient,
+    AwayKind,
     ClientRecord,
     Fate,
     Judged,
@@ -357,6 +358,15 @@ def test_who_was_turned_away_is_named_with_the_reason() -> None:
     assert first == "h4 turned away: its model does not fit"
     assert second.startswith("h5 turned away: nor")
     assert "\x1b" not in second
+
+
+@pytest.mark.parametrize("kind", ["stays away", "not ready"])
+def test_the_own_word_of_a_client_is_shown_as_such(kind: str) -> None:
+    away = (TurnedAway("h4", "a person must decide", 1.7e9, AwayKind(kind)),)
+    console = Console(file=io.StringIO(), width=1000)
+    with console.capture() as capture:
+        console.print(RunPicture(RUN, (), None, away))
+    assert capture.get().splitlines()[-1] == f"h4 {kind}: a person must decide"
 
 
 def test_a_page_says_which_way_the_rounds_lean_if_the_amounts_of_data_are_known() -> None:

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import func, select
 
 from tests.federations.server_device import House, house, run_file, small_state
-from umbel.aggregation.types import ClientId, RunId
+from umbel.aggregation.run.records import TurnedAway
+from umbel.aggregation.types import RunId
 from umbel.server.devices.clients import KEPT_MAX, SHOWN_MAX
 from umbel.server.store import tables
 from umbel.server.store.database import Database
@@ -32,9 +33,11 @@ def test_a_client_whose_reasons_change_costs_a_write_in_five_seconds_and_the_new
         async with house(tmp_path) as it:
             await it.begin(run_file(), small_state())
             await it.devices(1)
-            store, client = it.state.services.turned_away, ClientId("d0")
+            store, client = it.state.services.turned_away, "d0"
             notes = [(0.0, "a"), (1.0, "b"), (4.9, "a"), (5.1, "a"), (5.1, "b"), (11.0, "a"), (70.0, "a"), (71.2, "a")]
-            stored = [(at, reason) for at, reason in notes if await store.note(RUN, client, reason, 1000.0 + at)]
+            stored = [
+                (at, reason) for at, reason in notes if await store.note(RUN, TurnedAway(client, reason, 1000.0 + at))
+            ]
             assert stored == [(0.0, "a"), (5.1, "b"), (11.0, "a"), (71.2, "a")]
             assert [(one.reason, one.at) for one in await store.newest(RUN)] == [("a", 1071.2)]
 
@@ -48,7 +51,7 @@ def test_a_crowd_leaves_a_bounded_number_of_refusals_and_they_go_in_time(tmp_pat
             devices = await it.devices(KEPT_MAX + 5)
             store = it.state.services.turned_away
             for second, device in enumerate(devices):
-                assert await store.note(RUN, ClientId(device.name), "another model", 1000.0 + second)
+                assert await store.note(RUN, TurnedAway(device.name, "another model", 1000.0 + second))
             newest = [one.client for one in await store.newest(RUN)]
             assert newest == [device.name for device in reversed(devices[-SHOWN_MAX:])]
             assert await kept(it) == KEPT_MAX

@@ -104,6 +104,7 @@ async def _as_of_the_first_tables(url: str) -> None:
     database = Database(url)
     async with database.writing("test") as tx:
         await tx.execute(text("DROP TABLE member_lists"))
+        await tx.execute(text("ALTER TABLE turned_away DROP COLUMN kind"))
         for index in ("ix_clients_public_key", "ix_model_versions_sha256", "ix_assignments_client"):
             await tx.execute(text(f"DROP INDEX {index}"))
         await tx.execute(text("UPDATE alembic_version SET version_num = '1'"))
