@@ -10,9 +10,9 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from tests.client.agent.runs import run_named
+from tests.client.agent.runs import CHANGED, ONE, run_named
 from tests.servers.waits import wait_until
-from umbel.aggregation.messages import OpenRun, OpenRuns
+from umbel.aggregation.messages import OpenRuns
 from umbel.client.agent import listing
 from umbel.client.agent.listing import RunsWatch
 from umbel.client.errors import AccessRefused, CoordinatorMisbehaved
@@ -148,19 +148,8 @@ def test_an_older_coordinator_ends_it_with_what_to_do() -> None:
 
 
 def test_an_identity_has_everything_that_a_person_decides_about() -> None:
-    run = run_named("a")
-    changes = (
-        {"name": "b"},
-        {"run_file_sha256": "c" * 64},
-        {"model_sha256": "c" * 64},
-        {"members_sha256": "c" * 64},
-        {"is_secure": False},
-        {"minimum": 2},
-        {"is_private": True},
-    )
-    others = [replace(run, **change) for change in changes]
-    assert len({one.identity for one in (run, *others)}) == 1 + len(changes)
-    assert isinstance(run, OpenRun)
+    runs = [ONE, run_named("another"), *CHANGED.values()]
+    assert len({one.identity for one in runs}) == len(runs)
 
 
 def test_pages_that_go_round_in_a_circle_are_refused() -> None:

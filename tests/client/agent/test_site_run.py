@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.agent.runs import ONE
+from tests.client.agent.runs import CHANGED, ONE
 from umbel.aggregation.types import RunId
 from umbel.client.agent.absences import Absence
 from umbel.client.agent.decisions import SiteDecision
@@ -233,8 +233,7 @@ def test_a_run_made_again_with_other_content_is_no_longer_over(house: House) -> 
     house.look(0.0)
     house.started[0].end(Doing.OVER, "stopped: enough")
     house.look(1.0)
-    other = replace(ONE, run_file_sha256="c" * 64)
-    house.run.judge(other, OK, None, "heart:client")
+    house.run.judge(CHANGED["run_file_sha256"], OK, None, "heart:client")
     house.run.follow(ORDER, 2.0)
     assert len(house.started) == 2
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.agent.runs import ONE
+from tests.client.agent.runs import CHANGED, ONE
 from umbel.aggregation.messages import OpenRun
 from umbel.client.agent.decisions import SiteDecision
 from umbel.client.agent.site_commands import SiteCommands
@@ -50,21 +50,10 @@ def test_without_a_policy_a_person_is_asked_about_each_run() -> None:
     assert refused.reason.endswith("to take part: umbel site allow heart-1 --state /srv/umbel")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run_file_sha256": "c" * 64},
-        {"model_sha256": "c" * 64},
-        {"members_sha256": "c" * 64},
-        {"is_secure": False},
-        {"minimum": 2},
-        {"is_private": True},
-    ],
-)
+@pytest.mark.parametrize("changed", CHANGED)
 @pytest.mark.parametrize("decision", [allowed(), denied()])
-def test_another_run_of_the_same_name_is_asked_about_again(change: dict[str, object], decision: SiteDecision) -> None:
-    other = replace(ONE, **change)  # type: ignore[arg-type]  # fields by name
-    found = judge(other, decision=decision)
+def test_another_run_of_the_same_name_is_asked_about_again(changed: str, decision: SiteDecision) -> None:
+    found = judge(CHANGED[changed], decision=decision)
     assert found.stand is Stand.ASKED
     assert "another run of this name" in found.reason
 
@@ -83,7 +72,7 @@ def test_a_decision_that_covered_less_is_asked_about_again(decision: SiteDecisio
 
 def test_a_coordinator_does_not_undo_a_denial_by_listing_another_run_of_the_name() -> None:
     policy = replace(LISTED, allowed_runs=("heart-*",))
-    other = replace(ONE, run_file_sha256="c" * 64)
+    other = CHANGED["run_file_sha256"]
     assert judge(other, policy, denied()).stand is Stand.ASKED
     assert judge(other, policy, allowed()).stand is Stand.ALLOWED
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.client.agent.runs import ONE, run_named
+from tests.client.agent.runs import CHANGED, ONE, run_named
 from umbel.aggregation.messages import OpenRun
 from umbel.client.agent.board import BoardFile, RunsBoard, SiteRun
 from umbel.client.agent.decisions import HASH_DIGITS, DecisionStore, SiteDecision
@@ -61,10 +61,9 @@ def hash_of(umbel: Umbel, name: str = "heart-1") -> str:
     return found
 
 
-def offered(home: Path, **changes: object) -> OpenRun:
+def offered(home: Path, run: OpenRun) -> OpenRun:
     """The coordinator changes its offer, and the agent shows that."""
     first, *rest = BOARD.runs
-    run = replace(ONE, **changes)  # type: ignore[arg-type]  # fields by name
     BoardFile(home).show(replace(BOARD, runs=(replace(first, run=run), *rest)))
     return run
 
@@ -122,15 +121,10 @@ def test_a_decision_is_about_this_very_run(home: Path, umbel: Umbel) -> None:
     assert not denied.is_allowed
 
 
-CHANGES = [{"minimum": 2}, {"is_private": True}, {"is_secure": False}, {"model_sha256": "c" * 64}]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_offer_that_changed_after_a_person_saw_it_is_not_allowed(
-    home: Path, umbel: Umbel, change: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("changed", CHANGED)
+def test_an_offer_that_changed_after_a_person_saw_it_is_not_allowed(home: Path, umbel: Umbel, changed: str) -> None:
     seen = hash_of(umbel)
-    offered(home, **change)
+    offered(home, CHANGED[changed])
     refused = umbel("allow", "heart-1", seen)
     assert refused.exit_code == 1
     assert f"run 'heart-1' does not have the hash '{seen}' now" in refused.stderr
@@ -169,7 +163,7 @@ def test_without_a_hash_and_without_a_terminal_nothing_is_allowed(home: Path, um
 
 @pytest.mark.usefixtures("terminal")
 def test_at_a_terminal_the_terms_are_shown_and_a_person_is_asked(home: Path, umbel: Umbel) -> None:
-    offered(home, is_private=True, members_sha256="d" * 64)
+    offered(home, replace(ONE, is_private=True, members_sha256="d" * 64))
     for answer in ("n\n", ""):
         refused = umbel("allow", "heart-1", answer=answer)
         assert refused.exit_code == 1
@@ -188,7 +182,7 @@ def test_the_decision_is_about_the_terms_in_the_question_and_not_about_those_of_
     later = list[OpenRun]()
 
     def confirm(_question: str, **_options: bool) -> bool:
-        later.append(offered(home, minimum=2))  # while the person reads
+        later.append(offered(home, CHANGED["minimum"]))  # while the person reads
         return True
 
     monkeypatch.setattr("typer.confirm", confirm)
@@ -202,9 +196,9 @@ def test_who_has_allowed_exactly_this_run_is_not_asked_again(home: Path, umbel: 
     """As to try a failed run at once."""
     umbel("allow", "heart-1", hash_of(umbel))
     assert umbel("allow", "heart-1").exit_code == 0
-    offered(home, minimum=2)
+    offered(home, CHANGED["minimum"])
     assert umbel("allow", "heart-1").exit_code == 1
-    offered(home)
+    offered(home, ONE)
     umbel("deny", "heart-1")
     assert umbel("allow", "heart-1").exit_code == 1
     (home / "decisions" / "heart-1.json").write_text("{")
