@@ -43,9 +43,23 @@ class Shutdown:
         os.kill(os.getpid(), signal.SIGTERM)  # a signal also ends a wait for an answer
 
     def require_allowed(self) -> None:
-        """Raise `Interrupted` if the client was withdrawn. The site's own code may have caught the first one."""
+        """Raise `Interrupted` if the client was withdrawn."""
         if self.is_withdrawn:
             raise Interrupted(self._reason)
+
+    @contextmanager
+    def require_allowed_after(self) -> Generator[None]:
+        """Raise `Interrupted` at the end of this block if the client was withdrawn, even if the block raised another
+        error: the site's own code may catch the first `Interrupted`, and it may raise an error of its own instead.
+
+        The gate (`withdrawal.py`) does not make this needless. A decline passes the gate, and its reason may tell how
+        the work went. In a secure round, the client would wait for other clients' shares, remember a sum that its
+        update is not in, and leave without declining.
+        """
+        try:
+            yield
+        finally:
+            self.require_allowed()
 
     def wait(self, seconds: float) -> None:
         """Sleep, inside `interruptible`. A signal or `request` ends it with `Interrupted`."""

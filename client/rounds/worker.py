@@ -140,9 +140,9 @@ class RoundWorker:
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
-            done = train(self.app, self.shared, start, plan)
+            with self.shutdown.require_allowed_after():
+                done = train(self.app, self.shared, start, plan)
             self._warn_if_too_slow(offer, done, window_end)
-            self.shutdown.require_allowed()
             watch.check()
             self.shared.require_base()
             if offer.task.makes_model:
@@ -156,9 +156,8 @@ class RoundWorker:
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
         self._taken_up(offer)
-        with Watch(self.coordinator, offer.id, offer.window_s) as watch:
+        with Watch(self.coordinator, offer.id, offer.window_s) as watch, self.shutdown.require_allowed_after():
             done = measure(self.app, self.shared, start, offer)
-        self.shutdown.require_allowed()
         watch.check()
         if done is None:
             decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
@@ -178,8 +177,8 @@ class RoundWorker:
         )
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
-            mask, done = self._worked_unseen(part, exchange, start, window_end)
-            self.shutdown.require_allowed()
+            with self.shutdown.require_allowed_after():
+                mask, done = self._worked_unseen(part, exchange, start, window_end)
             if self.shutdown.reason is not None:
                 log.info(
                     "%s: this client leaves once the sum is unmasked; after a second signal it leaves at once",

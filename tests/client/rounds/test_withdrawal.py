@@ -1,16 +1,23 @@
 """A client whose site no longer allows the run sends nothing more, whatever has swallowed the order to leave."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from torch import nn
 
-from tests.client.doubles.double import TOKEN, URL, Handler
+from tests.client.doubles.double import TOKEN, URL, Double, Handler
 from tests.client.doubles.secure_double import WARD, SecureDouble
+from tests.client.test_loop import Measuring
 from tests.client.test_secure_rounds import Ward
-from umbel.client import run_client
-from umbel.client.rounds.shutdown import Shutdown
+from umbel.aggregation.types import RunId
+from umbel.client import Client, Evaluation, LocalPlan, TrainResult, run_client
+from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.state.failures import Failures
+from umbel.client.state.store import Store
 
 LONG_S = 60.0
 WHY = "a person denied the run"
@@ -54,3 +61,64 @@ def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
     assert withdrawn.is_set()
     assert (end.status, end.reason, end.accepted, end.opened) == ("interrupted", WHY, accepted, 0)
     assert set(after) <= {"decline"}
+
+
+class Swallowing(Client):
+    """Code of a site that is denied the run while it works, and that swallows the order to leave. `then`: what it does
+    next. `begins`: what it waits for before.
+    """
+
+    def __init__(self, shutdown: Shutdown, then: str, begins: threading.Event | None = None) -> None:
+        self.model, self.sample_count = nn.Linear(30, 10), 5
+        self._shutdown, self._then, self._begins = shutdown, then, begins
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self._swallow()
+        if self._then == "diverges":
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))
+        return TrainResult(self.sample_count, 4, 4, {})
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        self._swallow()
+        return None if self._then == "has nothing held out" else Evaluation(3, {"accuracy": 0.5})
+
+    def _swallow(self) -> None:
+        assert self._begins is None or self._begins.wait(LONG_S)
+        with suppress(Interrupted):
+            self._shutdown.withdraw(WHY)
+        if self._then == "fails":
+            raise RuntimeError("a worker of the loader was ended")
+
+
+@pytest.mark.parametrize("then", ["goes on", "diverges", "has nothing held out", "fails"])
+@pytest.mark.parametrize("kind", [Double, Measuring])
+def test_a_withdrawn_client_does_not_say_how_its_work_went(tmp_path: Path, kind: type[Double], then: str) -> None:
+    app = Swallowing(shutdown := Shutdown(), then)
+    double = kind(app.model)
+    end = run_client(app, URL, tmp_path, "demo", TOKEN, WARD, transport=double.transport(), shutdown=shutdown)
+    assert (end.status, end.reason, end.reports) == ("interrupted", WHY, 0)
+    assert list(double.declined.values()) == ["this site no longer takes part in the run"]
+    assert not list(tmp_path.glob("*/pending/*"))
+
+
+@pytest.mark.parametrize("then", ["goes on", "fails"])
+@pytest.mark.parametrize("measures", [False, True])
+def test_a_withdrawn_client_leaves_a_secure_round_at_once_and_remembers_no_sum(
+    tmp_path: Path, then: str, *, measures: bool
+) -> None:
+    waits, shutdown = threading.Event(), Shutdown()
+
+    def later(_inbox: bytes) -> None:
+        """Other clients' shares are missing."""
+        waits.set()
+
+    app = Swallowing(shutdown, then, begins=waits)
+    double = SecureDouble(app.model)
+    double.measures, double.told["masked-input"] = measures, later
+    end = run_client(app, URL, tmp_path, "demo", TOKEN, WARD, transport=double.transport(), shutdown=shutdown)
+    assert (end.status, end.reason, end.reports) == ("interrupted", WHY, 0)
+    assert list(double.declined.values()) == ["this site no longer takes part in the run"]
+    store = Store(tmp_path, URL)
+    assert store.secure.sums_of_all_runs() == {}
+    assert store.failures.of(RunId("demo")) == Failures(), "the site's code did not fail by itself"
