@@ -1,7 +1,7 @@
 """A round's first state: it waits for clients until a cohort can be drawn."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -42,12 +42,8 @@ def recruit(state: Recruiting, event: Event) -> Step:
     match event:
         case Gathered(now) if now < state.not_before:
             return state, ()
-        case Gathered(now):
-            choice, state = _choose(state, event), _as_waiting(state, event)
-            if choice.cohort is None:
-                return _go_without(state, now, choice.why)
-            training = _begun(state, event, choice, choice.cohort)
-            return training, (Invite(tuple(choice.cohort)),)
+        case Gathered():
+            return _gather(state, event)
         case Stopped(now, reason):
             return _abandon_unopened(state, now, reason)
         case Hurried():
@@ -62,33 +58,29 @@ def recruit(state: Recruiting, event: Event) -> Step:
             assert_never(event)
 
 
-def _choose(state: Recruiting, event: Gathered) -> Choice:
-    able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
+def _gather(state: Recruiting, event: Gathered) -> Step:
+    """Begin with a cohort of the clients that wait, or show for whom the round waits, and how long."""
+    candidates = _without(event.candidates, state.excluded)
+    missing: tuple[ClientId, ...] = ()
+    ends_at: float | None = None
+    if event.expected is not None and not (state.before or state.is_hurried):
+        here = {one.client for one in able_of(state.plan, candidates)}
+        missing, ends_at = event.expected.missing(here, event.now), event.expected.ends_at(here)
+    choice = _choose(state, event, candidates, ends_at)
+    state = replace(state, missing=missing, waits_until=ends_at)
+    if choice.cohort is None:
+        return _go_without(state, event.now, choice.why)
+    return _begun(state, event, choice, choice.cohort), (Invite(tuple(choice.cohort)),)
+
+
+def _choose(state: Recruiting, event: Gathered, candidates: Sequence[Candidate], ends_at: float | None) -> Choice:
+    """`ends_at`: when the round no longer waits for a full cohort; None: the plan's patience says so."""
+    waited_s = math.inf if state.is_hurried else event.now - state.since
     avoid = frozenset(state.avoid)
-    if state.is_hurried:
-        waited_s = math.inf
     if not state.before:
-        ends_at = _ends_at(state, event, able)
-        return choose(state.plan, able, waited_s, avoid, None if ends_at is None else ends_at - event.now)
+        return choose(state.plan, candidates, waited_s, avoid, None if ends_at is None else ends_at - event.now)
     past = Past(state.before.opened, avoid, frozenset(state.before.liars), event.removed)
-    return choose_again(state.plan, able, waited_s, past)
-
-
-def _ends_at(state: Recruiting, event: Gathered, able: Collection[Candidate]) -> float | None:
-    """When the round no longer waits for expected clients; None if the plan's patience says so."""
-    if event.expected is None or state.before or state.is_hurried:
-        return None
-    return event.expected.ends_at({one.client for one in able})
-
-
-def _as_waiting(state: Recruiting, event: Gathered) -> Recruiting:
-    """The state that shows which expected clients are missing, and for how long the round waits."""
-    able = able_of(state.plan, _without(event.candidates, state.excluded))
-    ends_at = _ends_at(state, event, able)
-    if event.expected is None or ends_at is None:
-        return replace(state, missing=(), waits_until=None)
-    here = {one.client for one in able}
-    return replace(state, missing=event.expected.missing(here, event.now), waits_until=ends_at)
+    return choose_again(state.plan, candidates, waited_s, past)
 
 
 def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:

@@ -55,6 +55,13 @@ def test_an_operator_can_start_the_round_at_once_but_not_below_the_minimum() -> 
     assert isinstance(begun, Training)
 
 
+def test_an_expected_client_that_cannot_be_drawn_yet_is_waited_for() -> None:
+    uncounted = Candidate(SITES[3], 0)
+    state, _ = advance(Recruiting(PLAN, 0.0), Gathered(50.0, (*came(*SITES[:3]), uncounted), expected=expecting(300.0)))
+    assert isinstance(state, Recruiting)
+    assert (state.missing, state.waits_until) == (("ulm",), 300.0)
+
+
 def test_unused_tokens_are_waited_for_too() -> None:
     expected = Expected({}, unnamed=1, unnamed_until=300.0)
     state, _ = advance(Recruiting(PLAN, 0.0), Gathered(299.0, came(*SITES[:3]), expected=expected))
