@@ -25,7 +25,7 @@ from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import Timing, within
 
 START_AFTER_S = 0.5  # shorter trainings cost no request
-PAUSE_S = 0.1  # from the begin of a poll to the next one, if a coordinator does not hold polls open
+PAUSE_S = 0.1  # from the beginning of a poll to that of the next, if a coordinator does not hold polls open
 _TRIES_BEFORE_SILENCE = 4
 _jitter = random.SystemRandom().random  # the process-wide generator belongs to the training
 log = logging.getLogger("umbel.client")

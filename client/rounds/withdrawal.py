@@ -14,8 +14,8 @@ _DECLINE = "/decline"
 
 
 def while_allowed(authorize: Authorize, shutdown: Shutdown) -> Authorize:
-    """Authorize requests as `authorize` does. Of a client that was withdrawn, only questions, and that it declines: for
-    any other request this raises `Interrupted`.
+    """Authorize requests as `authorize` does. Once the client was withdrawn, only GET requests and declines are
+    authorized: any other request raises `Interrupted`.
     """
 
     def authorized(target: Target, digest: bytes) -> Mapping[str, str]:

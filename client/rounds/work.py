@@ -103,9 +103,9 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     result = app.train(app.model, plan)
     ended = time.perf_counter()
     _require_kind(result, TrainResult, "train")
-    require_applied(plan)
+    _require_applied(plan)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
-    if plan.evaluate_after and has_time(plan, evaluate_s):
+    if plan.evaluate_after and _has_time(plan, evaluate_s):
         evaluation = with_personal(evaluation, evaluated(app))
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
     return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
@@ -117,7 +117,7 @@ def _timed_evaluation(app: Client) -> tuple[Evaluation | None, float]:
     return evaluated(app), time.perf_counter() - began
 
 
-def has_time(plan: LocalPlan, evaluate_s: float) -> bool:
+def _has_time(plan: LocalPlan, evaluate_s: float) -> bool:
     """Whether there is time for another evaluation, as long as one before the training took; the log says if not."""
     if plan.seconds_left > evaluate_s:
         return True
@@ -150,7 +150,7 @@ def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evalua
     )
 
 
-def take_up(shared: SharedState, kept: SiteState, first_private: State) -> dict[str, Any]:
+def restore_state(shared: SharedState, kept: SiteState, first_private: State) -> dict[str, Any]:
     """Give the model the private tensors that it begins a round with; returns the `plan.state` beside them.
 
     `kept`: of the client's last round. `first_private`: for a client without one, as it was made. Raises `WorkRefused`
@@ -164,7 +164,7 @@ def take_up(shared: SharedState, kept: SiteState, first_private: State) -> dict[
     return kept.state
 
 
-def leave(shared: SharedState, plan: LocalPlan, write: Callable[[SiteState], None]) -> None:
+def keep_state(shared: SharedState, plan: LocalPlan, write: Callable[[SiteState], None]) -> None:
     """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept."""
     try:
         write(SiteState(plan.state, shared.private()))
@@ -172,7 +172,7 @@ def leave(shared: SharedState, plan: LocalPlan, write: Callable[[SiteState], Non
         raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
 
 
-def require_applied(plan: LocalPlan) -> None:
+def _require_applied(plan: LocalPlan) -> None:
     """Raise `TrainingFailed` for a site's own loop that has ignored what the run asks of gradients."""
     if not plan.ignored:
         return

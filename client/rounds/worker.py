@@ -41,11 +41,11 @@ from umbel.client.rounds.work import (
     Trained,
     asked_of_site,
     evaluation_of,
-    leave,
+    keep_state,
     measure,
     name_of,
+    restore_state,
     save_work,
-    take_up,
     train,
     warn_if_too_slow,
 )
@@ -146,7 +146,7 @@ class RoundWorker:
             watch.check()
             self.shared.require_base()
             if offer.task.makes_model:
-                self._leave(offer, plan)
+                self._keep_state(offer, plan)
             pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
@@ -155,7 +155,7 @@ class RoundWorker:
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
-        self._taken_up(offer)
+        self._restore_state(offer)
         with Watch(self.coordinator, offer.id, offer.window_s) as watch, self.shutdown.require_allowed_after():
             done = measure(self.app, self.shared, start, offer)
         watch.check()
@@ -226,7 +226,7 @@ class RoundWorker:
         site's code fails; the coordinator does not see why.
         """
         log.info("%s: measuring the model", name_of(part.offer))
-        self._taken_up(part.offer)
+        self._restore_state(part.offer)
         try:
             found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
         except TrainingFailed as error:
@@ -259,7 +259,7 @@ class RoundWorker:
             exchange.check()
             part.check_work(plan, done)
             self._require_same_base()
-            self._leave(part.offer, plan)
+            self._keep_state(part.offer, plan)
             return done
         except TrainingFailed as error:
             log.error("%s: %s", name_of(part.offer), error, exc_info=error.__cause__)
@@ -309,13 +309,14 @@ class RoundWorker:
             decline(self.coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
-    def _taken_up(self, offer: Assignment) -> dict[str, Any]:
-        """The `plan.state` before this version. The model has the private tensors that belong beside it."""
-        return take_up(self.shared, self.store.site_state.before(offer.run, offer.model.version), self._first_private)
+    def _restore_state(self, offer: Assignment) -> dict[str, Any]:
+        """Give the model its private tensors from before this version; returns the `plan.state` beside them."""
+        before = self.store.site_state.before(offer.run, offer.model.version)
+        return restore_state(self.shared, before, self._first_private)
 
-    def _leave(self, offer: Assignment, plan: LocalPlan) -> None:
+    def _keep_state(self, offer: Assignment, plan: LocalPlan) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
-        leave(self.shared, plan, partial(self.store.site_state.wait, offer.run, offer.model.version))
+        keep_state(self.shared, plan, partial(self.store.site_state.wait, offer.run, offer.model.version))
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout)
@@ -329,10 +330,6 @@ class RoundWorker:
                 offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
             ),
             deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
-            told_to_stop=_first_reason(lambda: watch.ended, lambda: self.shutdown.reason),
-            state=self._taken_up(offer),
+            told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended,
+            state=self._restore_state(offer),
         )
-
-
-def _first_reason(*askers: Callable[[], str | None]) -> Callable[[], str | None]:
-    return lambda: next((reason for ask in askers if (reason := ask()) is not None), None)

@@ -26,9 +26,9 @@ from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
     Trained,
     asked_of_site,
-    leave,
+    keep_state,
     measure_from,
-    take_up,
+    restore_state,
     train_from,
     unfit_refused,
     work_done,
@@ -85,7 +85,7 @@ class ClientTrainer:
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)
-                leave(client.shared, plan, wait)
+                keep_state(client.shared, plan, wait)
             return ClientReport(report)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -97,7 +97,7 @@ class ClientTrainer:
         client, offer = self._checked(work, position), work.offer_of(position)
         _reseed(offer.seed)
         try:
-            _taken_up(client, offer, work.states)
+            _restore_state(client, offer, work.states)
             found = measure_from(client.app, client.shared, self._weights, offer)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -118,7 +118,7 @@ class ClientTrainer:
         return replace(
             plan,
             within=self._projections(offer.codec),
-            state=_taken_up(client, offer, work.states),
+            state=_restore_state(client, offer, work.states),
             told_to_stop=stop_after(steps_max) if steps_max else plan.told_to_stop,
         )
 
@@ -136,9 +136,9 @@ def _write(pieces: Iterator[Tensor], row: Tensor) -> None:
         first += len(piece)
 
 
-def _taken_up(client: LiveClient, offer: Assignment, states: ClientStates) -> dict[str, Any]:
-    """The `plan.state` before this version. The model has the private tensors that belong beside it."""
-    return take_up(client.shared, states.before(client.number, offer.model.version), client.first_private)
+def _restore_state(client: LiveClient, offer: Assignment, states: ClientStates) -> dict[str, Any]:
+    """Give the model its private tensors from before this version; returns the `plan.state` beside them."""
+    return restore_state(client.shared, states.before(client.number, offer.model.version), client.first_private)
 
 
 def _reseed(seed: int) -> None:
