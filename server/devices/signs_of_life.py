@@ -43,7 +43,7 @@ class SignsOfLife:
         self._round_id = 0
         self._watched: dict[ClientId, _Poller] = {}
         self._left: dict[ClientId, _Left] = {}  # quiet clients that a round did not wait for
-        self._gaps: dict[ClientId, float] = {}  # how long those were quiet that came back
+        self._gaps: dict[ClientId, float] = {}  # the longest time that each of them was quiet before it came back
         self.n_away = 0  # watched clients without an open status request
 
     @contextmanager
@@ -62,9 +62,9 @@ class SignsOfLife:
     def asked(self, client: ClientId, round_id: int | None) -> None:
         """This client asks for the status of its assignment in this attempt; None: in one that is over.
 
-        A quiet client that was called silent shows by this how long it can be quiet. One that asks first in a later
-        attempt was away, and may have been dead: for its next death a round must not wait longer. So was one that asks
-        after more than the window.
+        If a round went on without this client because it was silent, its return shows how long it can be quiet while
+        it is alive. A client that asks only in a later attempt, or after more than the window, may have been dead.
+        That must not make rounds wait longer when it dies again.
         """
         if (left := self._left.pop(client, None)) is None or round_id not in (None, left.round_id):
             return

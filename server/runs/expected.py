@@ -29,8 +29,9 @@ _LOOKED_AT_MAX = 1000
 class ExpectedClients:
     """Finds the clients that a run's next round should wait for.
 
-    The times count while enough clients wait: a run is often created long before its sites start. They go on where they
-    were once a site is back: else a client that never comes could delay a round for as long as another one restarts.
+    A wait counts only while enough clients wait, because a run is often created long before its sites start. It goes on
+    from where it was when a site returns, not from zero: else a client that never comes could delay a round again each
+    time that another one restarts.
     """
 
     def __init__(self, services: Services, file: RunFile, members: RunMembers, bells: Bells, heard: Heard) -> None:
@@ -41,7 +42,8 @@ class ExpectedClients:
         self._members = members
         self._bells = bells
         self._attempt: object = ()
-        self._since = self._looked_at = 0.0  # `_since`: now, less how long enough clients have waited for the attempt
+        self._since = 0.0  # when the wait for this attempt would have begun without its interruptions, in Unix seconds
+        self._looked_at = 0.0
         self._had_enough = False
 
     async def of(

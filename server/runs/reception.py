@@ -46,7 +46,7 @@ from umbel.server.store.stored import StoredAssignment
 from umbel.server.store.waiters import Waiting
 
 RETRY_AFTER_S = 1.0
-_GRACE_S = 2.0  # how much later than it was asked to a client may come back and still count as waiting
+_GRACE_S = 2.0  # a client that comes back this much later than it was asked to still counts as waiting
 Waits: TypeAlias = tuple[float, HeldRequest]
 Found = TypeVar("Found")
 
@@ -62,8 +62,8 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What to do with a check-in if it is no replay."""
+class _Reply:
+    """How to reply to a check-in if it is no replay."""
 
     answer: Callable[[], Awaitable[CheckedIn]]
     entry: Waiting | None = None  # what to store of a client that waits
@@ -112,31 +112,31 @@ class Reception:
         """Wait for work. A client with an open assignment gets it again, at once."""
         await self._coordinator.count_outage()
         driver = await self._coordinator.driver(visit.message.run)
-        verdict = await self._verdict(driver, visit)
-        await visit.admit(verdict.entry)  # before anything changes, and before work that a replay must not cause
+        reply = await self._reply(driver, visit)
+        await visit.admit(reply.entry)  # before anything changes, and before work that a replay must not cause
         driver.heard.note(visit.client)
-        return await verdict.answer()
+        return await reply.answer()
 
-    async def _verdict(self, driver: RunDriver, visit: Visit) -> _Verdict:
-        """Decide what to do with a check-in, and change nothing."""
+    async def _reply(self, driver: RunDriver, visit: Visit) -> _Reply:
+        """Decide how to reply to a check-in, and change nothing."""
         client, message = visit.client, visit.message
         if message.layout_digest != driver.layout.digest:
             # Not here: reading a layout takes milliseconds, which a replay must not cost.
-            return _Verdict(lambda: self._refuse_layout(driver, visit))
+            return _Reply(lambda: self._refuse_layout(driver, visit))
         if (found := await self._unfit(driver, visit)) is not None:
-            return _Verdict(lambda: self._turn_away(driver, client, found))
+            return _Reply(lambda: self._turn_away(driver, client, found))
         if message.sample_count == 0 and driver.plan.needs_counts:
-            return _Verdict(_refuse_uncounted)
+            return _Reply(_refuse_uncounted)
         if driver.open_round(client) is not None or driver.is_over:
-            return _Verdict(lambda: self._checked_in(driver, client, RETRY_AFTER_S))
+            return _Reply(lambda: self._checked_in(driver, client, RETRY_AFTER_S))
         known = await self._services.registry.client(client)
         candidate = Candidate(client, message.sample_count, known.tier if known else "")
         away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, message.wait_s)
         if away_s is not None:
-            return _Verdict(lambda: self._checked_in(driver, client, away_s), driver.waiting.entry(candidate, 0.0))
+            return _Reply(lambda: self._checked_in(driver, client, away_s), driver.waiting.entry(candidate, 0.0))
         ends_at = self._services.clock.now() + message.wait_s
         entry = driver.waiting.entry(candidate, message.wait_s + RETRY_AFTER_S + _GRACE_S)
-        return _Verdict(lambda: self._wait_for_work(driver, visit, entry, ends_at), entry)
+        return _Reply(lambda: self._wait_for_work(driver, visit, entry, ends_at), entry)
 
     async def _unfit(self, driver: RunDriver, visit: Visit) -> Unfit | None:
         services, file, members = self._services, driver.run.file, await driver.members.list()
@@ -323,7 +323,7 @@ async def _refuse_uncounted() -> NoReturn:
 class SecureReception:
     """Answers devices from the state of secure rounds, and holds their requests open until there is an answer."""
 
-    def __init__(self, reception: "Reception") -> None:
+    def __init__(self, reception: Reception) -> None:
         self._reception = reception
 
     async def take_message(
@@ -361,14 +361,14 @@ class SecureReception:
             place.driver.note_message(assignment, down=len(found))
         return found
 
-    async def keep_up(self, place: "AssignmentPlace", phase: Phase) -> None:
+    async def keep_up(self, place: AssignmentPlace, phase: Phase) -> None:
         """Load the run if this replica may have missed the phase, of which a client can learn at another replica."""
         driver = place.driver
         exchange = exchange_of(driver.state)
         if not driver.services.replicas.is_alone and (exchange is None or exchange.phase is not phase):
             await driver.catch_up()
 
-    async def _reveal(self, place: "AssignmentPlace", body: bytes, waits: Waits) -> bool:
+    async def _reveal(self, place: AssignmentPlace, body: bytes, waits: Waits) -> bool:
         """Take the shares that a client reveals, and hold its request open. Returns whether the round is over."""
         driver = place.driver
         if _is_over(place):
@@ -390,7 +390,7 @@ class SecureReception:
         return await self._held(place, waits, is_over) or False
 
     async def _held(
-        self, place: "AssignmentPlace", waits: Waits, ask: Callable[[], Awaitable[Found | None]]
+        self, place: AssignmentPlace, waits: Waits, ask: Callable[[], Awaitable[Found | None]]
     ) -> Found | None:
         """Call `ask` at each change and return what it finds; None when the time is up or the client has hung up."""
         wait_s, line = waits
@@ -407,11 +407,11 @@ class SecureReception:
                 await line.hold(clock, bell, left_s)
 
 
-def _is_over(place: "AssignmentPlace") -> bool:
+def _is_over(place: AssignmentPlace) -> bool:
     return not (place.is_current and isinstance(place.driver.state, Training | Closing))
 
 
-def _require_part(place: "AssignmentPlace") -> None:
+def _require_part(place: AssignmentPlace) -> None:
     """Raise `Refused` unless the round is open, and with this client."""
     state = place.driver.state
     if not (place.is_current and isinstance(state, Training | Closing)):
