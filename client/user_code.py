@@ -9,13 +9,15 @@ import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from umbel.client.errors import AppError
 
-if TYPE_CHECKING:  # both import torch, and a name of code can be checked without it
+if TYPE_CHECKING:  # these two import torch, and a name of code can be checked without it
+    from _typeshed.importlib import MetaPathFinderProtocol
     from torch import nn
 
     from umbel.client.app import Client
@@ -104,12 +106,19 @@ def _exists(module_name: str) -> bool:
         if name in sys.modules:
             path = [*getattr(sys.modules[name], "__path__", ())]
             continue
-        found = (finder.find_spec(name, path) for finder in sys.meta_path)
+        found = (_spec_by(finder, name, path) for finder in sys.meta_path)
         spec = next((one for one in found if one is not None), None)
         if spec is None:
             return False
         path = [*(spec.submodule_search_locations or ())]
     return True
+
+
+def _spec_by(finder: "MetaPathFinderProtocol", name: str, path: list[str]) -> ModuleSpec | None:
+    try:
+        return finder.find_spec(name, path)
+    except KeyError:  # of a folder without __init__.py Python wants the parent, which is not imported here
+        return PathFinder.find_spec(name.rpartition(".")[2], path)
 
 
 @contextmanager

@@ -24,7 +24,8 @@ def started(state: Path, *words: str, **variables: str) -> Result:
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The site's folder. Its code says so if somebody runs it."""
     (folder := tmp_path / "code" / "wards").mkdir(parents=True)
-    for name in ("ward", "my_hospital", "my_eeg", "wards/__init__", "wards/north"):
+    (folder.parent / "folders" / "only").mkdir(parents=True)
+    for name in ("ward", "my_hospital", "my_eeg", "wards/__init__", "wards/north", "folders/only/here"):
         (folder.parent / f"{name}.py").write_text("raise RuntimeError('the agent runs the code of the site')")
     monkeypatch.chdir(folder.parent)
     return folder.parent
@@ -71,6 +72,7 @@ def test_a_policy_that_is_not_valid_keeps_an_agent_from_starting(tmp_path: Path)
         ("wrd", "no module 'wrd' here; run this in the folder that holds wrd.py"),
         ("wards.south", "no module 'wards.south' here; run this in the folder that holds wards/south.py"),
         ("ward.north", "no module 'ward.north' here"),
+        ("folders.only.there", "no module 'folders.only.there' here"),
         ("ward.py", "--app names a module, not a file such as 'ward.py'"),
         ("code/ward", "--app names a module, not a file such as 'code/ward'"),
     ],
@@ -83,7 +85,8 @@ def test_code_that_is_not_there_is_refused_before_the_agent_enrols(tmp_path: Pat
 
 
 def test_code_is_found_in_the_current_directory_and_not_run(tmp_path: Path) -> None:
-    apps = ("--app", "a=wards.north:client", "--app", "b=json.decoder:client", "--app", "ward:client")
+    names = ("a=wards.north", "b=json.decoder", "c=folders.only.here", "ward")
+    apps = [word for name in names for word in ("--app", f"{name}:client")]
     path, modules = [*sys.path], {*sys.modules}
     assert "this client is not enrolled yet" in started(tmp_path / "state", *apps).stderr
     assert sys.path == path
