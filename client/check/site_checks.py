@@ -1,4 +1,6 @@
-"""The checks of `umbel doctor`: whether this machine is ready for a client. They change nothing, and tell no secret."""
+"""The checks of `umbel doctor`: whether this machine is ready for a client, and whether the coordinator still accepts
+the client that is enrolled here. They change nothing, and tell no secret.
+"""
 
 import os
 import platform
@@ -14,22 +16,28 @@ from urllib.parse import urlsplit
 import torch
 
 from umbel.aggregation.kernels.native import NoKernels, chosen
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.types import ClientId, RunId
 from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, warned, wrong
-from umbel.client.errors import ClientError, StateError, printable
+from umbel.client.errors import AccessRefused, AssignmentClosed, ClientError, StateError, printable
 from umbel.client.files import require_own
 from umbel.client.policy.policy import SitePolicy, read_policy
 from umbel.client.state.enrol import CLOCK_WARNING_S
-from umbel.client.state.identity import own_keys
+from umbel.client.state.identity import enrolled_identity, own_keys
 from umbel.client.wire.addresses import addresses_in, is_readable
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.reach import Reached, reach
+from umbel.client.wire.transport import Transport, at_any_address, connect
 
 FREE_BYTES_MIN = 2 << 30
 CERTIFICATE_DAYS_MIN = 21
 _DAY_S = 86_400.0
+_NO_RUN = RunId("-")  # no run can have this name
+_SIGNATURE_ADVICE = "check this machine's clock; if it is right, send this output to the coordinator's operator"
 
 
 def check_site(server: str | None, state: Path, policy: Path | None) -> ClientCheck:
-    """Check the installation, the state directory, the policy, and the way to the coordinator.
+    """Check the installation, the state directory, the policy, the way to the coordinator, and the enrolment there.
 
     Raises `ValueError` for a server that is no address.
 
@@ -42,8 +50,10 @@ def check_site(server: str | None, state: Path, policy: Path | None) -> ClientCh
     found = [*_installation(), *_disk(state), *_state(state), _policy(policy)]
     for address in addresses:
         found += _coordinator(address)
-    if not addresses:
+    if server is None:
         found.append(skipped("coordinator", "no address was given (--server)"))
+    elif any(one.check == "coordinator" and one.verdict != "wrong" for one in found):
+        found.append(_enrolment(server, state))
     return ClientCheck(tuple(found))
 
 
@@ -131,6 +141,29 @@ def _coordinator(address: str) -> Iterator[ClientFinding]:
     yield from _certificate(reached)
     if reached.ahead_s is not None:
         yield _clock(reached.ahead_s)
+
+
+def _enrolment(server: str, state: Path) -> ClientFinding:
+    """Ask with this client's signature for an assignment that cannot exist: it changes nothing at the coordinator."""
+    try:
+        identity = enrolled_identity(state, server)
+    except (StateError, OSError):
+        return skipped("enrolment", "this client's enrolment or key cannot be read: see the state directory")
+    if identity is None:
+        return skipped("enrolment", "this client is not enrolled with this coordinator yet")
+    nobodys = assignment_id(_NO_RUN, 0, 0, ClientId(identity.name))
+    with connect(server) as replicas:
+        coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
+        try:
+            at_any_address(lambda: coordinator.status(nobodys))
+        except AssignmentClosed:  # it comes after the signature was verified
+            return passed("enrolment", f"the coordinator accepts the signature of {identity.name}")
+        except AccessRefused as error:
+            advice = "starting the client again does not help" if error.is_final else _SIGNATURE_ADVICE
+            return wrong("enrolment", printable(f"{identity.name}: {error}"), advice)
+        except ClientError as error:
+            return warned("enrolment", printable(str(error)), "run this command again later")
+    return wrong("enrolment", "the coordinator knows an assignment that cannot exist", "tell its operator")
 
 
 def _certificate(reached: Reached) -> Iterator[ClientFinding]:

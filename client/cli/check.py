@@ -58,8 +58,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
-    coordinator with its proxy, certificate and clock. It changes nothing, needs no token, and prints no secret. The
-    exit status is 1 if something is wrong.
+    coordinator with its proxy, certificate and clock. If a client is enrolled here, check also that the coordinator
+    still accepts it. It changes nothing, needs no token, and prints no secret. The exit status is 1 if something is
+    wrong.
     """
     from umbel.client.check.site_checks import check_site
     from umbel.client.cli.output import one_sentence_errors

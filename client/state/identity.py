@@ -63,6 +63,16 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
     return found
 
 
+def enrolled_identity(state_dir: Path, server: str) -> Identity | None:
+    """Who this client is at the coordinator `URL[,URL...]`; None if it is not enrolled there. Makes nothing.
+
+    Raises `StateError` for a damaged enrolment or key, `OSError`.
+    """
+    key_file = key_file_of(state_dir, server)
+    known = enrolment_in(key_file.parent).read()
+    return Identity(known.client, load_or_make_key(key_file)) if known is not None and key_file.exists() else None
+
+
 def make_own_key(state_dir: Path, server: str) -> None:
     """Make this client's key for a coordinator unless it exists, so that officers can list it before it enrols.
 

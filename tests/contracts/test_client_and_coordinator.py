@@ -24,7 +24,11 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.records import Fate
 from umbel.client import Client, LocalPlan, Operator, TrainResult, run_client
+from umbel.client.state.enrol import ensure_enrolled, identify
+from umbel.client.state.home import Home
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.timing import CHUNK_BYTES_MAX
+from umbel.client.wire.transport import Transport, connect
 
 pytestmark = pytest.mark.slow
 
@@ -172,11 +176,23 @@ def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp
     assert [json.loads(line)["round"] for line in lines.splitlines()] == [*range(1, 11), 10]
 
 
-def test_a_doctor_finds_a_coordinator_that_is_well(coordinator: Coordinator, tmp_path: Path) -> None:
-    where = ["--server", coordinator.url, "--state", str(tmp_path / "state"), "--json"]
-    found = json.loads(ends(start("umbel.client.cli.check.doctor", *where)))["findings"]
-    verdicts = {one["check"]: one["verdict"] for one in found}
-    assert (verdicts["coordinator"], verdicts["clock"]) == ("pass", "pass")
+def test_a_doctor_finds_a_coordinator_that_is_well_and_a_client_that_was_removed(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    where = ["--server", coordinator.url, "--state", str(tmp_path), "--json"]
+    home = Home(tmp_path, coordinator.url)
+    with coordinator.operator() as operator, connect(coordinator.url) as replicas:
+        (token,) = operator.create_tokens()
+        identity = identify(home, "ward", token)
+        ensure_enrolled(CoordinatorClient(Transport(replicas, identity.authorize)), home, identity, token, {})
+        found = json.loads(ends(start("umbel.client.cli.check.doctor", *where)))["findings"]
+        verdicts = {one["check"]: one["verdict"] for one in found}
+        assert (verdicts["coordinator"], verdicts["clock"], verdicts["enrolment"]) == ("pass", "pass", "pass")
+        operator.remove_client("ward")
+        found = json.loads(ends(start("umbel.client.cli.check.doctor", *where), status=1))["findings"]
+        (refused,) = [one for one in found if one["verdict"] == "wrong"]
+        assert refused["check"] == "enrolment"
+        assert "the coordinator's operator has removed this client" in refused["found"]
 
 
 def patient_run(coordinator: Coordinator, site: Path) -> None:

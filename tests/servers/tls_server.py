@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,10 +59,12 @@ def issued(folder: Path, *, address: str = "127.0.0.1", first_day: int = -2, las
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Server)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.server.body)))
+        refusal = next((refusal for start, refusal in self.server.refuses.items() if self.path.startswith(start)), None)
+        status, body = refusal or (200, self.server.body)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(self.server.body)
+        self.wfile.write(body)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         """The time of the header Date."""
@@ -74,14 +76,16 @@ class Ready(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Its `context` may be changed while it serves, as a proxy's certificate is. `body`: of all its answers; `ahead_s`:
-    of its clock; `date`: what it says instead.
+    """Its `context` may be changed while it serves, as a proxy's certificate is. `body`: of all its answers but those
+    of `refuses`, which has the status and the body for the start of a path; `ahead_s`: of its clock; `date`: what it
+    says instead.
     """
 
     context: ssl.SSLContext | None = None
     body = b"ok"
     ahead_s = 0.0
     date = ""
+    refuses: Mapping[str, tuple[int, bytes]] = {}
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, peer = self.socket.accept()

@@ -11,6 +11,7 @@ from tests.servers.tls_server import Server, issued, serving
 from umbel.__main__ import app, mount
 from umbel.client.check.findings import ClientCheck
 from umbel.client.check.site_checks import check_site
+from umbel.client.state.home import Home
 from umbel.client.state.identity import make_own_key
 
 HEALTHY = b'{"status":"ok"}'
@@ -82,6 +83,34 @@ def test_all_addresses_of_replicas_are_asked() -> None:
         server.body, port = HEALTHY, server.server_port
         found = check_site(f"http://127.0.0.1:{port},http://coordinator.invalid", NO_STATE, None)
     assert [one.verdict for one in found.findings if one.check == "coordinator"] == ["pass", "wrong"]
+
+
+def refusal(status: int, kind: str, detail: str) -> tuple[int, bytes]:
+    fields = {"type": f"urn:umbel:problem:{kind}", "title": kind, "status": status, "detail": detail}
+    return status, json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "words"),
+    [
+        (refusal(404, "unknown-assignment", "none"), "pass", "accepts the signature of ward"),
+        (refusal(403, "client-removed", "enrol under a new name"), "wrong", "enrol under a new name | starting the client again"),
+        (refusal(401, "bad-signature", "no"), "wrong", "(bad-signature): no | check this machine's clock"),
+        (refusal(503, "shutting-down", "soon"), "warning", "soon | run this command again"),
+    ],
+)
+def test_a_client_that_the_coordinator_refuses_is_wrong(
+    answer: tuple[int, bytes], verdict: str, words: str, tmp_path: Path
+) -> None:
+    with serving(None) as server:
+        server.body, server.refuses = HEALTHY, {"/v1/assignments/-.0.0.ward?": answer}
+        url = f"http://127.0.0.1:{server.server_port}"
+        make_own_key(tmp_path, url)
+        assert said(check_site(url, tmp_path, None), "enrolment")[0] == "skipped", "not enrolled yet"
+        Home(tmp_path, url).remember_enrolment("ward")
+        found = said(check_site(url, tmp_path, None), "enrolment")
+    assert found[0] == verdict
+    assert words in found[1]
 
 
 def test_the_state_directory_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
