@@ -91,12 +91,17 @@ class RunEnd:
     accepted: int
     masked: int
     opened: int
+    masked_evaluations: int
 
     @property
     def reports_in_words(self) -> str:
         """The counts in words. Which rounds were abandoned in the end is unknown to a client."""
         if self.masked:
-            sent = counted(self.masked, "masked update")
+            of_each = (
+                (self.masked - self.masked_evaluations, "masked update"),
+                (self.masked_evaluations, "masked evaluation"),
+            )
+            sent = " and ".join(counted(n, one) for n, one in of_each if n)
             return f"{sent} sent; this client helped to unmask the sums of {self.opened} of them"
         return f"reports: {self.reports} sent, {self.accepted} accepted on arrival"
 
@@ -196,7 +201,8 @@ class ClientLoop:
 
     def end(self, status: str, reason: str) -> RunEnd:
         sent = self._delivery
-        return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
+        counts = sent.reports, sent.accepted, sent.masked, sent.opened, sent.masked_evaluations
+        return RunEnd(self._client, self._run, status, reason, *counts)
 
     def _check_in(self) -> CheckedIn:
         with self._shutdown.interruptible():

@@ -25,6 +25,7 @@ class Delivery:
         self.reports = 0
         self.accepted = 0  # reports that the coordinator accepted at once; it may have abandoned their rounds since
         self.masked = 0  # reports of secure rounds
+        self.masked_evaluations = 0  # those of them that have no update
         self.opened = 0  # masked reports in sums that this client revealed shares for
         self._coordinator = coordinator
         self._store = store

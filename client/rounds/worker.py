@@ -191,6 +191,7 @@ class RoundWorker:
             answer = part.report(sha256)
             self._note(offer, answer, done)
             self.delivery.masked += 1
+            self.delivery.masked_evaluations += not offer.task.sends_updates
             if answer.outcome is Outcome.ACCEPTED:
                 if offer.task.sends_updates:
                     self.store.site_state.keep()

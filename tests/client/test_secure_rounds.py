@@ -777,6 +777,19 @@ def test_or_refused_if_the_policy_names_a_list(
     assert {assignment for assignment, _ in double.said} == {"demo.1.1.ward-7"}
 
 
+@pytest.mark.parametrize(
+    ("masked", "evaluations", "words"),
+    [
+        (4, 1, "3 masked updates and 1 masked evaluation sent"),
+        (1, 0, "1 masked update sent"),
+        (2, 2, "2 masked evaluations sent"),
+    ],
+)
+def test_an_evaluation_is_not_called_an_update(masked: int, evaluations: int, words: str) -> None:
+    end = RunEnd("ward-7", "demo", "finished", "", masked, masked, masked, 1, evaluations)
+    assert end.reports_in_words == f"{words}; this client helped to unmask the sums of 1 of them"
+
+
 def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     double = SecureDouble(Ward().model, rounds=2)
     double.told["consistency-check"] = lambda told: encode_indices(range(1, 5)) if double.totals else told
@@ -992,7 +1005,8 @@ def test_an_evaluation_under_masks_looks_the_same_whatever_a_site_measures(
     double = SecureDouble(Ward().model)
     double.measures = True
     ward = app()
-    assert take_part(tmp_path, double, ward, listed(tmp_path, double, share_metrics=shares)).accepted == 1
+    end = take_part(tmp_path, double, ward, listed(tmp_path, double, share_metrics=shares))
+    assert (end.accepted, end.masked, end.masked_evaluations) == (1, 1, 1)
     assert not double.declined
     assert not ward.seeds, "it does not train"
     (one,) = double.totals

@@ -94,7 +94,11 @@ def refusal(status: int, kind: str, detail: str) -> tuple[int, bytes]:
     ("answer", "verdict", "words"),
     [
         (refusal(404, "unknown-assignment", "none"), "pass", "accepts the signature of ward"),
-        (refusal(403, "client-removed", "enrol under a new name"), "wrong", "enrol under a new name | starting the client again"),
+        (
+            refusal(403, "client-removed", "enrol under a new name"),
+            "wrong",
+            "enrol under a new name | starting the client again",
+        ),
         (refusal(401, "bad-signature", "no"), "wrong", "(bad-signature): no | check this machine's clock"),
         (refusal(503, "shutting-down", "soon"), "warning", "soon | run this command again"),
     ],
