@@ -14,13 +14,15 @@ from umbel.client.operator.operator import EnrolledClient, Operator
 
 
 def list_clients(operator: Operator, as_json: AsJson = False) -> None:
-    """List all enrolled clients. For each client: the labels from its token, its own labels, when it enrolled, when it
-    was last seen, and whether it was removed."""
+    """List all enrolled clients. For each client: what its token binds (its name, labels), the labels that it gave
+    itself, when it enrolled, when it was last seen, and whether it was removed."""
     clients = operator.clients()
     if as_json:
         print_json(clients)
+    elif not clients:
+        typer.echo("no client has enrolled yet. Make a token for each (umbel token create), and give it to its site")
     else:
-        heads = ("client", "labels by token", "own labels", "enrolled", "last seen", "")
+        heads = ("client", "token binds", "client's own labels", "enrolled", "last seen", "")
         print_table(heads, map(_cells, clients))
 
 

@@ -21,7 +21,7 @@ def test_the_list_tells_what_each_clients_token_says_from_what_it_says_itself(
 ) -> None:
     list_clients(operator_that_hears({"GET /clients": CLIENTS}), as_json=False)
     header, north, south = capsys.readouterr().out.splitlines()
-    columns = [header.index(word) for word in ("client", "labels by token", "own labels", "enrolled", "last seen")]
+    columns = [header.index(word) for word in ("client", "token binds", "client's own labels", "enrolled", "last seen")]
     assert columns == sorted(columns)
     _, token, own, *_ = columns
     assert north.split()[:4] == ["north", "name", "tier=ward", "side=n"]
@@ -30,6 +30,13 @@ def test_the_list_tells_what_each_clients_token_says_from_what_it_says_itself(
     assert "removed" not in north
     assert north.count("2023-11-1") == 2
     assert "removed 2023-11-1" in south
+
+
+def test_an_empty_list_says_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    list_clients(operator_that_hears({"GET /clients": ()}), as_json=False)
+    assert "umbel token create" in capsys.readouterr().out
+    list_clients(operator_that_hears({"GET /clients": ()}), as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_the_list_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
