@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.counts import most_reported, sum_of_counts
-from umbel.aggregation.phrases import lasting, part_of, some
+from umbel.aggregation.phrases import counted, lasting, part_of, some
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
@@ -146,9 +146,13 @@ def round_record(
 
 
 def _progress(state: Training) -> str:
-    """What an open round waits for: reports up to its target, then coverage."""
+    """What an open round waits for: up to its target of reports, or those of all its clients, then coverage."""
     plan = state.plan
-    in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
+    n_asked = sum(member.draws for member in state.cohort.values())
+    in_words = f"{part_of(state.n_reported, min(n_asked, state.target), plan.target_unit, 'is', 'are')} in"
+    if n_asked < state.target:
+        asked = counted(len(state.cohort), "client was", "clients were")
+        in_words += f"; only {asked} asked, and the target is {counted(state.target, plan.target_unit)}"
     if state.secure and state.secure.why:
         in_words += f"; {state.secure.why}"
     awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]

@@ -117,6 +117,19 @@ def test_an_open_round_says_what_it_still_waits_for() -> None:
     assert alone.why == "0 of 1 report is in"
 
 
+def test_an_open_round_counts_the_reports_that_can_come_where_fewer_clients_than_its_target_are_asked() -> None:
+    plan = replace(PLAN, target=5, coverage=CoverageFloor())
+    training = replace(opened(), plan=plan)
+    live = live_round(training, book(training), waiting=0, now=101.0)
+    assert live is not None
+    assert live.why == "0 of 3 reports are in; only 3 clients were asked, and the target is 5 reports"
+    state, _ = advance(training, Reported(110.0, NORTH, WorkDone(10, 1, 1, "0" * 64)))
+    assert isinstance(state, Training)
+    live = live_round(state, book(state), waiting=0, now=111.0)
+    assert live is not None
+    assert live.why.startswith("1 of 3 reports is in; only 3 clients")
+
+
 @pytest.mark.parametrize(
     ("silent_s", "says"),
     [(4.0, "has not reported yet"), (45.0, "has not reported yet; nothing was heard of it for 45.0 s")],
