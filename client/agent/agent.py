@@ -38,6 +38,7 @@ from umbel.client.agent.policy_file import InForce, PolicyFile
 from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.site_run import SupervisedRun, clear
 from umbel.client.agent.verdict import Stand, Verdict, undecided, verdict
+from umbel.client.agent.verdict_log import VerdictLog
 from umbel.client.errors import ClientError, StateError
 from umbel.client.policy.decided import DecidedTerms
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
@@ -151,6 +152,7 @@ class Agent:
         self.watch = RunsWatch(coordinator)
         self._absences = AbsenceTeller(coordinator)
         self._runs: dict[RunId, SupervisedRun] = {}
+        self._verdict_log = VerdictLog(self._commands)
         self._has_listing = False
         self._n_free = 0  # how many more processes may be started at this look
 
@@ -178,6 +180,7 @@ class Agent:
     def look(self, now: float) -> None:
         """Judge every run, and start, keep or end its process. `now`: on the monotonic clock."""
         in_force, listed = self._policy.look(), self.watch.runs
+        self._verdict_log.begin(now)
         if listed is not None:
             self._take_up(listed)
         self._n_free = PROCESSES_MAX - len(self._alive())
@@ -189,6 +192,7 @@ class Agent:
                 known.follow(None, now)
             else:
                 known.follow(self._judge(known, run, in_force), now)
+        self._verdict_log.end()
         self._forget_old()
         self._absences.take({name: why for name, one in self._runs.items() if (why := one.absence()) is not None})
         self._show(in_force)
@@ -212,7 +216,8 @@ class Agent:
         """Know the new runs of the list, and at the first list clear what runs have left that are over."""
         for name, run in listed.items():
             if name not in self._runs:
-                self._runs[name] = SupervisedRun(run, work_dir(self._home.path, name), self._commands)
+                work = work_dir(self._home.path, name)
+                self._runs[name] = SupervisedRun(run, work, self._commands, self._verdict_log)
         if not self._has_listing:
             self._has_listing = True
             for left in sorted((self._home.path / "runs").glob("*")):

@@ -29,6 +29,7 @@ class RunsWatch:
         self._coordinator = coordinator
         self._ended = threading.Event()
         self._mark = ""
+        self._has_warned = False  # of a list that is cut
         self._failures = 0
 
     def start(self) -> None:
@@ -72,7 +73,8 @@ class RunsWatch:
         while page.next and page.runs and len(runs) < RUNS_MAX:
             page = self._coordinator.open_runs(after=page.next)
             runs += page.runs
-        if page.next:
+        if page.next and not self._has_warned:
+            self._has_warned = True
             log.warning("the coordinator lists more than %d open runs; this agent looks at the first ones", RUNS_MAX)
         return runs[:RUNS_MAX]
 

@@ -17,6 +17,7 @@ from umbel.client.agent.process import RunProcess
 from umbel.client.agent.retries import RETRY, Failing
 from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.verdict import Stand, Verdict
+from umbel.client.agent.verdict_log import VerdictLog
 from umbel.client.files import locked_file
 from umbel.client.state.state_dir import LOCK_FILE
 
@@ -30,12 +31,22 @@ log = logging.getLogger("umbel.client")
 
 
 class SupervisedRun:
-    """`work`: the run's directory. `is_over`: the run has ended, or is no longer listed, and no process is left."""
+    """`work`: the run's directory. `verdict_log`: of the agent. `is_over`: the run has ended, or is no longer listed,
+    and no process is left.
+    """
 
-    def __init__(self, run: OpenRun, work: Path, commands: SiteCommands, start: Start = RunProcess) -> None:
+    def __init__(
+        self,
+        run: OpenRun,
+        work: Path,
+        commands: SiteCommands,
+        verdict_log: VerdictLog,
+        start: Start = RunProcess,
+    ) -> None:
         self.run = run
         self._work = work
         self._commands = commands
+        self._verdict_log = verdict_log
         self._start = start
         self._process: RunProcess | None = None
         self._started_at = 0.0
@@ -79,7 +90,7 @@ class SupervisedRun:
         may still send what it has done.
         """
         if not self._has_verdict or verdict != self._verdict:
-            self._log_verdict(verdict)
+            self._verdict_log.say(self.name, verdict)
         self._verdict, self._has_verdict = verdict, True
 
     def unlist(self, now: float) -> None:
@@ -205,10 +216,6 @@ class SupervisedRun:
             f"{reason}. The agent tries again after pauses that grow to {RETRY.longest_s / 60:.0f} minutes; "
             f"to try at once: {self._commands.text('allow', self.name)}"
         )
-
-    def _log_verdict(self, verdict: Verdict) -> None:
-        say = log.info if verdict.stand in (Stand.ALLOWED, Stand.DENIED) else log.warning
-        say("run %s is open: %s%s", self.name, verdict.stand.value, verdict.reason and f"; {verdict.reason}")
 
 
 def _end_words(end: str) -> tuple[str, str]:

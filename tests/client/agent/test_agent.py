@@ -1,5 +1,6 @@
 """An agent's looks at its runs, in this process: no run here has code, so no process is started."""
 
+import logging
 import threading
 from dataclasses import replace
 from functools import partial
@@ -20,10 +21,12 @@ from umbel.client.agent.agent import ENDED_SHOWN_MAX, PROCESSES_MAX, Agent, Agen
 from umbel.client.agent.apps import AppRule
 from umbel.client.agent.board import BoardFile, boards_in
 from umbel.client.agent.decisions import DecisionStore, SiteDecision
+from umbel.client.agent.listing import RUNS_MAX
 from umbel.client.agent.notes import Doing, Note
 from umbel.client.agent.order import ChildOrder
 from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand
+from umbel.client.agent.verdict_log import LINES_MAX, LINES_S
 from umbel.client.errors import AccessRefused, StateError
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.home import Home
@@ -108,6 +111,28 @@ def test_only_the_newest_runs_that_are_over_are_shown(tmp_path: Path) -> None:
     assert len(found) == ENDED_SHOWN_MAX + 1
     assert found["heart-1"][0] == Stand.ASKED
     assert found[f"r{ENDED_SHOWN_MAX + 4:03}"] == ("over", "the coordinator no longer lists it")
+
+
+def test_a_coordinator_that_lists_other_runs_at_each_answer_fills_neither_the_log_nor_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    house = House(tmp_path)
+    for i in range(3):
+        house.agent.watch.runs = {run.name: run for run in (plain_run(f"r{i}-{j:03}") for j in range(RUNS_MAX))}
+        house.agent.look(float(i))
+        board = BoardFile(house.home.path).read()
+        assert board is not None
+        assert len(board.runs) <= RUNS_MAX + ENDED_SHOWN_MAX
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == LINES_MAX + 1
+    assert lines[0].startswith("run r0-000: it is waiting for a person at this site; decide: umbel site allow r0-000")
+    assert lines[-1].startswith(f"{RUNS_MAX - LINES_MAX} more verdicts on runs, ")
+    assert "umbel site runs" in lines[-1]
+    house.agent.look(LINES_S)
+    assert caplog.records[-1].getMessage().startswith(f"{2 * RUNS_MAX} more verdicts")
+    house.look(ONE)
+    assert caplog.records[-1].getMessage().startswith("run heart-1: "), "a minute later there is room for lines again"
 
 
 def test_a_full_disk_ends_no_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

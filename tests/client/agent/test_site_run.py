@@ -19,6 +19,7 @@ from umbel.client.agent.retries import RETRY
 from umbel.client.agent.site_commands import SiteCommands
 from umbel.client.agent.site_run import SupervisedRun
 from umbel.client.agent.verdict import Stand, Verdict
+from umbel.client.agent.verdict_log import VerdictLog
 from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
 
@@ -66,7 +67,7 @@ class Process(RunProcess):
 class House:
     def __init__(self, work: Path) -> None:
         self.started = list[Process]()
-        self.run = SupervisedRun(ONE, work, COMMANDS, self._start)
+        self.run = SupervisedRun(ONE, work, COMMANDS, VerdictLog(COMMANDS), self._start)
 
     def _start(self, order: ChildOrder, work: Path) -> Process:
         self.started.append(Process(order, work))
@@ -242,7 +243,7 @@ def test_a_machine_that_cannot_start_a_process_fails_this_run_only(tmp_path: Pat
     def no_more(_order: ChildOrder, _work: Path) -> RunProcess:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    run = SupervisedRun(ONE, tmp_path, COMMANDS, no_more)
+    run = SupervisedRun(ONE, tmp_path, COMMANDS, VerdictLog(COMMANDS), no_more)
     run.judge(ONE, OK, None, "heart:client")
     run.follow(ORDER, 0.0)
     assert not run.is_alive
