@@ -289,6 +289,9 @@ class ClientLoop:
             if offer.is_secure:
                 self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
+            if self._shutdown.is_withdrawn:  # this client's own threads have closed it
+                self._discard(offer)
+                raise Interrupted(self._shutdown.reason) from error
             log.info("%s: this client's work was not sent: %s", name_of(offer), error)
             self._store.forget_work()
             self._declines = 0
@@ -307,11 +310,18 @@ class ClientLoop:
             raise
         except Interrupted:
             if self._shutdown.is_withdrawn:
-                self._store.forget_work()
-                decline(self._coordinator, offer.id, _WITHDRAWN, Patience(until=0.0))
+                self._discard(offer)
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
             self._fail(offer, window_end, error)
+
+    def _discard(self, offer: Assignment) -> None:
+        """Forget the work of a client that was withdrawn, say so in the site's log, and decline."""
+        self._store.forget_work()
+        was_begun = self._delivery.begun == offer.id
+        sent = "nothing more of it is sent after what was sent before" if was_begun else "nothing of it was sent"
+        log.info("%s: %s; this client's work was discarded, and %s", name_of(offer), _WITHDRAWN, sent)
+        decline(self._coordinator, offer.id, _WITHDRAWN, Patience(until=0.0))
 
     def _decline(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         """Decline. How long the client tries must say nothing of its reason."""

@@ -26,6 +26,7 @@ class Delivery:
         self.accepted = 0  # reports that the coordinator accepted at once; it may have abandoned their rounds since
         self.masked = 0  # reports of secure rounds
         self.masked_evaluations = 0  # those of them that have no update
+        self.begun: AssignmentId | None = None  # the newest one of whose work a part may have left this site
         self.opened = 0  # masked reports in sums that this client revealed shares for
         self._coordinator = coordinator
         self._store = store
@@ -52,6 +53,7 @@ class Delivery:
         resume: bool = False,
     ) -> None:
         """Send the update on disk. `resume`: the coordinator may have a part of it."""
+        self.begun = assignment
         started = time.perf_counter()
         with self._store.open_update() as file:
             Upload(self._coordinator, assignment, file, n_bytes, sha256, self.bandwidth, window_s).send(

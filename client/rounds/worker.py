@@ -162,6 +162,7 @@ class RoundWorker:
         if done is None:
             decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
         else:
+            self.delivery.begun = offer.id
             answer = patiently(lambda: self.coordinator.report_evaluation(offer.id, done), patience)
             self._note(offer, answer, None)
 

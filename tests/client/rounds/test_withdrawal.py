@@ -1,5 +1,6 @@
 """A client whose site no longer allows the run sends nothing more, whatever has swallowed the order to leave."""
 
+import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -35,11 +36,18 @@ class Garbage:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("at", "accepted"), [("/models/", 0), ("/update", 0), ("/report", 1), ("/secure/consistency-check", 1)]
+    ("at", "accepted", "says"),
+    [
+        ("/models/", 0, "nothing of it was sent"),
+        ("/update", 0, "nothing more of it is sent"),
+        ("/report", 1, "nothing more of it is sent"),
+        ("/secure/consistency-check", 1, "nothing more of it is sent"),
+    ],
 )
 def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
-    tmp_path: Path, at: str, accepted: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: str, accepted: int, says: str
 ) -> None:
+    caplog.set_level(logging.INFO)
     double, shutdown, withdrawn, after = SecureDouble(Ward().model), Shutdown(), threading.Event(), list[str]()
 
     def listen(handler: Handler) -> Handler:
@@ -61,6 +69,9 @@ def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
     assert withdrawn.is_set()
     assert (end.status, end.reason, end.accepted, end.opened) == ("interrupted", WHY, accepted, 0)
     assert set(after) <= {"decline"}
+    [line] = [record.getMessage() for record in caplog.records if "was discarded" in record.getMessage()]
+    assert line.startswith("round 1: this site no longer takes part in the run; this client's work was discarded, and ")
+    assert says in line
 
 
 class Swallowing(Client):
