@@ -56,7 +56,7 @@ def create_run(
             "--members FILE to send the list",
             err=True,
         )
-    terms = careful_of_absence(run_file), careful_of_overrides(run_file)
+    terms = note_on_no_list(run_file), careful_of_absence(run_file), careful_of_overrides(run_file)
     for careful in (*first.remarks, unsigned, *terms, careful_of_simulation(text)):
         if careful:
             typer.echo(careful, err=True)
@@ -76,6 +76,17 @@ def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
     except MembersRefused as error:
         raise MembersRefused(f"{path}: {error}") from error
     return ""
+
+
+def note_on_no_list(run_file: RunFile) -> str:
+    """A note on the sites that decline a secure run without a member list; else empty."""
+    if run_file.secure is None or run_file.members_sha256:
+        return ""
+    return (
+        "note: this run is bound to no member list. A site that has a policy, or trusts a member list, declines its "
+        "rounds, because updates are masked. To bind a run to a list: members_sha256 in [secure_aggregation] of its "
+        "run file, and --members FILE"
+    )
 
 
 def careful_of_absence(run_file: RunFile) -> str:

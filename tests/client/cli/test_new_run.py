@@ -216,6 +216,26 @@ def test_what_is_to_be_careful_of_is_said_apart_from_the_result_once_the_run_is_
 
 
 @pytest.mark.parametrize(
+    ("section", "is_noted"),
+    [
+        ("[secure_aggregation]\n", True),
+        ("[secure_aggregation]\nenabled = false\n", False),
+        (NAMED + NOISE, False),
+        ("", False),
+    ],
+)
+def test_a_secure_run_without_a_list_is_noted(
+    site: Path, section: str, is_noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.toml").write_text(RUN + section)
+    members = Path("pilot-1.json") if section == NAMED + NOISE else None
+    create_run(Taking(), Path("run.toml"), Path("init.safetensors"), members, as_json=False)
+    said = capsys.readouterr().err
+    assert said.startswith("note: this run is bound to no member list") if is_noted else said == ""
+    assert said.count("\n") == is_noted
+
+
+@pytest.mark.parametrize(
     ("officers", "words"),
     [
         ((), "is signed by 0 of its own officers, but 2 must sign it"),
