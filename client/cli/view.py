@@ -69,11 +69,11 @@ class RunPicture:
                 lines += pen.prose(declined)
         lines += pen.prose(*map(_away, self.turned_away))
         if newest:
-            columns = round_columns(newest)
+            columns = round_columns(newest, self.ended)
             lines += table_lines(columns, width)
             lines += pen.prose(*_left_out(columns, width))
             lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
-            lines += _clients_of_newest(newest, width, pen)
+            lines += _clients_of_newest(newest, self.ended, width, pen)
         if (lean := lean_words(self.ended)) is not None:
             lines += pen.prose(lean)
         if any(record.evaluation for record in newest):
@@ -99,7 +99,7 @@ class RunPicture:
         away = pen.prose(*map(_away, self.turned_away), lines_max=_PROSE_LINES_MAX)
         lines += away[: max(0, height - len(lines) - n_ended)]
         if self.ended and (n_rows := min(height - len(lines) - n_heads, _ROWS_SHOWN)) > 0:
-            lines += table_lines(round_columns(self.ended[-n_rows:]), pen.width)
+            lines += table_lines(round_columns(self.ended[-n_rows:], self.ended), pen.width)
             if (lean := lean_words(self.ended)) is not None:
                 lines += pen.prose(lean, lines_max=_PROSE_LINES_MAX)[: max(0, height - len(lines))]
             lines += self._newest_notes(pen, height - len(lines))
@@ -154,10 +154,12 @@ def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
     return [text for record in records if (text := notes.on(record)) is not None]
 
 
-def _clients_of_newest(records: Sequence[RoundRecord], width: int, pen: _Pen) -> list[Text]:
+def _clients_of_newest(
+    records: Sequence[RoundRecord], of_run: Sequence[RoundRecord], width: int, pen: _Pen
+) -> list[Text]:
     """The clients' own metrics in the newest round that keeps them."""
     for record in reversed(records):
-        if columns := client_columns(record):
+        if columns := client_columns(record, of_run):
             head = Text(f"{name_of(record)}, each client's own values:")
             return [head, *table_lines(columns, width), *pen.prose(*_left_out(columns, width))]
     return []

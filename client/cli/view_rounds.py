@@ -10,6 +10,7 @@ from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.lean import Lean
 from umbel.aggregation.run.records import (
+    EVALUATION,
     Absent,
     ClientRecord,
     Fate,
@@ -33,6 +34,8 @@ _REASON_CHARS = 120  # a reason for declining is never cut
 _COUNTS = frozenset({"confusion", "scores"})  # from which figures follow
 _DETAILS = frozenset({"accuracy", "balanced_accuracy", "f1", "precision", "auc_error_max"})
 _NAMES_SHOWN = 12  # clients that declined for one reason
+_STOP_WORTH = 88  # the metric of early stopping gets room before all but the round and its reports
+_LATER_WORTH = 2  # a metric that the run's first measurement does not have
 _WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
 _VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
 
@@ -42,8 +45,11 @@ def name_of(attempt: LiveRound | RoundRecord) -> str:
     return f"round {_number(attempt)}"
 
 
-def round_columns(records: Sequence[RoundRecord]) -> list[Column]:
-    """A table with a row for each round. Progress and metrics are the last columns that a narrow table leaves out."""
+def round_columns(records: Sequence[RoundRecord], of_run: Sequence[RoundRecord]) -> list[Column]:
+    """A table with a row for each of `records`. A narrow table leaves out progress and known metrics last.
+
+    `of_run`: all rounds so far.
+    """
     epsilons = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
     return [
         Column("round", 100, [_number(one) + _state(one) for one in records], least=12),
@@ -57,21 +63,21 @@ def round_columns(records: Sequence[RoundRecord]) -> list[Column]:
         Column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
         *if_known(Column("epsilon so far", 85, epsilons)),
-        *measured("training", 50, [one.metrics for one in records]),
-        *measured("held-out", 60, [one.evaluation for one in records]),
+        *_training(50, [one.metrics for one in records], of_run),
+        *_held_out(60, [one.evaluation for one in records], of_run),
     ]
 
 
-def client_columns(record: RoundRecord) -> list[Column]:
-    """A table of each client's own metrics in a round; empty if the record keeps none."""
+def client_columns(record: RoundRecord, of_run: Sequence[RoundRecord]) -> list[Column]:
+    """A table of each client's own metrics in a round; empty if the record keeps none. `of_run`: all rounds so far."""
     clients = [one for one in record.clients if one.metrics or one.evaluation]
     if not clients:
         return []
     return [
         Column("client", 100, [printable(one.client) for one in clients], least=16),
         Column("samples", 10, [str(one.sample_count) for one in clients]),
-        *measured("training", 50, [one.metrics for one in clients]),
-        *measured("held-out", 60, [one.evaluation for one in clients]),
+        *_training(50, [one.metrics for one in clients], of_run),
+        *_held_out(60, [one.evaluation for one in clients], of_run),
     ]
 
 
@@ -80,16 +86,70 @@ def if_known(column: Column) -> list[Column]:
     return [column] if any(column.cells) else []
 
 
-def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
+def measured(
+    where: str,
+    worth: int,
+    means: Sequence[Mapping[str, float]],
+    earlier: Sequence[Mapping[str, float]] = (),
+    stop: str = "",
+) -> list[Column]:
     """A column for each metric. `means`: of each row; also figures that follow from counts, of which a narrow table
     leaves out all but sensitivity, specificity and AUC first.
+
+    A client may make up any names. So the metric of early stopping comes first, then what was measured first, and a
+    narrow table leaves out what came later.
+
+    Args:
+        where: the group's name.
+        worth: of a known metric's column.
+        means: of each row.
+        earlier: of the run's rounds, oldest first; by default the rows.
+        stop: the metric of early stopping, if it is one of this group.
     """
-    names = sorted({name for one in means for name in one}, key=lambda name: (_is_detail(name), name))
-    cells = {name: [figure(one[name]) if name in one else "" for one in means] for name in names}
+    since = _since(earlier or means)
+    n_rows = Counter(name for one in means for name in one)
+    known = min(since.values(), default=0)
+
+    def worth_of(name: str) -> int:
+        if name == stop:
+            return _STOP_WORTH
+        return 1 if _is_detail(name) else worth if since.get(name) == known else _LATER_WORTH
+
+    def place_of(name: str) -> tuple[bool, bool, int, int, str]:
+        return name != stop, _is_detail(name), since.get(name, len(earlier)), -n_rows[name], name
+
     return [
-        Column(printable(name)[:_NAME_CHARS], 1 if _is_detail(name) else worth, cells[name], group=where)
-        for name in names
+        Column(
+            printable(name)[:_NAME_CHARS],
+            worth_of(name),
+            [figure(one[name]) if name in one else "" for one in means],
+            group=where,
+        )
+        for name in sorted(n_rows, key=place_of)
     ]
+
+
+def _since(rounds: Sequence[Mapping[str, float]]) -> Mapping[str, int]:
+    """The first of the rounds that has each metric."""
+    found = dict[str, int]()
+    for number, means in enumerate(rounds):
+        for name in means:
+            found.setdefault(name, number)
+    return found
+
+
+def _training(worth: int, means: Sequence[Mapping[str, float]], of_run: Sequence[RoundRecord]) -> list[Column]:
+    return measured("training", worth, means, [one.metrics for one in of_run], _stop_metric(of_run, "training."))
+
+
+def _held_out(worth: int, means: Sequence[Mapping[str, float]], of_run: Sequence[RoundRecord]) -> list[Column]:
+    return measured("held-out", worth, means, [one.evaluation for one in of_run], _stop_metric(of_run, EVALUATION))
+
+
+def _stop_metric(of_run: Sequence[RoundRecord], source: str) -> str:
+    """The metric of early stopping if it is of this source, and was measured; else empty."""
+    metric = next((one.judged.metric for one in reversed(of_run) if one.judged is not None), "")
+    return metric.removeprefix(source) if metric.startswith(source) else ""
 
 
 def _is_detail(metric: str) -> bool:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from tests.client.cli.test_view import EAST, FINE, ROUND, RUN
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunProgress, TurnedAway
-from umbel.client.cli.view_rounds import Events, measured
+from umbel.aggregation.run.records import ClientRecord, Fate, Judged, LiveRound, RoundRecord, RunProgress, TurnedAway
+from umbel.client.cli.output import table_lines
+from umbel.client.cli.view_rounds import Events, client_columns, measured, round_columns
 
 LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
 NEWS = RunProgress(RUN, (), 0, LIVE)
@@ -84,3 +85,38 @@ def test_a_narrow_table_keeps_sensitivity_and_auc_and_leaves_out_the_details_of_
         "scores.auc",
     }
     assert len(worth) == len(figures)
+
+
+MADE_UP = {f"a{i}": 0.5 for i in range(24)}
+HONEST = {"accuracy": 0.8125, "loss": 0.375}
+
+
+def heads_at_100_columns(*rounds: RoundRecord) -> list[str]:
+    """The heads of the newest round's table."""
+    _, heads, *_ = table_lines(round_columns(rounds[-1:], rounds), 100)
+    return heads.plain.split()
+
+
+def test_made_up_metrics_do_not_push_out_those_that_earlier_rounds_had() -> None:
+    first = replace(ROUND, metrics={"loss": 0.5}, evaluation=HONEST)
+    later = replace(first, round=2, metrics={**MADE_UP, "loss": 0.5}, evaluation={**MADE_UP, **HONEST})
+    heads = heads_at_100_columns(first, later)
+    assert [head for head in heads if head in HONEST] == ["loss", "accuracy", "loss"], "training, then held-out"
+    clients = (
+        ClientRecord("hostile", Fate.ACCEPTED, "", 1, evaluation={**MADE_UP, **HONEST}),
+        ClientRecord("ward", Fate.ACCEPTED, "", 9, evaluation=HONEST),
+    )
+    columns = client_columns(replace(later, clients=clients), (first, later))
+    assert [column.head for column in columns if column.group][:2] == ["accuracy", "loss"]
+
+
+def test_the_metric_of_early_stopping_comes_first_also_if_all_names_came_at_once() -> None:
+    judged = Judged("evaluation.loss", 0.375, 3, "the median")
+    only = replace(ROUND, metrics={"loss": 0.5}, evaluation={**MADE_UP, **HONEST}, judged=judged)
+    columns = [column for column in round_columns([only], [only]) if column.group == "held-out"]
+    assert columns[0].head == "loss"
+    assert "loss" in heads_at_100_columns(only)
+    of_training = replace(only, judged=replace(judged, metric="training.loss"))
+    assert "loss" in heads_at_100_columns(of_training)
+    without = replace(only, judged=None)
+    assert "loss" not in heads_at_100_columns(without), "the test's names fill the table"
