@@ -45,6 +45,11 @@ class Orders:
         self._has_left = False  # whether it was asked to leave; the main thread may not have heard of it yet
         threading.Thread(target=self._listen, name="the agent's orders", daemon=True).start()
 
+    def repeat(self) -> None:
+        """Repeat an order to leave if the site's code has swallowed it while it was loaded."""
+        if self._has_left and self._shutdown.reason is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _listen(self) -> None:
         while line := self._pipe.readline():
             if line == RETIRE:
@@ -81,7 +86,8 @@ def _live(order: ChildOrder, pipe: BinaryIO, home: Path, work: Path) -> int:
         notebook = Notebook(work)
         orders = Orders(pipe, shutdown)
         try:
-            end = _take_part(order, SharedTurn(Room(home, order.at_once), notebook, lambda: orders.retired), shutdown)
+            turn = SharedTurn(Room(home, order.at_once), notebook, lambda: orders.retired)
+            end = _take_part(order, orders, turn, shutdown)
         except Interrupted as interruption:  # a second signal, or one while the site's code was loaded
             notebook.note(Doing.LEFT, str(interruption))
             return 0
@@ -100,10 +106,11 @@ def _live(order: ChildOrder, pipe: BinaryIO, home: Path, work: Path) -> int:
     return 1
 
 
-def _take_part(order: ChildOrder, turn: SharedTurn, shutdown: Shutdown) -> RunEnd:
+def _take_part(order: ChildOrder, orders: Orders, turn: SharedTurn, shutdown: Shutdown) -> RunEnd:
     require_kernels()
     app = load_app(order.app)
-    with connect(order.server) as replicas:
+    with shutdown.on_signals(), connect(order.server) as replicas:  # once more: the site's code may handle signals, too
+        orders.repeat()
         store = Store(order.state, order.server, order.run)
         identity = identify(store, None, None)
         coordinator = CoordinatorClient(Transport(replicas, while_allowed(identity.authorize, shutdown)))

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.servers.waits import wait_until
+from tests.servers.waits import LIMIT_S, wait_until
 from umbel.aggregation.types import RunId
 from umbel.client.agent.notes import Doing, Note, Notebook, last_note
 from umbel.client.agent.order import CHILD_ORDER, ChildOrder
@@ -15,6 +17,7 @@ from umbel.client.agent.process import RunProcess
 from umbel.client.files import locked_file, make_private
 from umbel.client.policy.decided import DecidedTerms
 from umbel.client.policy.policy import SitePolicy
+from umbel.client.state.home import Home
 from umbel.client.state.state_dir import home_of, work_dir
 
 pytestmark = pytest.mark.slow
@@ -84,6 +87,57 @@ def test_one_that_was_asked_to_leave_can_still_be_withdrawn(
     process.withdraw()
     end_of(process)
     assert said(tmp_path) == "leaves: withdrawn"
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["later", "while it is loaded"])
+def test_code_that_handles_signals_when_it_is_loaded_does_not_keep_the_process_from_leaving(
+    order: ChildOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_early: bool
+) -> None:
+    (tmp_path / "nowhere.py").write_text(DEAF)
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as coordinator:  # it takes requests, and answers none
+        order = replace(order, server=f"http://127.0.0.1:{coordinator.getsockname()[1]}", policy=None)
+        home = Home(order.state, order.server)
+        home.remember_enrolment("ward")
+        process = RunProcess(order, make_private(work_dir(home.path, order.run)))
+        try:
+            wait_until("that it loads the code", (tmp_path / "loads").exists)
+            if is_early:
+                process.leave()
+                wait_until("that the code has swallowed the order", (tmp_path / "swallowed").exists)
+            (tmp_path / "go").touch()
+            if not is_early:
+                coordinator.settimeout(LIMIT_S)
+                coordinator.accept()[0].close()
+                process.leave()
+            end = end_of(process)
+        finally:
+            process.kill()
+    assert end.doing is Doing.LEFT, end.reason
+    assert "SIGTERM received" in end.reason
+    assert (tmp_path / "swallowed").exists() == is_early
+
+
+DEAF = """
+import signal, time
+from pathlib import Path
+import torch
+from umbel.client import Client
+
+signal.signal(signal.SIGTERM, lambda *_: Path("swallowed").touch())
+Path("loads").touch()
+while not Path("go").exists():
+    time.sleep(0.01)
+
+class Deaf(Client):
+    def __init__(self):
+        self.model, self.sample_count = torch.nn.Linear(2, 1), 3
+
+    def train(self, model, plan):
+        raise NotImplementedError
+
+client = Deaf
+"""
 
 
 def said(folder: Path) -> str:
