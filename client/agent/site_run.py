@@ -171,6 +171,7 @@ class SupervisedRun:
             self._withdrawn_at = now
             process.withdraw()
         elif now - self._withdrawn_at >= _LEAVES_S:
+            log.warning("run %s: its process has not left within %g s, and is killed", self.name, _LEAVES_S)
             process.kill()
 
     def _replace(self, process: RunProcess, now: float) -> None:

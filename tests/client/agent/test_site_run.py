@@ -104,13 +104,14 @@ def test_a_run_that_is_no_longer_allowed_is_withdrawn_from_once(house: House) ->
     assert len(house.started) == 1
 
 
-def test_code_that_keeps_its_process_from_leaving_is_killed(house: House) -> None:
+def test_code_that_keeps_its_process_from_leaving_is_killed(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.look(0.0)
     for now in (1.0, 5.0, 10.9):
         house.look(now, None, Verdict(Stand.REFUSED, "the policy does not allow it"))
     assert (house.started[0].withdrawn, house.started[0].killed) == (1, 0)
     house.look(11.0, None, Verdict(Stand.REFUSED, "the policy does not allow it"))
     assert house.started[0].killed == 1
+    assert caplog.messages[-1] == "run heart-1: its process has not left within 10 s, and is killed"
 
 
 def test_another_policy_counts_after_the_round(house: House) -> None:
