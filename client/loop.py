@@ -39,7 +39,7 @@ from umbel.aggregation.messages import LAYOUT_CHARS_MAX, CheckedIn, CheckIn, Run
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import after_s
-from umbel.aggregation.types import ClientId, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.client.app import Client
 from umbel.client.errors import (
     AccessRefused,
@@ -179,6 +179,8 @@ class ClientLoop:
                 enrol()
             return self.take_part()
         except Interrupted as interruption:
+            if self._shutdown.is_withdrawn and (pending := self._store.pending()) is not None:
+                self._discard(pending.assignment, pending.assignment, was_begun=True)
             return self.end("interrupted", str(interruption))
 
     def take_part(self) -> RunEnd:
@@ -290,7 +292,7 @@ class ClientLoop:
                 self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             if self._shutdown.is_withdrawn:  # this client's own threads have closed it
-                self._discard(offer)
+                self._discard(offer.id, name_of(offer), was_begun=self._delivery.begun == offer.id)
                 raise Interrupted(self._shutdown.reason) from error
             log.info("%s: this client's work was not sent: %s", name_of(offer), error)
             self._store.forget_work()
@@ -310,18 +312,17 @@ class ClientLoop:
             raise
         except Interrupted:
             if self._shutdown.is_withdrawn:
-                self._discard(offer)
+                self._discard(offer.id, name_of(offer), was_begun=self._delivery.begun == offer.id)
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
             self._fail(offer, window_end, error)
 
-    def _discard(self, offer: Assignment) -> None:
+    def _discard(self, assignment: AssignmentId, name: str, *, was_begun: bool) -> None:
         """Forget the work of a client that was withdrawn, say so in the site's log, and decline."""
         self._store.forget_work()
-        was_begun = self._delivery.begun == offer.id
-        sent = "nothing more of it is sent after what was sent before" if was_begun else "nothing of it was sent"
-        log.info("%s: %s; this client's work was discarded, and %s", name_of(offer), _WITHDRAWN, sent)
-        decline(self._coordinator, offer.id, _WITHDRAWN, Patience(until=0.0))
+        sent = "some of it may have been sent before; nothing more is sent" if was_begun else "nothing of it was sent"
+        log.info("%s: %s; this client's work was discarded: %s", name, _WITHDRAWN, sent)
+        decline(self._coordinator, assignment, _WITHDRAWN, Patience(until=0.0))
 
     def _decline(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         """Decline. How long the client tries must say nothing of its reason."""

@@ -8,7 +8,8 @@ from typing import ParamSpec, TypeVar
 
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.clock import Clock
-from umbel.server.devices.clients import Registry, TurnedAwayStore
+from umbel.server.devices.clients import Registry
+from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.settings import Settings
 from umbel.server.store.audit_rows import AuditStore

@@ -14,7 +14,7 @@ _WORDS = "fell silent"
 
 
 def cut_s(window_s: float) -> float:
-    """How many seconds after it disconnected from a held request a client is silent: window / 60, 5 s to 30 s.
+    """Seconds from a client's disconnection until it counts as silent: window / 60, but 5 to 30.
 
     A killed process closes its connection at once. A client whose link broke notices that, and returns sooner.
     """
@@ -22,7 +22,7 @@ def cut_s(window_s: float) -> float:
 
 
 def quiet_s(window_s: float, longest_gap_s: float = 0.0) -> float:
-    """How many seconds after an answered request a client is silent: window / 10, 30 s to 120 s.
+    """Seconds from a client's answered request until it counts as silent: window / 10, but 30 to 120.
 
     Its code may compute without a pause in which the SDK's thread could ask again. `longest_gap_s`: the longest time
     between two requests of this client so far, in seconds. The client may be quiet for three times as long.

@@ -199,7 +199,7 @@ class RunView:
 
 
 class AwayKind(StrEnum):
-    """Whose word it is that a client does not come to a run."""
+    """Who says that a client does not come to a run."""
 
     TURNED_AWAY = "turned away"  # the coordinator refused its last check-in
     STAYS_AWAY = "stays away"  # the client says that it takes no part

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from umbel.aggregation.types import RunId
 from umbel.client.errors import ClientError
@@ -16,7 +15,8 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 
 PAUSE_S = 1.0  # between two requests: the coordinator chooses how many runs it lists
-AGAIN_S = 6.0  # between two looks at the news: a coordinator keeps one word of a client in five seconds
+AGAIN_S = 6.0  # between two looks at the news: a coordinator stores at most one statement of a client in five seconds
+REPEAT_S = 12 * 3600.0  # a coordinator keeps a statement for a day
 log = logging.getLogger("umbel.client")
 
 
@@ -29,12 +29,13 @@ class Absence:
 
 
 class AbsenceTeller:
-    """Tells each absence once, until it changes."""
+    """Tells each absence when it begins or changes, and twice a day."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
+        self._lock = threading.Lock()  # for these two
         self._absences: Mapping[RunId, Absence] = {}
-        self._told: dict[RunId, Absence] = {}
+        self._untold: set[RunId] = set()
         self._news = threading.Event()
         self._ended = threading.Event()
 
@@ -48,12 +49,18 @@ class AbsenceTeller:
 
     def take(self, absences: Mapping[RunId, Absence]) -> None:
         """From now on these are the runs that the site does not come to."""
-        if absences != self._absences:
+        with self._lock:
+            changed = {run for run, absence in absences.items() if self._absences.get(run) != absence}
+            self._untold = (self._untold | changed) & absences.keys()
             self._absences = absences
+        if changed:
             self._news.set()
 
     def _run(self) -> None:
-        while self._news.wait() and not self._ended.is_set():
+        while not self._ended.is_set():
+            if not self._news.wait(REPEAT_S):
+                with self._lock:
+                    self._untold = {*self._absences}
             self._news.clear()
             try:
                 self._tell_news()
@@ -62,18 +69,13 @@ class AbsenceTeller:
             self._ended.wait(AGAIN_S)
 
     def _tell_news(self) -> None:
-        absences = self._absences
-        self._told = {run: told for run, told in self._told.items() if absences.get(run) == told}
-        for run, absence in absences.items():
-            if run not in self._told:
-                self._tell(run, absence)
-                self._told[run] = absence
-                self._wait(PAUSE_S)
+        for run in sorted(self._untold):
+            self._tell(run)
+            self._wait(PAUSE_S)
 
-    def _tell(self, run: RunId, absence: Absence) -> None:
-        send = partial(self._coordinator.not_coming, run, absence.reason, may_come=absence.may_come)
+    def _tell(self, run: RunId) -> None:
         try:
-            patiently(send, Patience(wait=self._wait))
+            patiently(lambda: self._send(run), Patience(wait=self._wait))
         except Interrupted:
             raise
         except ClientError as error:  # the run is over, or the coordinator's version of umbel is older than this one
@@ -81,6 +83,14 @@ class AbsenceTeller:
         except Exception as error:  # a bug here must not end the thread
             if not self._ended.is_set():  # httpx raises after the client was closed
                 log.error("run %s: telling why this site does not come failed", run, exc_info=error)
+
+    def _send(self, run: RunId) -> None:
+        """Tell the absence as it is now: the coordinator may have been away for long."""
+        with self._lock:
+            absence = self._absences.get(run)
+            self._untold.discard(run)
+        if absence is not None:
+            self._coordinator.not_coming(run, absence.reason, may_come=absence.may_come)
 
     def _wait(self, seconds: float) -> None:
         if self._ended.wait(seconds):

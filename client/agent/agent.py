@@ -57,7 +57,7 @@ PROCESSES_MAX = 64  # each needs the memory of Python and torch, and the coordin
 ENDED_SHOWN_MAX = 20
 _LAST_WAIT_S = 10.0  # for processes that were told to leave at once
 NO_ROOM = f"it waits until one of {PROCESSES_MAX} other runs is over; deny runs that you do not need"
-NO_ROOM_PUBLIC = f"the site takes part in {PROCESSES_MAX} other runs, and cannot in more"
+NO_ROOM_PUBLIC = f"the site takes part in {PROCESSES_MAX} other runs, and cannot take part in more at once"
 TROUBLE_PUBLIC = "the site's policy file is not valid, and until it is, the site takes part in no run"
 _BESIDE = "end the other process first: an agent and umbel join cannot use one state directory at the same time"
 log = logging.getLogger("umbel.client")
@@ -232,7 +232,7 @@ class Agent:
         if has_room := not starts or self._n_free > 0:
             self._n_free -= starts
         else:
-            found = Verdict(Stand.ALLOWED, NO_ROOM, NO_ROOM_PUBLIC)
+            found = Verdict(Stand.ALLOWED, NO_ROOM, NO_ROOM_PUBLIC, may_change=True)
         known.judge(run, found, None if isinstance(decision, StateError) else decision, app)
         if found.stand is not Stand.ALLOWED or app is None or not has_room:
             return None
@@ -257,9 +257,9 @@ class Agent:
         self, run: OpenRun, in_force: InForce, decision: SiteDecision | StateError | None, app: str | None
     ) -> Verdict:
         if in_force.trouble:
-            return Verdict(Stand.REFUSED, in_force.trouble, TROUBLE_PUBLIC)
+            return Verdict(Stand.REFUSED, in_force.trouble, TROUBLE_PUBLIC, may_change=True)
         if isinstance(decision, StateError):
-            return Verdict(Stand.ASKED, str(decision), undecided(run))
+            return Verdict(Stand.ASKED, str(decision), undecided(run), may_change=True)
         is_of_members = bool(in_force.list_sha256) and run.members_sha256 == in_force.list_sha256
         return verdict(
             run, in_force.policy, is_of_members=is_of_members, decision=decision, app=app, commands=self._commands

@@ -62,8 +62,8 @@ class Orders:
 
     def _leave(self) -> None:
         if not self._has_left and self._shutdown.reason is None:  # a second signal would end the client at once
+            self._has_left = True  # before the signal: whoever repeats a swallowed order must see it
             os.kill(os.getpid(), signal.SIGTERM)  # a signal also ends a wait for an answer
-        self._has_left = True
 
 
 def live(order: ChildOrder, pipe: BinaryIO) -> int:

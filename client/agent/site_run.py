@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from umbel.aggregation.messages import OpenRun
-from umbel.aggregation.phrases import counted
 from umbel.aggregation.types import RunId
 from umbel.client.agent.absences import Absence
 from umbel.client.agent.board import SiteRun
@@ -25,6 +24,9 @@ _AGAIN_S = 1.0  # until a process that left is started again
 _RETIRES_S = 15.0  # in which a process that waits for work sees that it should leave, unless it was sent away for long
 _LEAVES_S = 10.0  # in which a process leaves whose run the site no longer allows, or is killed
 _LEARNS_S = 5.0  # in which the process of a run that is over learns by itself how the run ended, or is told to leave
+STARTING = "its process at the site is starting"
+NOT_RUNNING = "its process at the site is not running, and is started again; the site's log says more"
+"""Neither the error nor how often it came: crafted weights could make them tell of the site's data."""
 NO_LONGER_OPEN = "the coordinator no longer lists it"
 Start = Callable[[ChildOrder, Path], RunProcess]
 log = logging.getLogger("umbel.client")
@@ -52,6 +54,7 @@ class SupervisedRun:
         self._started_at = 0.0
         self._retired_at: float | None = None  # when the process was asked to leave after its round
         self._withdrawn_at: float | None = None  # when the process was told to leave at once
+        self._is_killed = False
         self._verdict = Verdict(Stand.ASKED)
         self._has_verdict = False
         self._decision: SiteDecision | None = None
@@ -132,10 +135,9 @@ class SupervisedRun:
             return None
         if self._verdict.public_reason:
             return Absence(self._verdict.public_reason, self._verdict.may_change)
-        if self._failing.count:
-            times = counted(self._failing.count, "time")
-            return Absence(f"its process at the site has failed {times} in a row; the site's log says why", True)
-        return None
+        if self._process is not None and (note := self._process.note()) and note.doing is not Doing.STARTING:
+            return None
+        return Absence(NOT_RUNNING if self._failing.count else STARTING, may_come=True)
 
     def shown(self) -> SiteRun:
         """The run for the board."""
@@ -171,7 +173,9 @@ class SupervisedRun:
             self._withdrawn_at = now
             process.withdraw()
         elif now - self._withdrawn_at >= _LEAVES_S:
-            log.warning("run %s: its process has not left within %g s, and is killed", self.name, _LEAVES_S)
+            if not self._is_killed:
+                log.warning("run %s: the agent kills its process, which has not ended in %g s", self.name, _LEAVES_S)
+            self._is_killed = True
             process.kill()
 
     def _replace(self, process: RunProcess, now: float) -> None:
@@ -184,7 +188,7 @@ class SupervisedRun:
             process.leave()
 
     def _begin(self, order: ChildOrder, now: float) -> None:
-        self._started_at, self._retired_at, self._withdrawn_at = now, None, None
+        self._started_at, self._retired_at, self._withdrawn_at, self._is_killed = now, None, None, False
         try:
             self._process = self._start(order, self._work)
         except OSError as error:  # too many processes, or too little memory: the other runs go on

@@ -33,10 +33,7 @@ class Verdict:
     reason: str = ""
     public_reason: str = ""
 
-    @property
-    def may_change(self) -> bool:
-        """Whether the site may take part soon: a person may decide, or there may be room."""
-        return self.stand in (Stand.ASKED, Stand.ALLOWED)
+    may_change: bool = False  # whether the site may take part soon: a person may decide, or there may be room
 
 
 def verdict(
@@ -63,7 +60,7 @@ def verdict(
         return Verdict(Stand.DENIED, how, "a person at the site denied it")
     was_denied = decision is not None and not decision.is_allowed
     if own is None and (was_denied or policy.run_rule(run.name, is_of_members=is_of_members) is not RunRule.ALLOW):
-        return Verdict(Stand.ASKED, _question(run, decision, commands), undecided(run))
+        return Verdict(Stand.ASKED, _question(run, decision, commands), undecided(run), may_change=True)
     if app is None:
         return Verdict(
             Stand.NO_APP,

@@ -49,7 +49,7 @@ class VerdictLog:
         """Say once in `LINES_S` how many verdicts were not logged."""
         if self._n_left_out and not self._has_summed_up:
             more, look = counted(self._n_left_out, "more verdict"), self._commands.text("runs")
-            log.warning("%s on runs, which this log leaves out; to see all runs: %s", more, look)
+            log.warning("this log leaves out %s on runs. To see all runs: %s", more, look)
             self._n_left_out, self._has_summed_up = 0, True
 
 

@@ -144,7 +144,7 @@ def _coordinator(address: str) -> Iterator[ClientFinding]:
 
 
 def _enrolment(server: str, state: Path) -> ClientFinding:
-    """Ask with this client's signature for an assignment that cannot exist: it changes nothing at the coordinator."""
+    """Ask with this client's signature for an assignment that cannot exist. The coordinator only notes the contact."""
     try:
         identity = enrolled_identity(state, server)
     except (StateError, OSError):

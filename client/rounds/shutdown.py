@@ -52,7 +52,7 @@ class Shutdown:
         """Raise `Interrupted` at the end of this block if the client was withdrawn, even if the block raised another
         error: the site's own code may catch the first `Interrupted`, and it may raise an error of its own instead.
 
-        The gate (`withdrawal.py`) does not make this needless. A decline passes the gate, and its reason may tell how
+        The gate (`withdrawal.py`) alone is not enough. A decline passes the gate, and its reason may tell how
         the work went. In a secure round, the client would wait for other clients' shares, remember a sum that its
         update is not in, and leave without declining.
         """

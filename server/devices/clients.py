@@ -10,15 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import delete, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import select, update
 
 from umbel.aggregation.errors import BadSignature
 from umbel.aggregation.round.states import Closing, Training
-from umbel.aggregation.run.records import Absent, AbsentClient, AwayKind, TurnedAway
+from umbel.aggregation.run.records import Absent, AbsentClient
 from umbel.aggregation.trust.signatures import Check, Claims, Target
-from umbel.aggregation.types import ClientId, RunId
+from umbel.aggregation.types import ClientId
 from umbel.server import journal
 from umbel.server.devices.admission import Admission, Signed
 from umbel.server.devices.enrolments import Enrolments
@@ -41,12 +39,6 @@ _NOT_SIGNED = (
     "with a token; otherwise check that no proxy changes the method, path or query"
 )
 NAMED_MAX = 5
-KEPT_MAX = 100
-SHOWN_MAX = 20
-_SAME_AGAIN_S = 60.0  # the same reason of one client is written once a minute
-_OTHER_AGAIN_S = 5.0  # and a changed reason once in five seconds
-_KEPT_S = 7 * 86400.0
-_AWAY, _WAITER = table_of(tables.TurnedAwayRow), table_of(tables.WaiterRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,59 +240,3 @@ def absent_from(
     by_weight = sorted(missing, key=lambda one: (one.client not in sites, -one.sample_count, one.client))
     named = tuple(AbsentClient(one.client, one.sample_count, one.heard_at) for one in by_weight[:NAMED_MAX])
     return Absent(len(missing), sum(one.sample_count for one in missing), named)
-
-
-class TurnedAwayStore:
-    """Why clients do not come: each one's last refusal at check-in, or own word. The newest `KEPT_MAX` of each run are
-    kept.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-        self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
-
-    async def note(self, run: RunId, away: TurnedAway, in_place_of: str = "") -> bool:
-        """Store why a client does not come, in place of what was stored. False if something was stored a moment ago.
-
-        `in_place_of`: a less detailed reason for the same refusal, which this one may replace at once.
-        """
-        mine = (_AWAY.c.run == run, _AWAY.c.client == away.client)
-        is_same = (_AWAY.c.reason == away.reason) & (_AWAY.c.at > away.at - _SAME_AGAIN_S)
-        is_other = (_AWAY.c.reason != in_place_of) & (_AWAY.c.at > away.at - _OTHER_AGAIN_S)
-        fresh = select(_AWAY.c.at).where(*mine, or_(is_same, is_other))
-        async with self._db.reading() as tx:
-            if (await tx.execute(fresh)).first() is not None:
-                return False
-        news = {"reason": away.reason, "at": away.at, "kind": away.kind.value}
-        upsert = self._insert(_AWAY).on_conflict_do_update(index_elements=["run", "client"], set_=news)
-        async with self._db.writing("note_turned_away") as tx:
-            await tx.execute(upsert, [{"run": run, "client": away.client, **news}])
-            await _forget_oldest(tx, run)
-        return True
-
-    async def sweep(self, now: float) -> None:
-        """Drop what is older than a week."""
-        async with self._db.writing("sweep_turned_away") as tx:
-            await tx.execute(delete(_AWAY).where(_AWAY.c.at <= now - _KEPT_S))
-
-    async def newest(self, run: RunId) -> tuple[TurnedAway, ...]:
-        """Those of clients that were not admitted since, the newest first; at most `SHOWN_MAX`."""
-        since = (_WAITER.c.run == _AWAY.c.run) & (_WAITER.c.client == _AWAY.c.client)
-        query = (
-            select(_AWAY)
-            .outerjoin(_WAITER, since)
-            .where(_AWAY.c.run == run, or_(_WAITER.c.seen_at.is_(None), _WAITER.c.seen_at < _AWAY.c.at))
-            .order_by(_AWAY.c.at.desc(), _AWAY.c.client)
-            .limit(SHOWN_MAX)
-        )
-        async with self._db.reading() as tx:
-            rows = await tx.execute(query)
-            return tuple(TurnedAway(row.client, row.reason, row.at, AwayKind(row.kind)) for row in rows)
-
-
-async def _forget_oldest(tx: AsyncConnection, run: RunId) -> None:
-    """Keep the newest only. Rows that another replica is writing are skipped, so that no replica waits for another."""
-    newest_first = select(_AWAY.c.client).where(_AWAY.c.run == run).order_by(_AWAY.c.at.desc(), _AWAY.c.client)
-    surplus = (await tx.scalars(newest_first.offset(KEPT_MAX).with_for_update(skip_locked=True))).all()
-    if surplus:
-        await tx.execute(delete(_AWAY).where(_AWAY.c.run == run, _AWAY.c.client.in_(surplus)))

@@ -107,6 +107,10 @@ class WaitingRoom:
             if not still_waits:
                 self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0, has_left=True))
 
+    def is_here(self, client: ClientId) -> bool:
+        """Whether a check-in of this client is held open at this replica."""
+        return client in self._here
+
     async def expel(self, client: ClientId) -> None:
         """Remove a client from the waiting room."""
         await self._store.put(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))

@@ -212,7 +212,7 @@ async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
     mark = driver.now.mark  # read first, because the rest may change meanwhile
     view = view_of(driver.live)  # before the records, so that a run that is over comes with its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
-    away = await state.services.turned_away.newest(driver.name)
+    away = await state.services.turned_away.newest(driver.name, state.services.clock.now())
     return RunProgress(view, ended, after + len(ended), await driver.now.look(), away, mark)
 
 

@@ -12,7 +12,6 @@ from umbel.aggregation.round.cohort import Expected, able_of
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.records import AwayKind
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.fitness import RunMembers
 from umbel.server.devices.waiting import Bells, Heard
@@ -81,16 +80,15 @@ class ExpectedClients:
             names = {*known, *await waiters.newcomers(run, now, _LOOKED_AT_MAX, agents)}
             names |= {ClientId(name) for name in tokens if name is not None}
             unnamed = tokens.count(None)
-        away = await self._services.turned_away.newest(run)
-        absent = {ClientId(one.client) for one in away if one.kind is not AwayKind.NOT_READY}
-        missing = (names | {*sites}) - absent - here
+        missing = (names | {*sites}) - await self._services.turned_away.staying_away(run, now) - here
         others_until = self._others_until(state, len(here) + len(missing), since)
         return Expected(dict.fromkeys(sorted(missing), until), unnamed, until, others_until)
 
     async def _later(self, state: Recruiting, here: frozenset[ClientId], since: float, now: float) -> Expected:
         """The clients of the run that are up."""
+        away = await self._services.turned_away.staying_away(state.plan.run, now)
         fleet = await self._services.waiters.fleet(state.plan.run, now, _LOOKED_AT_MAX)
-        missing = [one for one in fleet if one.client not in here]
+        missing = [one for one in fleet if one.client not in here | away]
         until = self._until(missing, max(state.plan.patience_s, UP_S), now)
         latest, others_until = since + LATER_MAX_S, self._others_until(state, len(here) + len(missing), since)
         if state.plan.task.may_be_left_out:  # an evaluation is abandoned if it has not begun by then

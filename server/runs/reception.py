@@ -158,14 +158,19 @@ class Reception:
         raise found.refusal
 
     async def not_coming(self, client: ClientId, run: RunId, word: NotComing) -> None:
-        """Note for the operator why a client does not come to a run that is open to it. Raises `Refused` otherwise."""
+        """Note for the operator why a client does not come to a run that is open to it. Raises `Refused` otherwise.
+
+        That it may come is no news of a client that has come meanwhile.
+        """
         driver = await self._coordinator.driver(run)
         if (found := await stranger(self._services.registry, await driver.members.list(), client)) is not None:
             raise found.refusal
         kind = AwayKind.NOT_READY if word.may_come else AwayKind.STAYS_AWAY
         away = TurnedAway(client, word.reason, self._services.clock.now(), kind)
-        if not driver.is_over and await self._services.turned_away.note(run, away):
-            driver.now.changed()
+        has_come = driver.open_round(client) is not None or driver.waiting.is_here(client)
+        if driver.is_over or (word.may_come and has_come):
+            return
+        if await self._services.turned_away.note(run, away):
             driver.wake()  # a round that waits for this client may begin without it
 
     async def status(

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from umbel.server import journal, problems
 from umbel.server.blobs.choose import open_blobs
 from umbel.server.clock import Clock, SystemClock
-from umbel.server.devices.clients import Registry, TurnedAwayStore
+from umbel.server.devices.clients import Registry
+from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.http import (
     routes_admin,
@@ -217,7 +218,7 @@ async def keep_house(services: Services) -> None:
         _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
         _repeat("models that no run refers to", _REST_S, lambda: sweep_models(services)),
         _repeat("records of clients that left long ago", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
-        _repeat("old records of refused clients", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
+        _repeat("old words on absent clients", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
         _repeat("old tokens", _REST_S, lambda: services.registry.enrolments.sweep(services.clock.now())),
     )
 

@@ -176,7 +176,8 @@ def test_three_runs_of_three_agents_outlive_a_coordinator_that_dies_of_every_ste
                     require_each_report_once(operator, tmp_path, name, operator.run(name).rounds_done, MEAN)
             for agent in ward.agents:
                 for name in RUNS:
-                    await asyncio.to_thread(agent.wait_for, name, "stopped")
+                    # "over" where its process was still waiting to ask the coordinator again when the run ended
+                    await asyncio.to_thread(agent.wait_for, name, "stopped", "over")
         finally:
             keeping.cancel()
             for agent in ward.agents:

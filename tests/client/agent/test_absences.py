@@ -13,6 +13,7 @@ from umbel.client.agent import absences
 from umbel.client.agent.absences import Absence, AbsenceTeller
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Transport, connect
+from umbel.server.devices.turned_away import KEPT_S
 
 HEART, MRI, EEG = map(RunId, ("heart-1", "mri", "eeg"))
 DENIED, ASKED = Absence("a person at the site denied it", False), Absence("a person must decide", True)
@@ -85,6 +86,29 @@ def test_a_coordinator_that_is_busy_is_told_later() -> None:
     told.after(1)
     told.status = 204
     assert set(told.after(2)) == {("/v1/runs/heart-1/not-coming", "a person must decide", True)}
+    told.teller.stop()
+
+
+def test_a_coordinator_that_was_away_hears_what_is_true_now() -> None:
+    told = Told()
+    told.status = 503
+    told.teller.take({HEART: DENIED, MRI: ASKED})
+    told.after(1)
+    told.teller.take({HEART: ASKED})  # meanwhile
+    told.status = 204
+    wait_until("the news", lambda: told.words[-1] == ("/v1/runs/heart-1/not-coming", "a person must decide", True))
+    n_words = len(told.words)
+    told.teller.take({HEART: ASKED, EEG: DENIED})
+    assert told.after(n_words + 1)[n_words:] == [("/v1/runs/eeg/not-coming", "a person at the site denied it", False)]
+    told.teller.stop()
+
+
+def test_an_absence_is_told_again_before_the_coordinator_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert absences.REPEAT_S < KEPT_S
+    monkeypatch.setattr(absences, "REPEAT_S", 0.01)
+    told = Told()
+    told.teller.take({HEART: DENIED})
+    assert set(told.after(3)) == {("/v1/runs/heart-1/not-coming", "a person at the site denied it", False)}
     told.teller.stop()
 
 

@@ -127,10 +127,10 @@ def test_a_coordinator_that_lists_other_runs_at_each_answer_fills_neither_the_lo
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == LINES_MAX + 1
     assert lines[0].startswith("run r0-000: it is waiting for a person at this site; decide: umbel site allow r0-000")
-    assert lines[-1].startswith(f"{RUNS_MAX - LINES_MAX} more verdicts on runs, ")
+    assert lines[-1].startswith(f"this log leaves out {RUNS_MAX - LINES_MAX} more verdicts on runs. ")
     assert "umbel site runs" in lines[-1]
     house.agent.look(LINES_S)
-    assert caplog.records[-1].getMessage().startswith(f"{2 * RUNS_MAX} more verdicts")
+    assert caplog.records[-1].getMessage().startswith(f"this log leaves out {2 * RUNS_MAX} more verdicts")
     house.look(ONE)
     assert caplog.records[-1].getMessage().startswith("run heart-1: "), "a minute later there is room for lines again"
 

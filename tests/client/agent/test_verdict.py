@@ -134,7 +134,7 @@ def test_a_run_without_code_says_how_to_give_it_some() -> None:
         (judge(decision=denied()), "a person at the site denied it", False),
         (judge(decision=allowed(), app=None), "the site has no code for this run", False),
         (judge(policy=replace(LISTED, minimum_cohort=4)), "minimum must be 4 or more", False),
-        (judge(decision=allowed()), "", True),
+        (judge(decision=allowed()), "", False),
     ],
 )
 def test_the_coordinator_may_know_why_and_learns_nothing_of_the_sites_files(

@@ -62,9 +62,11 @@ def test_too_many_lines_are_counted_and_summed_up_once_in_a_minute(caplog: pytes
             it.say(RUN, verdict)
         it.end()
     assert len(caplog.records) == LINES_MAX + 1
-    assert caplog.records[-1].getMessage().startswith("3 more verdicts on runs, ")
+    assert caplog.records[-1].getMessage().startswith("this log leaves out 3 more verdicts on runs. ")
     assert "umbel site runs --state /srv/umbel" in caplog.records[-1].getMessage()
     it.begin(LINES_S)
     it.end()
     assert len(caplog.records) == LINES_MAX + 2
-    assert caplog.records[-1].getMessage().startswith(f"{2 * (LINES_MAX + 3)} more verdicts on runs, ")
+    assert (
+        caplog.records[-1].getMessage().startswith(f"this log leaves out {2 * (LINES_MAX + 3)} more verdicts on runs. ")
+    )

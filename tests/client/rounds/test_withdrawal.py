@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.client.doubles.double import TOKEN, URL, Double, Handler
 from tests.client.doubles.secure_double import WARD, SecureDouble
-from tests.client.test_loop import Measuring
+from tests.client.test_loop import AddOne, Crash, Measuring, killed_at, take_part
 from tests.client.test_secure_rounds import Ward
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult, run_client
@@ -39,9 +39,9 @@ class Garbage:
     ("at", "accepted", "says"),
     [
         ("/models/", 0, "nothing of it was sent"),
-        ("/update", 0, "nothing more of it is sent"),
-        ("/report", 1, "nothing more of it is sent"),
-        ("/secure/consistency-check", 1, "nothing more of it is sent"),
+        ("/update", 0, "some of it may have been sent before; nothing more is sent"),
+        ("/report", 1, "some of it may have been sent before; nothing more is sent"),
+        ("/secure/consistency-check", 1, "some of it may have been sent before; nothing more is sent"),
     ],
 )
 def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
@@ -70,8 +70,32 @@ def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
     assert (end.status, end.reason, end.accepted, end.opened) == ("interrupted", WHY, accepted, 0)
     assert set(after) <= {"decline"}
     [line] = [record.getMessage() for record in caplog.records if "was discarded" in record.getMessage()]
-    assert line.startswith("round 1: this site no longer takes part in the run; this client's work was discarded, and ")
+    assert line.startswith("round 1: this site no longer takes part in the run; this client's work was discarded: ")
     assert says in line
+
+
+def test_a_client_that_is_withdrawn_while_it_sends_what_an_earlier_process_left_discards_that_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    double, shutdown = Double(AddOne().model), Shutdown()
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=killed_at("PUT report", was_carried_out=False))
+
+    def withdrawn(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if shutdown.reason is None:
+                shutdown.withdraw(WHY)
+            return handler(request)
+
+        return handle
+
+    end = run_client(
+        AddOne(), URL, tmp_path, "demo", TOKEN, WARD, transport=double.transport(withdrawn), shutdown=shutdown
+    )
+    assert (end.status, end.reason, end.reports) == ("interrupted", WHY, 0)
+    assert not list(tmp_path.glob("*/pending/*"))
+    assert "this client's work was discarded: some of it may have been sent before" in caplog.text
 
 
 class Swallowing(Client):

@@ -44,7 +44,7 @@ def expected(stored: Stored | None = None) -> ExpectedClients:
     services = SimpleNamespace(
         waiters=stored or Stored(),
         agents=SimpleNamespace(clients_since=lambda _since: set[str]()),
-        turned_away=SimpleNamespace(newest=lambda _run: answer(())),
+        turned_away=SimpleNamespace(staying_away=lambda _run, _now: answer(frozenset())),
         replicas=SimpleNamespace(is_alone=True),
     )
     members = SimpleNamespace(list=lambda: answer(None))

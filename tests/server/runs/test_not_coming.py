@@ -51,11 +51,9 @@ def test_whoever_watches_the_run_hears_of_it_at_once(tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             await it.begin(run_file(), small_state())
             [device] = await it.devices(1)
-            mark = (await it.progress())["mark"]
-            path = f"/v1/admin/runs/demo/progress?after=0&wait_s=30&mark={mark}"
-            watching = asyncio.create_task(it.http.get(path, headers=it.admin))
+            driver, mark = await it.driver(), (await it.progress())["mark"]
             await say(device, "the policy refuses it")
-            assert [one["client"] for one in (await watching).json()["turned_away"]] == ["d0"]
+            assert driver.now.has_changed_since(mark), "a held request for the run's progress is answered"
 
     asyncio.run(scenario())
 
@@ -103,8 +101,25 @@ def test_the_first_round_waits_for_a_client_that_may_come_and_not_for_one_that_s
                 clock.late_s += driver.plan.patience_s + 1.0
                 driver.wake()
                 if may_come:
-                    assert (await it.progress())["live"]["phase"] == "recruiting"
-                else:
-                    await until("a round that is open", lambda: driver.state.phase == "training")
+                    late = await until("the next look", lambda: (driver.state.waits_until or 0.0) > clock.now() + 200.0)
+                    assert late, "it still waits for the last site"
+                    clock.late_s += driver.run.file.wait_for_all_s
+                    driver.wake()
+                await until("a round that is open", lambda: driver.state.phase == "training")
+                assert sorted(driver.state.cohort) == ["d0", "d1", "d2"]
+
+
+def test_a_word_that_comes_late_does_not_hide_that_the_client_has_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(secure_run(window_s=100.0), STATE)
+            [site, *_] = await it.devices(4, sample_count=0)
+            async with all_waiting(it, [site]):
+                clock.late_s += 1.0
+                assert (await say(site, "its process is starting", may_come=True)).status_code == 204
+                assert await away(it) == []
+                await say(site, "a person at the site denied it")
+                assert [kind for _, kind, _ in await away(it)] == ["stays away"]
 
     asyncio.run(scenario())
