@@ -108,6 +108,8 @@ def test_the_first_round_waits_for_a_client_that_may_come_and_not_for_one_that_s
                 await until("a round that is open", lambda: driver.state.phase == "training")
                 assert sorted(driver.state.cohort) == ["d0", "d1", "d2"]
 
+    asyncio.run(scenario())
+
 
 def test_a_word_that_comes_late_does_not_hide_that_the_client_has_come(tmp_path: Path) -> None:
     async def scenario() -> None:
