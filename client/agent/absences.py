@@ -5,6 +5,7 @@ It only informs: whatever goes wrong with it, the site's work continues.
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,11 +58,14 @@ class AbsenceTeller:
             self._news.set()
 
     def _run(self) -> None:
+        repeat_at = time.monotonic() + REPEAT_S
         while not self._ended.is_set():
-            if not self._news.wait(REPEAT_S):
+            self._news.wait(max(0.0, repeat_at - time.monotonic()))
+            self._news.clear()
+            if time.monotonic() >= repeat_at:  # also if other runs have news all the time
+                repeat_at = time.monotonic() + REPEAT_S
                 with self._lock:
                     self._untold = {*self._absences}
-            self._news.clear()
             try:
                 self._tell_news()
             except Interrupted:

@@ -1,5 +1,6 @@
 """The coordinator hears once why the site does not come to a run, and trouble with that ends nothing."""
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -109,6 +110,18 @@ def test_an_absence_is_told_again_before_the_coordinator_forgets_it(monkeypatch:
     told = Told()
     told.teller.take({HEART: DENIED})
     assert set(told.after(3)) == {("/v1/runs/heart-1/not-coming", "a person at the site denied it", False)}
+    told.teller.stop()
+
+
+def test_the_news_of_one_run_does_not_keep_another_from_being_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absences, "REPEAT_S", 0.5)
+    told, reasons = Told(), itertools.count()
+
+    def is_told_again() -> bool:
+        told.teller.take({HEART: DENIED, EEG: Absence(f"reason {next(reasons)}", True)})
+        return [path for path, _, _ in told.words].count("/v1/runs/heart-1/not-coming") >= 2
+
+    wait_until("a second word on heart-1", is_told_again)
     told.teller.stop()
 
 
