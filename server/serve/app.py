@@ -40,7 +40,7 @@ from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.database import Database
 from umbel.server.store.keys import AdminKey, AuditKey
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.store.replicas import RelayStore, Replicas, Uptime
+from umbel.server.store.replicas import OUTAGE_S, RelayStore, Replicas, Uptime
 from umbel.server.store.rounds import MemberListStore, RoundStore
 from umbel.server.store.uploads import UploadStore
 from umbel.server.store.versions import ModelStore, VersionStore
@@ -99,13 +99,16 @@ class Health:
     status: str = "ok"
 
 
-def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
-    """A coordinator over the data directory of `settings`. Only one at a time may work on a directory."""
+def create_app(settings: Settings, clock: Clock | None = None, outage_s: float = OUTAGE_S) -> FastAPI:
+    """A coordinator over the data directory of `settings`. Only one at a time may work on a directory.
+
+    A gap in the coordinators' signs of life that is longer than `outage_s` is an outage, which no window counts.
+    """
     clock = clock or SystemClock()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with running(settings, clock) as state:
+        async with running(settings, clock, outage_s) as state:
             app.state.umbel = state
             yield
 
@@ -137,14 +140,15 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
 
 
 @asynccontextmanager
-async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
+async def running(settings: Settings, clock: Clock, outage_s: float) -> AsyncGenerator[State]:
     """Start a coordinator and everything it consists of, and close it at the end of the block."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database)
     worker, checker = ThreadPoolExecutor(1, "umbel-worker"), ThreadPoolExecutor(1, "umbel-checker")
     audit_key = AuditKey.load(settings.audit_key_path)
     decider = DecisionThread()
-    services = _services(settings, clock, database, (worker, checker), audit_key, decider)
+    uptime = Uptime(database, clock, outage_s)
+    services = _services(settings, clock, database, uptime, (worker, checker), audit_key, decider)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
@@ -175,6 +179,7 @@ def _services(
     settings: Settings,
     clock: Clock,
     database: Database,
+    uptime: Uptime,
     threads: tuple[Executor, Executor],
     audit_key: AuditKey,
     decider: DecisionThread,
@@ -185,7 +190,7 @@ def _services(
         settings=settings,
         clock=clock,
         replicas=replicas,
-        uptime=Uptime(database, clock),
+        uptime=uptime,
         registry=Registry(database, waiters),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id, member_lists),

@@ -277,16 +277,17 @@ def _words(apart_s: float) -> str:
 class Uptime:
     """Since when a coordinator works on this database: each writes the time into one row every `SIGN_S`."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, outage_s: float = OUTAGE_S) -> None:
         self._db = database
         self._clock = clock
+        self._outage_s = outage_s
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
         self._last = float("-inf")  # sign that this coordinator knows of
 
     async def outage(self) -> Outage | None:
         """The time in which no coordinator could take reports, if it has not been recorded yet."""
         now = self._clock.now()
-        if now - self._last <= OUTAGE_S:
+        if now - self._last <= self._outage_s:
             return None
         gap_s = self._now() - _SIGN.c.at
         async with self._db.reading() as tx:
@@ -294,7 +295,7 @@ class Uptime:
         if away_s is None:
             return None
         self._last = max(self._last, now - away_s)
-        return Outage(now - away_s, now) if away_s > OUTAGE_S else None
+        return Outage(now - away_s, now) if away_s > self._outage_s else None
 
     async def sign(self) -> None:
         """Write a sign of life unless the last one is fresh. Call it after all runs have stored an outage."""

@@ -11,7 +11,7 @@ import torch
 from tests.federations.audit_house import bundles, operating
 from tests.federations.secure_cohort import LAYOUT, SECURE, STATE, Attempt
 from tests.federations.secure_device import SecureDevice, change_of
-from tests.federations.server_device import Device, House, Json, LateClock, house, run_file
+from tests.federations.server_device import AttendedClock, Device, House, Json, house, run_file
 from umbel.aggregation.secagg.numbers.composition import N_COUNTS
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, measured
 from umbel.aggregation.secagg.turns import Phase
@@ -106,14 +106,11 @@ def test_metrics_of_an_evaluation_need_not_be_listed_either(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_the_metrics_of_a_client_that_drops_out_are_not_in_the_sum_and_the_others_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_metrics_of_a_client_that_drops_out_are_not_in_the_sum_and_the_others_are(tmp_path: Path) -> None:
     """It has sealed shares, and then says nothing. Its masks come off with the shares of the others."""
-    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))  # the clock jumps
 
     async def scenario() -> None:
-        late = LateClock()
+        late = AttendedClock()
         async with house(tmp_path, clock=late) as it:
             await it.begin(secure_run(), STATE)
             devices = await it.devices(4, sample_count=0)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, secure_run
 from tests.federations.secure_device import SecureDevice
-from tests.federations.server_device import House, Json, LateClock, house, rows
+from tests.federations.server_device import AttendedClock, House, Json, LateClock, house, rows
 from tests.server.replicas.test_replicas_together import pair
 from tests.servers.meter import Meter, MeteredTransport
 from tests.servers.postgres import Cluster
@@ -21,7 +21,6 @@ from umbel.aggregation.round.states import Training
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import composition_of
 from umbel.aggregation.secagg.turns import Phase
-from umbel.server.store import replicas
 from umbel.sim.federation.window import Cohort, SecureWindow
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
@@ -118,14 +117,11 @@ def test_a_coordinator_that_has_gone_on_tells_what_was_sent_before(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_the_record_of_an_attempt_that_is_given_up_has_what_was_sent_until_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_of_an_attempt_that_is_given_up_has_what_was_sent_until_then(tmp_path: Path) -> None:
     """One that never shares its keys is waited for in vain."""
-    monkeypatch.setattr(replicas, "OUTAGE_S", 3600.0)  # the clock is put on; nobody was away
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             metered = await Metered.begun(it, clock)
             await metered.speak(Phase.ADVERTISE_KEYS)

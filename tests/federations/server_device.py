@@ -38,8 +38,8 @@ from umbel.aggregation.update.wire import float32_header
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.serve.app import create_app
 from umbel.server.settings import Settings
-from umbel.server.store import database, replicas
-from umbel.server.store.replicas import SIGN_S
+from umbel.server.store import database
+from umbel.server.store.replicas import OUTAGE_S, SIGN_S
 
 Json = dict[str, Any]
 
@@ -293,7 +293,12 @@ class House:
 
 
 class LateClock:
-    """A clock that stands, `late_s` after the time at which it was made: no deadline passes unless a test says so."""
+    """A clock that stands, `late_s` after the time at which it was made: no deadline passes unless a test says so.
+
+    The coordinator takes a jump for time in which it was not at work.
+    """
+
+    outage_s = OUTAGE_S
 
     def __init__(self) -> None:
         self.late_s = 0.0
@@ -304,6 +309,12 @@ class LateClock:
 
     async def wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
         await SystemClock().wait(event, timeout_s)
+
+
+class AttendedClock(LateClock):
+    """A late clock whose jumps are no outages: the coordinator was at work all the time."""
+
+    outage_s = float("inf")
 
 
 class UntimedClock(SystemClock):
@@ -330,12 +341,11 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
     chosen = Settings(data=data, **given)
     if chosen.database_url is None:
         copy_sqlite(chosen.data / "umbel.db")
-    app = create_app(chosen, clock)
+    # A machine that stood still for some seconds is no coordinator that was away: only a late clock has outages.
+    app = create_app(chosen, clock, clock.outage_s if isinstance(clock, LateClock) else float("inf"))
     with pytest.MonkeyPatch.context() as patch:
         # A process that was stopped in a transaction is hung up on after 3 s; one of tests may only have been held up.
         patch.setitem(database._POSTGRESQL_SETTINGS, "idle_in_transaction_session_timeout", "600s")  # pyright: ignore[reportPrivateUsage]
-        if clock is None:  # nor is a machine that stood still for some seconds a coordinator that was away
-            patch.setattr(replicas, "OUTAGE_S", float("inf"))
         async with _running(app, chosen) as it:
             yield it
 

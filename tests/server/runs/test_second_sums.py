@@ -13,7 +13,7 @@ import pytest
 from tests.federations.lifecycle_house import obeyed
 from tests.federations.secure_cohort import STATE, Attempt, all_waiting, asked_again, fates, ordered, secure_run
 from tests.federations.secure_device import SecureDevice
-from tests.federations.server_device import Device, House, LateClock, house
+from tests.federations.server_device import AttendedClock, Device, House, LateClock, house
 from tests.servers.waits import until
 from umbel.aggregation.secagg.messages import decode_indices
 from umbel.aggregation.secagg.turns import Phase
@@ -24,16 +24,10 @@ from umbel.client.policy.policy import SitePolicy
 from umbel.client.state.secure_store import SecureStore
 from umbel.client.wire.offers import SecureInvitation, read_offer
 
-pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 RUN = secure_run(target=5, minimum=3, over_selection=1.2, window_s=300.0)
 N_ASKED, N_IN = 6, 5
 SUMMED = {"d0", "d1", "d2", "d3", "d4"}
-
-
-@pytest.fixture
-def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 @dataclass
@@ -119,7 +113,7 @@ def test_a_round_that_was_opened_in_vain_is_made_again_by_the_very_same_clients(
     tmp_path: Path, *, is_restarted: bool
 ) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path / "house", clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N_ASKED, sample_count=0)
@@ -156,7 +150,7 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
     caplog.set_level(logging.INFO)
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path / "house", clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N_ASKED + 1, sample_count=0)

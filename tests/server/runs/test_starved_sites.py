@@ -9,22 +9,16 @@ import pytest
 
 from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, secure_run
 from tests.federations.secure_device import SecureDevice
-from tests.federations.server_device import LateClock, house
+from tests.federations.server_device import AttendedClock, house
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, TooLittleWork
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.secagg.turns import ASKED_SHARE, KEYS_SHARE, Phase
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_database_in_time", "no_outages")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_database_in_time")]
 N, PLANNED = 10, 1500
 WINDOW_S = 600.0  # of the tests' own clock: a machine that is busy takes seconds for a step
 ALL_OF_IT = secure_run(target=N, minimum=3, window_s=WINDOW_S).replace("minimum_work = 0.5\n", "")
 HALF = secure_run(target=N, minimum=3, window_s=WINDOW_S)
-
-
-@pytest.fixture
-def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 async def train(attempt: Attempt, steps: Sequence[int]) -> list[int]:
@@ -52,7 +46,7 @@ async def train(attempt: Attempt, steps: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("victim", [0, 7])
 def test_nine_that_are_starved_and_one_that_is_not_have_no_sum(victim: int, tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(ALL_OF_IT, STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -70,7 +64,7 @@ def test_nor_are_there_two_sums_that_differ_by_what_one_has_done(tmp_path: Path)
     """All starved at first, then all but one: the difference would be that one's work, less the others' chance."""
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(ALL_OF_IT, STATE)
             devices = await it.devices(N, sample_count=0)
@@ -87,7 +81,7 @@ def test_nor_are_there_two_sums_that_differ_by_what_one_has_done(tmp_path: Path)
 
 def test_with_a_floor_of_a_half_the_sum_is_of_those_that_did_half_and_more(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(HALF, STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -110,7 +104,7 @@ def test_nobody_is_asked_so_late_that_clients_would_take_no_part(tmp_path: Path)
     assert 1 - KEYS_SHARE > ASKED_SHARE
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(ALL_OF_IT, STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))

@@ -25,7 +25,7 @@ from tests.federations.secagg_attack import CLOSE, Attack, Evidence, Vectors
 from tests.federations.secure_cohort import Attempt, secure_run
 from tests.federations.secure_device import SecureDevice, change_of
 from tests.federations.secure_record import Record, recorded
-from tests.federations.server_device import House, Json, LateClock, house
+from tests.federations.server_device import AttendedClock, House, Json, LateClock, house
 from tests.servers.postgres import Cluster
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.secagg.client import SecureClient
@@ -156,7 +156,7 @@ def play(
     """A recorded round of five, one of whom uploads its update and then is never heard of again."""
 
     async def scenario(record: Record) -> Recorded:
-        clock = LateClock()
+        clock = AttendedClock()
         async with coordinators(record, clock) as houses:
             it = houses[0]
             await it.begin(RUN, STATE)
@@ -193,7 +193,6 @@ def play(
             return Recorded(record, parties, changes, secrets, ended)
 
     with pytest.MonkeyPatch.context() as patch, recorded(patch, tmp_path, database_url) as record:
-        patch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
         return asyncio.run(scenario(record))
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.federations.secure_cohort import STATE, Attempt, fates, secure_run
 from tests.federations.secure_device import LeftOut, SecureDevice
-from tests.federations.server_device import LateClock, house, problem
+from tests.federations.server_device import AttendedClock, house, problem
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.secagg.turns import Phase
 
-pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N, T = 7, 5
 REASONS = {
     Phase.ADVERTISE_KEYS: "4 of at least 5 clients have advertised keys in time",
@@ -24,19 +24,13 @@ REASONS = {
 }
 
 
-@pytest.fixture
-def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
-
-
 def test_seven_clients_need_five() -> None:
     assert parameters_for(N).t == T
 
 
 def test_nobody_falls_silent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=N, minimum=T), STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -53,7 +47,7 @@ def test_nobody_falls_silent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("phase", "n_silent"), list(product(Phase, (1, N - T))), ids=str)
 def test_up_to_n_minus_t_are_survived(phase: Phase, n_silent: int, tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=N, minimum=T), STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -73,7 +67,7 @@ def test_up_to_n_minus_t_are_survived(phase: Phase, n_silent: int, tmp_path: Pat
 @pytest.mark.parametrize("phase", list(Phase), ids=str)
 def test_one_more_is_said_and_the_next_attempt_is_a_new_one(phase: Phase, tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=N, minimum=T), STATE)
             devices = await it.devices(N, sample_count=0)
@@ -99,7 +93,7 @@ def test_one_more_is_said_and_the_next_attempt_is_a_new_one(phase: Phase, tmp_pa
 
 def test_one_after_another_falls_silent_until_no_more_may(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=N, minimum=4), STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -119,7 +113,7 @@ def test_one_after_another_falls_silent_until_no_more_may(tmp_path: Path) -> Non
 
 def test_who_is_too_late_for_keys_is_released_and_hears_no_more_of_the_round(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=4), STATE)
             attempt = Attempt.of(it, clock, await it.devices(4, sample_count=0))
@@ -151,7 +145,7 @@ def test_who_is_too_late_for_keys_is_released_and_hears_no_more_of_the_round(tmp
 
 def test_who_is_left_over_of_an_over_selection_is_told_and_its_masks_come_off(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=5, minimum=4, over_selection=1.2), STATE)
             attempt = Attempt.of(it, clock, await it.devices(6, sample_count=0))
@@ -179,7 +173,7 @@ def test_who_is_left_over_of_an_over_selection_is_told_and_its_masks_come_off(tm
 
 def test_who_declines_in_mid_exchange_is_not_waited_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=6, minimum=4), STATE)
             attempt = Attempt.of(it, clock, await it.devices(6, sample_count=0))
@@ -201,7 +195,7 @@ def test_who_refuses_the_sum_is_not_waited_for_though_the_coordinator_is_restart
     """Its update stays in the sum: the others take its mask off."""
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=6, minimum=4), STATE)
             attempt = Attempt.of(it, clock, await it.devices(6, sample_count=0))
@@ -227,7 +221,7 @@ def test_who_refuses_the_sum_is_not_waited_for_though_the_coordinator_is_restart
 
 def test_a_report_that_counts_is_declined_only_while_signatures_are_asked_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(secure_run(target=4), STATE)
             attempt = Attempt.of(it, clock, await it.devices(4, sample_count=0))

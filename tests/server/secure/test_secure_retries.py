@@ -10,21 +10,15 @@ import pytest
 from tests.federations.false_dealers import ClosedDealer, WrongDealer
 from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, asked_again, fates, ordered, secure_run, work_of
 from tests.federations.secure_device import SecureDevice
-from tests.federations.server_device import Device, House, Json, LateClock, house
+from tests.federations.server_device import AttendedClock, Device, House, Json, LateClock, house
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.messages import Unmasking
 from umbel.aggregation.secagg.turns import Phase
 
-pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N, N_MORE = 4, 2
 SILENT = (1, 2)
 RUN = secure_run(target=N, minimum=3)
-
-
-@pytest.fixture
-def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
-    monkeypatch.setattr("umbel.server.store.replicas.OUTAGE_S", float("inf"))
 
 
 async def require_that_it_does_without(it: House, clock: LateClock, devices: Sequence[Device], out: set[str]) -> None:
@@ -45,7 +39,7 @@ def reasons(record: Json) -> dict[str, str]:
 @pytest.mark.parametrize("phase", list(Phase), ids=str)
 def test_who_is_silent_down_to_failure_is_not_asked_again_while_others_wait(phase: Phase, tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N + N_MORE, sample_count=0)
@@ -70,7 +64,7 @@ def test_a_dealer_of_false_shares_is_named_and_not_asked_again(
     """If it is not in the sum that was opened in vain, those who are are asked again, and no others."""
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N + 1, sample_count=0)
@@ -95,7 +89,7 @@ def test_who_reveals_no_share_but_its_own_is_named_and_no_honest_dealer(tmp_path
     """D3 is silent, which the others would survive."""
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N + 2, sample_count=0)
@@ -128,7 +122,7 @@ def test_who_was_silent_is_not_asked_again_where_others_refuse_the_sum_without_i
     """All three that are left would have to sign. So it ends with the first that does not, at once."""
 
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             devices = await it.devices(N + 1, sample_count=0)
@@ -156,7 +150,7 @@ def test_who_was_silent_is_not_asked_again_where_others_refuse_the_sum_without_i
 
 def test_who_has_not_revealed_to_the_coordinator_that_took_over_counts_as_silent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
@@ -177,7 +171,7 @@ def test_who_has_not_revealed_to_the_coordinator_that_took_over_counts_as_silent
 
 def test_a_coordinator_that_comes_when_the_time_is_up_calls_nobody_silent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock = LateClock()
+        clock = AttendedClock()
         async with house(tmp_path, clock) as it:
             await it.begin(RUN, STATE)
             attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
