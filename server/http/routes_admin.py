@@ -37,6 +37,7 @@ from umbel.server.http.routes_models import MODEL_RESPONSES, model_response
 from umbel.server.problems import Refused
 from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.memory import PROGRESS_BELL, view_of
+from umbel.server.sums.torch_import import torch_imported
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 TOKENS_MAX = 1000
@@ -115,7 +116,8 @@ async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
         came = await _write_stream(request.stream(), path)
         if came.sha256 != sha256:
             raise Refused("wrong-digest", "the model's SHA-256 is not the one in the address; send the file again")
-        from umbel.server.sums.model_files import inspect_model  # it imports torch: a coordinator listens before that
+        await torch_imported()
+        from umbel.server.sums.model_files import inspect_model
 
         try:
             layout = await loop.run_in_executor(state.services.worker, inspect_model, path)

@@ -32,6 +32,7 @@ from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.rounds import FirstModelTrained
 from umbel.server.store.versions import BeingRemoved, creator_of
 from umbel.server.sums.model_removal import hold
+from umbel.server.sums.torch_import import torch_imported
 
 _log = logging.getLogger(__name__)
 RUNS_BELL = "runs"
@@ -157,11 +158,10 @@ class Coordinator:
                 require_private_model(layout)
         except ValueError as error:
             raise Refused("malformed-request", str(error)) from error
-        try:
-            from umbel.server.sums.model_files import (
-                first_master,  # it imports torch: a coordinator listens before that
-            )
+        await torch_imported()
+        from umbel.server.sums.model_files import first_master
 
+        try:
             master = await asyncio.get_running_loop().run_in_executor(
                 services.worker, first_master, services.blobs, model_sha256, layout
             )

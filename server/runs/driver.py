@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, assert_never
 
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -60,6 +59,7 @@ from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
 from umbel.server.sums.secure import SecureRounds
+from umbel.server.sums.torch_import import torch_imported
 from umbel.server.sums.updates import RoundCodec
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds: a coordinator listens before that
@@ -129,9 +129,9 @@ class RunDriver:
         return self.live.plan
 
     async def _import_torch(self) -> None:
-        """In a thread, because it takes seconds: an open round will need it."""
+        """An open round will need it."""
         if not self._has_closer:
-            await asyncio.to_thread(import_module, "umbel.server.sums.closing")
+            await torch_imported()
 
     @property
     def _has_closer(self) -> bool:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -37,6 +36,7 @@ from umbel.server.store.deployment import Deployment, DeploymentPlaces
 from umbel.server.store.keys import AdminKey, AuditKey
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.replicas import require_agreement
+from umbel.server.sums.torch_import import import_torch
 
 GRACE_S = 5
 _KEEP_ALIVE_S = 75
@@ -199,7 +199,7 @@ class _Server(uvicorn.Server):
 
 def _warm_up() -> None:
     """Import what the first folding needs, while requests are answered already."""
-    import_module("torch")
+    import_torch()
     gc.collect()
     gc.set_threshold(_GC_OBJECTS, 20, 20)
     gc.freeze()  # or each full collection visits all objects of torch and pydantic and stops the process for 0.2 s

@@ -13,7 +13,7 @@ from umbel.aggregation.phrases import counted
 
 _log = logging.getLogger(__name__)
 REPEAT_S = 60.0
-_NEW_OUTAGE_S = 5.0  # between the log lines of two outages
+_NEW_OUTAGE_S = 5.0  # at least, between the log lines of two outages
 _REASON_CHARS_MAX = 200
 _AWAY_SQLSTATES = (
     "08",  # no connection
@@ -50,10 +50,9 @@ class DatabaseOutage:
 
     def _failed(self, why: str) -> None:
         now = time.monotonic()
-        is_new = self._since is None
         self._since = now if self._since is None else self._since
         self._n_failed += 1
-        if now - self._logged_at < (_NEW_OUTAGE_S if is_new else REPEAT_S):
+        if now - self._logged_at < (REPEAT_S if self._is_logged else _NEW_OUTAGE_S):
             return
         _log.error(
             "the database does not answer (%s): clients are asked to retry (%s failed so far)",
