@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from umbel.aggregation.model.artifact import encode_model
+from umbel.client.channel import Channel
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.clients.app import ClientApp
 from umbel.sim.engines.clients.messages import Arrays, packed_group, packed_work, unpacked_reports
@@ -18,7 +19,7 @@ from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWor
 from umbel.sim.engines.device import chunks, devices_of, rows_of_block
 from umbel.sim.engines.workers.pool import FinishedChunk, PoolWorker, WorkerChunk, WorkerPool
 from umbel.sim.engines.workers.processes import SharedSamples
-from umbel.sim.engines.workers.worker_process import Channel, SharedTensor, send_shared
+from umbel.sim.engines.workers.worker_process import SharedTensor, send_shared
 
 Packed = tuple[dict[str, Any], Arrays]
 

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from umbel.client.channel import Channel, ChannelMessage
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import EngineError
-from umbel.sim.engines.workers.worker_process import Channel, WorkerMessage
 
 _TRIES = 3  # of one chunk, and of one start
 log = logging.getLogger("umbel.sim")
@@ -68,7 +68,7 @@ class FinishedChunk:
 
     number: int
     chunk: WorkerChunk
-    answer: WorkerMessage
+    answer: ChannelMessage
 
 
 Give: TypeAlias = Callable[[Channel, WorkerChunk], None]

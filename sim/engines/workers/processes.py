@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
+from umbel.client.channel import Channel
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.engines.device import chunks, devices_of, part_of, rows_of_block
 from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.engines.workers.pool import PoolWorker, WorkerChunk, WorkerPool
-from umbel.sim.engines.workers.worker_process import Channel, SharedTensor, send_chunk, send_model, send_shared
+from umbel.sim.engines.workers.worker_process import SharedTensor, send_chunk, send_model, send_shared
 
 
 class SharedSamples:

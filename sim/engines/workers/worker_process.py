@@ -5,27 +5,17 @@ For an app of the user's own clients see `client_worker.py`. Else it receives, i
 Then it receives *chunk* after chunk of clients, and answers each with *done* and the losses, or *failed* and the
 reason. It ends when its starter ends, even in the middle of a step.
 
-A message is a table of JSON, arrays, and file descriptors:
-
-    offset  size
-         0     8   n, little-endian
-         8     n   JSON: "kind", other fields, and "arrays": dtype and shape of each
-       8+n         the arrays' bytes, one after another
-
-Nothing is unpickled, though both ends are our own processes. Shared memory has no name, only a file descriptor, which
-goes to another process in a message. It ends with its last holder, so even a killed process leaves nothing behind.
+Messages are those of `client/channel.py`. Shared memory has no name, only a file descriptor, which goes to another
+process in a message. It ends with its last holder, so even a killed process leaves nothing behind.
 """
 
-import json
 import mmap
 import os
 import socket
-import struct
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -34,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.client.channel import Channel, ChannelMessage
 from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
@@ -42,66 +33,6 @@ from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
 from umbel.sim.engines.workers.client_worker import ClientWorker
 from umbel.sim.processes import when_the_starter_is_gone
-
-_FDS_MAX = 8
-_LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMessage:
-    kind: str
-    fields: Mapping[str, Any]
-    arrays: Sequence[NDArray[Any]]
-    fds: Sequence[int]
-
-
-class Channel:
-    """One end of a connected pair of UNIX sockets."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def send(
-        self, kind: str, fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = (), fds: Sequence[int] = ()
-    ) -> None:
-        """Raises `OSError` if the other end is gone."""
-        described = [[array.dtype.str, list(array.shape)] for array in arrays]
-        header = json.dumps({**fields, "kind": kind, "arrays": described}).encode()
-        socket.send_fds(self._socket, [_LENGTH.pack(len(header))], fds)
-        self._socket.sendall(header)
-        for array in arrays:
-            self._socket.sendall(array.tobytes())
-
-    def receive(self) -> WorkerMessage:
-        """Wait for the next message. Raises `EOFError` if the other end is gone."""
-        try:
-            start, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _FDS_MAX)
-            if not start:
-                raise EOFError
-            (length,) = _LENGTH.unpack(start + self._exactly(_LENGTH.size - len(start)))
-            fields = json.loads(self._exactly(length))
-            arrays = [self._array(np.dtype(name), shape) for name, shape in fields.pop("arrays")]
-        except ConnectionError as error:
-            raise EOFError from error
-        return WorkerMessage(fields.pop("kind"), fields, arrays, fds)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-        return np.frombuffer(self._exactly(prod(shape) * dtype.itemsize), dtype).reshape(shape)
-
-    def _exactly(self, n_bytes: int) -> bytearray:
-        data = bytearray(n_bytes)
-        view = memoryview(data)
-        while view:
-            if not (n := self._socket.recv_into(view)):
-                raise EOFError
-            view = view[n:]
-        return data
 
 
 class SharedTensor:
@@ -184,7 +115,7 @@ class Worker:
                 reason = "".join(traceback.format_exception(error))
                 self._channel.send("failed", {"error": f"{type(error).__name__}: {error}", "traceback": reason})
 
-    def _handle(self, message: WorkerMessage) -> None:
+    def _handle(self, message: ChannelMessage) -> None:
         match message.kind:
             case "model":
                 self._make(message.fields)
@@ -219,7 +150,7 @@ class Worker:
             return self._trainer.train(work, np.arange(len(seeds)), self._shared["block"][0][fields["half"]])
 
 
-def _mapped(message: WorkerMessage) -> list[Tensor]:
+def _mapped(message: ChannelMessage) -> list[Tensor]:
     tensors = list[Tensor]()
     for (name, shape), fd in zip(message.fields["tensors"], message.fds, strict=True):
         tensors.append(mapped(fd, shape, getattr(torch, name)))

@@ -1,0 +1,200 @@
+"""Calls a ClientApp as Flower would: builds its messages and its context, and reads its replies."""
+
+import importlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import DEFAULT_ACTION
+from flwr.common.constant import MessageTypeLegacy
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.compat.common import recorddict_compat as legacy
+from flwr.compat.common.typing import EvaluateIns, FitIns, GetPropertiesIns, Parameters
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from umbel.aggregation.seeds import derive_seed
+from umbel.client.flower.calls import Answer, AppFailed, Call, CallKind, Numbers
+from umbel.client.flower.project import Config
+from umbel.client.local.arrays import Array
+from umbel.client.local.devices import seeded
+
+ARRAYS, CONFIG, SAMPLES = "arrays", "config", "num-examples"  # the names of Flower's own strategies
+_SERVER_NODE = 1
+_TTL_S = 43_200.0
+_KINDS: tuple[CallKind, ...] = ("train", "evaluate", "query")
+
+
+class AppHost:
+    """One ClientApp in this process. `name`: of the client, from which its node id follows."""
+
+    def __init__(self, app: ClientApp, run_config: Config, node_config: Config, name: str) -> None:
+        self._app = app
+        self._run_config, self._node_config = dict(run_config), dict(node_config)
+        self._node = number_of(name)
+        self._is_legacy = app._call is not None
+
+    def answer(self, call: Call) -> Answer:
+        """Raises `AppFailed` for a reply that cannot be used, and whatever the app raises."""
+        context = self._context(call.run, call.state)
+        with seeded(derive_seed(call.seed, "flower", call.kind), torch.device("cpu")):
+            reply: object = self._app(self._message(call), context)
+        if not isinstance(reply, Message):
+            raise _unusable(f"{call.kind} returned a {type(reply).__name__}; a ClientApp returns a Message")
+        if reply.has_error():
+            raise _unusable(f"{call.kind} replied with the error {reply.error.code}: {reply.error.reason}")
+        state = recorddict_to_proto(context.state).SerializeToString()
+        return _answer(call, reply.content, state, is_legacy=self._is_legacy)
+
+    def _context(self, run: str, state: bytes) -> Context:
+        return Context(
+            run_id=number_of(run),
+            node_id=self._node,
+            node_config=dict(self._node_config),
+            state=_unpacked(state),
+            run_config=dict(self._run_config),
+        )
+
+    @property
+    def kinds(self) -> list[CallKind]:
+        """What the app can be asked."""
+        if self._is_legacy:
+            return ["train", "evaluate", "query"]
+        return [kind for kind in _KINDS if f"{kind}.{DEFAULT_ACTION}" in self._app._registered_funcs]
+
+    def reply(self, message: Message) -> Message:
+        """The app's reply to a message of a strategy, before any training."""
+        return self._app(message, self._context("", b""))
+
+    def _message(self, call: Call) -> Message:
+        is_properties = self._is_legacy and call.kind == "query"
+        metadata = Metadata(
+            run_id=number_of(call.run),
+            message_id=str(uuid.uuid4()),
+            src_node_id=_SERVER_NODE,
+            dst_node_id=self._node,
+            reply_to_message_id="",
+            group_id=str(call.round),
+            created_at=time.time(),
+            ttl=_TTL_S,
+            message_type=MessageTypeLegacy.GET_PROPERTIES if is_properties else call.kind,
+        )
+        return Message(content=_content(call, is_legacy=self._is_legacy), metadata=metadata)
+
+
+def load_object(spec: str, kind: type, folder: Path) -> Any:
+    """What `spec` names in the app's folder, which becomes the current folder, as for `flwr run`.
+
+    Raises `AppFailed` if it is no `kind`, and whatever the import raises.
+    """
+    os.chdir(folder)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module, _, attributes = spec.partition(":")
+    found: object = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise _unusable(f"{spec}: module {module!r} has no {attributes!r}")
+        found = getattr(found, attribute)
+    if not isinstance(found, kind):
+        raise _unusable(f"{spec} is a {type(found).__name__}; it must be a flwr {kind.__name__}")
+    return found
+
+
+def number_of(name: str) -> int:
+    """A number of 63 bits for a name: Flower's ids of nodes and runs are numbers."""
+    return derive_seed(0, "flower id", name)
+
+
+def array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    return ArrayRecord({name: FlowerArray(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def arrays_of(record: ArrayRecord) -> dict[str, Array]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _content(call: Call, *, is_legacy: bool) -> RecordDict:
+    """The content of the message. For a legacy app as Flower's own bridge makes it."""
+    if not is_legacy:
+        content = RecordDict({CONFIG: ConfigRecord(dict(call.config))})
+        if call.kind != "query":
+            content[ARRAYS] = array_record(call.arrays)
+        return content
+    config: dict[str, Any] = dict(call.config)
+    parameters = legacy.arrayrecord_to_parameters(array_record(call.arrays), keep_input=True)
+    match call.kind:
+        case "train":
+            return legacy.fitins_to_recorddict(FitIns(parameters, config), keep_input=True)
+        case "evaluate":
+            return legacy.evaluateins_to_recorddict(EvaluateIns(parameters, config), keep_input=True)
+        case "query":
+            return legacy.getpropertiesins_to_recorddict(GetPropertiesIns(config))
+
+
+def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -> Answer:
+    if is_legacy:
+        return _legacy_answer(call, content, state)
+    arrays = [*content.array_records.values()]
+    metrics = [*content.metric_records.values()]
+    if call.kind == "train" and len(arrays) != 1:
+        raise _unusable(f"the reply of train has {len(arrays)} ArrayRecords; it must have one, with the new arrays")
+    if call.kind != "query" and len(metrics) != 1:
+        raise _unusable(
+            f"the reply of {call.kind} has {len(metrics)} MetricRecords; it must have one, with {SAMPLES!r}"
+        )
+    found: dict[str, Numbers] = {}
+    for record in metrics:
+        found |= {key: [*value] if isinstance(value, list) else value for key, value in record.items()}
+    count = found.pop(SAMPLES, None)
+    if call.kind != "query" and not isinstance(count, int):
+        raise _unusable(
+            f"the MetricRecord of {call.kind} has no whole number {SAMPLES!r}, by which clients are weighted"
+        )
+    new = arrays_of(arrays[0]) if call.kind == "train" else {}
+    return Answer(count if isinstance(count, int) else None, found, new, state)
+
+
+def _legacy_answer(call: Call, content: RecordDict, state: bytes) -> Answer:
+    match call.kind:
+        case "train":
+            fit = legacy.recorddict_to_fitres(content, keep_input=True)
+            new = _named(fit.parameters, [*call.arrays])
+            return Answer(fit.num_examples, _numbers(fit.metrics), new, state)
+        case "evaluate":
+            evaluation = legacy.recorddict_to_evaluateres(content)
+            metrics = {"loss": float(evaluation.loss), **_numbers(evaluation.metrics)}
+            return Answer(evaluation.num_examples, metrics, {}, state)
+        case "query":
+            properties = legacy.recorddict_to_getpropertiesres(content).properties
+            count = properties.get(SAMPLES, properties.get("num_examples"))
+            return Answer(count if isinstance(count, int) else None, _numbers(properties), {}, state)
+
+
+def _named(parameters: Parameters, names: list[str]) -> dict[str, Array]:
+    """A legacy client's list of arrays, by the names in whose order it got them."""
+    record = legacy.parameters_to_arrayrecord(parameters, keep_input=True)
+    arrays = [*arrays_of(record).values()]
+    if len(arrays) != len(names):
+        raise _unusable(f"fit returned {len(arrays)} arrays, and the model has {len(names)}")
+    return dict(zip(names, arrays, strict=True))
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Numbers]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _unpacked(state: bytes) -> RecordDict:
+    return recorddict_from_proto(RecordDictProto.FromString(state)) if state else RecordDict()
+
+
+def _unusable(what: str) -> AppFailed:
+    return AppFailed(what, "the Flower app's answer cannot be used; see the client's log")

@@ -1,0 +1,128 @@
+"""Which Flower app a name stands for, and the configuration that Flower would give it."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from umbel.client.errors import AppError
+
+ConfigValue: TypeAlias = bool | int | float | str
+Config: TypeAlias = Mapping[str, ConfigValue]
+Component: TypeAlias = Literal["clientapp", "serverapp"]
+_FILE = "pyproject.toml"
+_NAMES = {"clientapp": "ClientApp", "serverapp": "ServerApp"}
+
+
+@dataclass(frozen=True, slots=True)
+class FlowerProject:
+    """A folder with a Flower app. `components`: "module:attribute" of each. `run_config`: flat, with overrides."""
+
+    folder: Path
+    components: Mapping[Component, str]
+    run_config: Config = field(default_factory=dict[str, ConfigValue])
+
+    def component(self, wanted: Component) -> str:
+        """Raises `AppError` with a sentence if the project does not name it."""
+        if (found := self.components.get(wanted)) is None:
+            raise AppError(
+                f"{self.folder / _FILE} does not name the {_NAMES[wanted]}: add a line such as "
+                f'{wanted} = "my_app.{wanted[:-3]}_app:app" to its section [tool.flwr.app.components]'
+            )
+        return found
+
+
+def read_project(name: str, run_config: str = "") -> FlowerProject:
+    """The app that `name` stands for, with these overrides of its configuration, as `flwr run --run-config` takes them.
+
+    `name`: a folder with a `pyproject.toml`, or `module:attribute` of a ClientApp in the current folder, whose
+    `pyproject.toml` may have the configuration. Raises `AppError` with a sentence.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        table = _flower_table(folder.absolute(), is_needed=True)
+        components = _components(folder / _FILE, table)
+    elif ":" in name:
+        folder = Path.cwd()
+        table = _flower_table(folder, is_needed=False)
+        components = {**_components(folder / _FILE, table), "clientapp": name}
+    else:
+        raise AppError(
+            f"there is no folder {name}: name the folder of a Flower app, which holds its {_FILE}, or the ClientApp as "
+            "module:attribute, such as my_app.client_app:app"
+        )
+    known = flattened(table.get("config", {}), folder / _FILE)
+    return FlowerProject(folder.absolute(), components, {**known, **overrides(run_config, known)})
+
+
+def overrides(text: str, known: Config) -> Config:
+    """The values of `key=value` pairs, or of a TOML file. Raises `AppError` for a key that is not among the `known`."""
+    if not text:
+        return {}
+    if text.endswith(".toml"):
+        found = flattened(_table(Path(text)), Path(text))
+    else:
+        found = config_of(text, "--run-config")
+    for key in found:
+        if key not in known:
+            keys = f"its keys are {', '.join(known)}" if known else "it has no [tool.flwr.app.config]"
+            raise AppError(f"--run-config sets {key!r}, which the app's configuration does not have; {keys}")
+    return found
+
+
+def config_of(text: str, option: str) -> Config:
+    """The values of `key=value` pairs between spaces, as Flower reads them. Raises `AppError`."""
+    from flwr.common.config import parse_config_args
+
+    try:
+        return dict(parse_config_args([text]))
+    except Exception as error:
+        raise AppError(
+            f"{option} must be pairs like 'epochs=2 name=\"east\"', with texts in quotation marks, not {text!r}"
+        ) from error
+
+
+def flattened(table: Mapping[str, Any], file: Path, prefix: str = "") -> dict[str, ConfigValue]:
+    """A table of tables with keys such as `model.width`. Raises `AppError` for a value that Flower does not know."""
+    found = dict[str, ConfigValue]()
+    for key, value in table.items():
+        match value:
+            case Mapping():
+                found |= flattened(value, file, f"{prefix}{key}.")
+            case bool() | int() | float() | str():
+                found[f"{prefix}{key}"] = value
+            case _:
+                raise AppError(f"{file}: {prefix}{key} must be a number, a text, true, false, or a table of these")
+    return found
+
+
+def _flower_table(folder: Path, *, is_needed: bool) -> Mapping[str, Any]:
+    """The section [tool.flwr.app]."""
+    path = folder / _FILE
+    if not path.exists() and not is_needed:
+        return {}
+    table = _table(path).get("tool", {}).get("flwr", {}).get("app")
+    if table is None and is_needed:
+        raise AppError(f"{path} has no section [tool.flwr.app], so {folder} is no Flower app")
+    return table or {}
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AppError(f"{path} is no TOML: {error}") from error
+    except OSError as error:
+        raise AppError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _components(path: Path, table: Mapping[str, Any]) -> dict[Component, str]:
+    found = dict[Component, str]()
+    for name in _NAMES:
+        value = table.get("components", {}).get(name)
+        if value is not None:
+            if not isinstance(value, str) or ":" not in value:
+                raise AppError(f"{path}: {name} must look like module:attribute, not {value!r}")
+            found[name] = value  # type: ignore[index]  # a key of `_NAMES`
+    return found
