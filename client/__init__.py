@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from umbel.client.app import Client
     from umbel.client.errors import ClientError, CoordinatorRefused
+    from umbel.client.flower.client import flower_client
     from umbel.client.local.arrays import ArrayData, ArrayModel
     from umbel.client.local.checkpoint import Checkpoint
     from umbel.client.local.plan import LocalPlan
@@ -35,6 +36,7 @@ __all__ = [
     "TorchClient",
     "TrainResult",
     "WeightedMean",
+    "flower_client",
     "read_policy",
     "run_client",
 ]
@@ -42,6 +44,7 @@ __all__ = [
 _MODULES = {
     "app": ("Client",),
     "errors": ("ClientError", "CoordinatorRefused"),
+    "flower.client": ("flower_client",),
     "loop": ("RunEnd", "run_client"),
     "operator.operator": ("Operator",),
     "policy.policy": ("SitePolicy", "read_policy"),

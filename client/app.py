@@ -22,6 +22,11 @@ class Client(ABC):
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train `model`, which holds the global weights, in place, for at least one step."""
 
+    def prepare(self, plan: LocalPlan) -> None:  # noqa: B027 - a client may leave it out
+        """Called in each round before `evaluate` and `train`, for an `evaluate` that needs the round's number, the
+        run's options or `plan.state`. A round that only measures keeps no change to the state.
+        """
+
     def evaluate(self, model: nn.Module) -> Evaluation | None:
         """Measure `model`, which holds the global weights, on held-out data; None if there are none."""
         return None

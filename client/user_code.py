@@ -198,6 +198,8 @@ def checked_client(made: object, spec: str, wanted: str = "an umbel.client.Clien
             f"the client of {spec} has no `model`; set it to the torch.nn.Module that it trains, or, in an "
             "ArrayClient, call super().__init__(arrays, sample_count)"
         )
+    if isinstance(getattr(type(made), "sample_count", None), property):
+        return made  # it is computed when a run needs it
     sample_count = getattr(made, "sample_count", None)
     if not isinstance(sample_count, int) or sample_count < 1:
         raise AppError(

@@ -25,20 +25,22 @@ class Call:
     arrays: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False)
     state: bytes = field(default=b"", repr=False)
     run: str = ""
+    client: str = ""
     round: int = 1
     seed: int = 0
 
     def packed(self) -> tuple[dict[str, Any], list[Array]]:
         """The fields and arrays of a message."""
-        fields = {"type": self.kind, "config": dict(self.config), "run": self.run, "round": self.round}
-        return {**fields, "seed": self.seed, "names": [*self.arrays]}, [*self.arrays.values(), _bytes(self.state)]
+        fields = {"type": self.kind, "config": dict(self.config), "names": [*self.arrays], "run": self.run}
+        arrays = [*self.arrays.values(), _bytes(self.state)]
+        return {**fields, "client": self.client, "round": self.round, "seed": self.seed}, arrays
 
     @classmethod
     def of(cls, message: ChannelMessage) -> "Call":
         """The inverse of `packed`."""
         told, (*arrays, state) = message.fields, message.arrays
-        named = dict(zip(told["names"], arrays, strict=True))
-        return cls(told["type"], told["config"], named, state.tobytes(), told["run"], told["round"], told["seed"])
+        named, whose = dict(zip(told["names"], arrays, strict=True)), (told["run"], told["client"])
+        return cls(told["type"], told["config"], named, state.tobytes(), *whose, told["round"], told["seed"])
 
 
 @dataclass(frozen=True, slots=True)

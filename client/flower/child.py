@@ -44,7 +44,7 @@ def _made(fields: Mapping[str, Any]) -> AppHost:
     from flwr.clientapp import ClientApp
 
     app = load_object(fields["app"], ClientApp, Path(fields["folder"]))
-    return AppHost(app, fields["run_config"], fields["node_config"], fields["client"])
+    return AppHost(app, fields["run_config"], fields["node_config"])
 
 
 def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:

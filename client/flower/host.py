@@ -34,17 +34,16 @@ _KINDS: tuple[CallKind, ...] = ("train", "evaluate", "query")
 
 
 class AppHost:
-    """One ClientApp in this process. `name`: of the client, from which its node id follows."""
+    """One ClientApp in this process."""
 
-    def __init__(self, app: ClientApp, run_config: Config, node_config: Config, name: str) -> None:
+    def __init__(self, app: ClientApp, run_config: Config, node_config: Config) -> None:
         self._app = app
         self._run_config, self._node_config = dict(run_config), dict(node_config)
-        self._node = number_of(name)
         self._is_legacy = app._call is not None
 
     def answer(self, call: Call) -> Answer:
         """Raises `AppFailed` for a reply that cannot be used, and whatever the app raises."""
-        context = self._context(call.run, call.state)
+        context = self._context(call.run, call.client, call.state)
         with seeded(derive_seed(call.seed, "flower", call.kind), torch.device("cpu")):
             reply: object = self._app(self._message(call), context)
         if not isinstance(reply, Message):
@@ -54,10 +53,10 @@ class AppHost:
         state = recorddict_to_proto(context.state).SerializeToString()
         return _answer(call, reply.content, state, is_legacy=self._is_legacy)
 
-    def _context(self, run: str, state: bytes) -> Context:
+    def _context(self, run: str, client: str, state: bytes) -> Context:
         return Context(
             run_id=number_of(run),
-            node_id=self._node,
+            node_id=number_of(client),
             node_config=dict(self._node_config),
             state=_unpacked(state),
             run_config=dict(self._run_config),
@@ -72,7 +71,7 @@ class AppHost:
 
     def reply(self, message: Message) -> Message:
         """The app's reply to a message of a strategy, before any training."""
-        return self._app(message, self._context("", b""))
+        return self._app(message, self._context("", "", b""))
 
     def _message(self, call: Call) -> Message:
         is_properties = self._is_legacy and call.kind == "query"
@@ -80,7 +79,7 @@ class AppHost:
             run_id=number_of(call.run),
             message_id=str(uuid.uuid4()),
             src_node_id=_SERVER_NODE,
-            dst_node_id=self._node,
+            dst_node_id=number_of(call.client),
             reply_to_message_id="",
             group_id=str(call.round),
             created_at=time.time(),

@@ -19,15 +19,14 @@ log = logging.getLogger("umbel.client")
 
 
 class AppProcess:
-    """Calls the ClientApp of a project in a process of its own. `client`: the name, from which its node id follows."""
+    """Calls the ClientApp of a project in a process of its own."""
 
-    def __init__(self, project: FlowerProject, node_config: Config, client: str) -> None:
+    def __init__(self, project: FlowerProject, node_config: Config) -> None:
         self._app: dict[str, Any] = {
             "app": project.component("clientapp"),
             "folder": str(project.folder),
             "run_config": dict(project.run_config),
             "node_config": dict(node_config),
-            "client": client,
         }
         self._project = project
         self._process: subprocess.Popen[bytes] | None = None

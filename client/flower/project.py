@@ -60,10 +60,8 @@ def overrides(text: str, known: Config) -> Config:
     """The values of `key=value` pairs, or of a TOML file. Raises `AppError` for a key that is not among the `known`."""
     if not text:
         return {}
-    if text.endswith(".toml"):
-        found = flattened(_table(Path(text)), Path(text))
-    else:
-        found = config_of(text, "--run-config")
+    is_file = text.endswith(".toml")
+    found = flattened(_table(Path(text)), Path(text)) if is_file else config_of(text, "--run-config")
     for key in found:
         if key not in known:
             keys = f"its keys are {', '.join(known)}" if known else "it has no [tool.flwr.app.config]"

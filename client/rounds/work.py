@@ -20,7 +20,7 @@ from umbel.aggregation.plans.training import PERSONAL, TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client
-from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.errors import ClientError, TrainingFailed, WorkRefused
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.state.model_files import load_model
@@ -84,7 +84,7 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
     shared.load(weights)
     try:
         return _call(app, plan, shared.kept)
-    except TrainingFailed:
+    except ClientError:
         raise
     except (Exception, SystemExit) as error:
         raise _own_code_failed(error) from error
@@ -97,6 +97,7 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 
 
 def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
+    app.prepare(plan)
     evaluation, evaluate_s = _timed_evaluation(app) if plan.evaluate else (None, 0.0)
     asks, started = _StopQuestions(plan), time.perf_counter()
     plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
@@ -376,6 +377,8 @@ def evaluation_of(app: Client, shared: SharedState, weights: Mapping[str, torch.
     shared.load(weights)
     try:
         return evaluated(app)
+    except ClientError:
+        raise
     except Exception as error:
         raise _own_code_failed(error) from error
 

@@ -141,7 +141,7 @@ class RoundWorker:
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
             with self.shutdown.require_allowed_after():
-                done = train(self.app, self.shared, start, plan)
+                done = self._trained(start, plan, watch)
             self._warn_if_too_slow(offer, done, window_end)
             watch.check()
             self.shared.require_base()
@@ -150,12 +150,19 @@ class RoundWorker:
             pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
+    def _trained(self, start: Path, plan: LocalPlan, watch: Watch) -> Trained:
+        try:
+            return train(self.app, self.shared, start, plan)
+        except TooLittleDone:
+            watch.check()  # the work ended with the round
+            raise
+
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Evaluate the model and report. Nothing is kept on disk: after a kill the client measures it again."""
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
-        self._restore_state(offer)
+        self._prepare(offer)
         with Watch(self.coordinator, offer.id, offer.window_s) as watch, self.shutdown.require_allowed_after():
             done = measure(self.app, self.shared, start, offer)
         watch.check()
@@ -228,7 +235,7 @@ class RoundWorker:
         site's code fails; the coordinator does not see why.
         """
         log.info("%s: measuring the model", name_of(part.offer))
-        self._restore_state(part.offer)
+        self._prepare(part.offer)
         try:
             found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
         except TrainingFailed as error:
@@ -316,6 +323,15 @@ class RoundWorker:
         before = self.store.site_state.before(offer.run, offer.model.version)
         return restore_state(self.shared, before, self._first_private)
 
+    def _prepare(self, offer: Assignment) -> None:
+        """Restore what the client keeps across rounds, for a round that only measures."""
+        self.app.prepare(replace(self._asked(offer), state=self._restore_state(offer)))
+
+    def _asked(self, offer: Assignment) -> LocalPlan:
+        return asked_of_site(
+            offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
+        )
+
     def _keep_state(self, offer: Assignment, plan: LocalPlan) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
         keep_state(self.shared, plan, partial(self.store.site_state.wait, offer.run, offer.model.version))
@@ -328,9 +344,7 @@ class RoundWorker:
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
         return replace(
-            asked_of_site(
-                offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
-            ),
+            self._asked(offer),
             deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
             told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended,
             state=self._restore_state(offer),

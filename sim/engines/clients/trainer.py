@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +36,6 @@ from umbel.client.user_code import where_raised
 from umbel.client.wire.timing import Bandwidth
 from umbel.sim.data.population import client_name
 from umbel.sim.engines.clients.alive import LiveClient, LiveClients
-from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWork, GlobalModel
 from umbel.sim.engines.work import EngineError
 
@@ -97,7 +95,7 @@ class ClientTrainer:
         client, offer = self._checked(work, position), work.offer_of(position)
         _reseed(offer.seed)
         try:
-            _restore_state(client, offer, work.states)
+            client.app.prepare(_asked(work, client, offer))
             found = measure_from(client.app, client.shared, self._weights, offer)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -113,12 +111,10 @@ class ClientTrainer:
         return self._clients.under(work.offer.tensors, self._layout, self._client(work.group, position))
 
     def _plan(self, work: ClientsWork, position: int, client: LiveClient, offer: Assignment) -> LocalPlan:
-        name, steps_max = client_name(client.number), int(work.steps_max[position])
-        plan = asked_of_site(offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=name)
+        steps_max, plan = int(work.steps_max[position]), _asked(work, client, offer)
         return replace(
             plan,
             within=self._projections(offer.codec),
-            state=_restore_state(client, offer, work.states),
             told_to_stop=stop_after(steps_max) if steps_max else plan.told_to_stop,
         )
 
@@ -136,9 +132,11 @@ def _write(pieces: Iterator[Tensor], row: Tensor) -> None:
         first += len(piece)
 
 
-def _restore_state(client: LiveClient, offer: Assignment, states: ClientStates) -> dict[str, Any]:
-    """Give the model its private tensors from before this version; returns the `plan.state` beside them."""
-    return restore_state(client.shared, states.before(client.number, offer.model.version), client.first_private)
+def _asked(work: ClientsWork, client: LiveClient, offer: Assignment) -> LocalPlan:
+    """What the run asks. The model gets its private tensors from before this version, and the plan the state."""
+    name, before = client_name(client.number), work.states.before(client.number, offer.model.version)
+    plan = asked_of_site(offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=name)
+    return replace(plan, state=restore_state(client.shared, before, client.first_private))
 
 
 def _reseed(seed: int) -> None:
