@@ -11,7 +11,8 @@ import umbel
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.records import VersionRecord
-from umbel.client.cli.options import VERSION_METAVAR, AllColumns, App, AsJson, RunName, version_or_best
+from umbel.client.cli.flower import EitherApp, FlowerApp, NamedApp, RunConfig
+from umbel.client.cli.options import VERSION_METAVAR, AllColumns, AsJson, RunName, version_or_best
 from umbel.client.cli.output import (
     Column,
     moment,
@@ -55,8 +56,10 @@ class ExportedModel:
 
 @model_app.command("init")
 def init_verb(
-    app: App,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    app: EitherApp = None,
+    flower_app: FlowerApp = None,
+    run_config: RunConfig = None,
     run_file: Annotated[
         Path | None,
         typer.Option("--run-file", help="The run file, if its section tensors says what of the model travels."),
@@ -67,16 +70,16 @@ def init_verb(
     """Write the first model of a run: the model of an app (or a torch.nn.Module) as its code initialises it. Tensors
     that stay at the sites (private and base) are left out."""
     from umbel.client.training.shared_state import SharedState
-    from umbel.client.user_code import load_initial_model
 
     with one_sentence_errors():
         rules = None if run_file is None else read_run_file(run_file)[1].tensor_rules
-        facts = _written(out, SharedState(load_initial_model(app, seed), rules))
+        first, hint = NamedApp(app, flower_app, run_config).first_model(seed)
+        facts = _written(out, SharedState(first, rules))
     kinds = ", ".join(counted(n, f"{kind} tensor") for kind, n in facts.tensors.items() if n and kind != "mean")
     text = f"{out}: {facts.n_values} values, {facts.size_bytes} bytes" + (kinds and f" ({kinds})")
     if facts.base_sha256:
         text += f'\nfor the top of the run file: base_sha256 = "{facts.base_sha256}"'
-    print_result(facts, text, as_json)
+    print_result(facts, text + (hint and f"\n{hint}"), as_json)
 
 
 def _written(out: Path, shared: "SharedState") -> InitialModel:

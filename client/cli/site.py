@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from umbel.client.cli.flower import EitherApp, FirstModel, FlowerApp, NamedApp, NodeConfig, RunConfig, SampleCount
 from umbel.client.cli.options import (
     SERVER_METAVAR,
     SERVER_VARIABLE,
-    App,
     AsJson,
     ClientName,
     Labels,
@@ -25,13 +25,18 @@ from umbel.client.state.state_dir import STATE_DEFAULT
 
 def join(
     server: Server,
-    app: App,
     run: Annotated[str, typer.Option("--run", help="The run to take part in.")],
+    app: EitherApp = None,
+    flower_app: FlowerApp = None,
     token: Token = None,
     name: ClientName = None,
     label: Labels = None,
     state: State = STATE_DEFAULT,
     policy: Policy = None,
+    run_config: RunConfig = None,
+    node_config: NodeConfig = None,
+    sample_count: SampleCount = None,
+    model: FirstModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report."""
@@ -39,14 +44,14 @@ def join(
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_result
     from umbel.client.loop import run_client
     from umbel.client.policy.policy import read_policy
-    from umbel.client.user_code import load_app
 
     log_to_stderr()
     with one_sentence_errors():
+        site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
         labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
         with _names_policy(policy):
             end = run_client(
-                load_app(app), server, state.expanduser(), run, token=token, name=name, labels=labels, policy=limits
+                site.make(), server, state.expanduser(), run, token=token, name=name, labels=labels, policy=limits
             )
     print_result(end, f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})", as_json)
     if end.status == RunStatus.FAILED:

@@ -16,6 +16,7 @@ from typing import Any
 from umbel.client.channel import Channel
 from umbel.client.flower.calls import AppFailed, Call
 from umbel.client.flower.host import AppHost, load_object
+from umbel.client.local.devices import seed_generators
 from umbel.client.user_code import where_raised
 
 
@@ -58,6 +59,7 @@ def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:
         os._exit(0)  # the ServerApp would wait for replies
 
     app = load_object(fields["server"], ServerApp, Path(fields["folder"]))
+    seed_generators(fields["seed"])
     first_message_of(app, fields["run_config"], tell, lambda: _made(fields))
     raise AppFailed("the ServerApp ended without a message that asks clients to train", "")
 

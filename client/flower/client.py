@@ -17,7 +17,7 @@ from torch import nn
 
 from umbel.aggregation.model.state import State
 from umbel.client.errors import AppError, TooLittleDone, TrainingFailed, WorkRefused
-from umbel.client.flower.calls import Answer, AppCaller, AppFailed, AppStopped, Call, CallKind, Numbers
+from umbel.client.flower.calls import Answer, AppCaller, AppFailed, AppStopped, Call, CallKind, FirstMessage, Numbers
 from umbel.client.flower.process import AppProcess
 from umbel.client.flower.project import Config, ConfigValue, config_of, read_project
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of
@@ -150,6 +150,14 @@ def flower_client(
     if "train" not in process.kinds:
         raise AppError(f"the ClientApp {project.component('clientapp')} has no train function (@app.train())")
     return FlowerClient(process, tuple(process.kinds), arrays, sample_count)
+
+
+def first_message_of(app: str, run_config: str, seed: int) -> FirstMessage:
+    """What the app's ServerApp would send to the first clients that train, with all generators at `seed`.
+
+    Raises `AppError` with a sentence.
+    """
+    return AppProcess(read_project(app, run_config), {}).first_message(seed)
 
 
 def _arrays_in(path: Path) -> dict[str, Array]:

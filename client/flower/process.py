@@ -40,9 +40,12 @@ class AppProcess:
         except AppFailed as error:
             raise AppError(str(error)) from error
 
-    def first_message(self) -> FirstMessage:
-        """What the project's ServerApp would send to the first clients that train. Raises `AppError`."""
-        asked = {**self._app, "server": self._project.component("serverapp")}
+    def first_message(self, seed: int = 0) -> FirstMessage:
+        """What the project's ServerApp would send to the first clients that train, with all generators at `seed`.
+
+        Raises `AppError`.
+        """
+        asked = {**self._app, "server": self._project.component("serverapp"), "seed": seed}
         self.close()
         try:
             channel = self._begun()
