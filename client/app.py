@@ -4,6 +4,7 @@ Nothing here knows of HTTP, rounds or files; `loop.py` calls a `Client` and does
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import nn
 
@@ -17,6 +18,7 @@ class Client(ABC):
 
     model: nn.Module  # has the tensors of the run's model; the weights that travel are overwritten each round
     sample_count: int  # the samples the site trains on, at least 1
+    can_stop: ClassVar[bool] = True  # False: `train` raises `TooLittleDone` when it must stop, and its work is lost
 
     @abstractmethod
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:

@@ -147,6 +147,9 @@ class ObservedClient(Client):
     def __getattr__(self, name: str) -> Any:  # such as `model`, which the client may replace
         return getattr(self.app, name)
 
+    def prepare(self, plan: LocalPlan) -> None:
+        self.app.prepare(plan)
+
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         noted = observed_plan(plan)
         seen = ObservedTraining(noted, marks_of(model.state_dict()))

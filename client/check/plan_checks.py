@@ -39,6 +39,9 @@ def check_stops(trainee: Trainee, start: Path, run: PracticeRun) -> Iterator[Cli
     """Tell two trainings to end early: one by a reason, one by its deadline."""
     cases = (("stop", told_to_stop, "was told to stop"), ("deadline", out_of_time, "reached its deadline"))
     for check, alter, what in cases:
+        if not trainee.client.app.can_stop:
+            yield skipped(check, "train cannot stop between steps: when it must, it is ended, and its work is lost")
+            continue
         trainee.client.alter = alter
         training = trainee.train(start, run.plain())
         trainee.client.alter = as_asked

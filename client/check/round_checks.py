@@ -122,7 +122,8 @@ def check_resumes(
         return _resumed(rounds, resumed, coordinator, baseline)
     if came.error or not coordinator.reports:
         return wrong("resume", f"the client has sent no report: {came.words}", "Correct what this sentence names")
-    return warned("resume", "train saves no checkpoint, so a killed training begins anew", _KEEP)
+    begins_anew = "train saves no checkpoint, so a killed training begins anew"
+    return warned("resume", begins_anew, _KEEP) if client.app.can_stop else skipped("resume", begins_anew)
 
 
 _KEEP = 'Iterate over plan.drive(data, keep={"model": model, "optimizer": optimizer}), with all that a step changes'

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, App, AsJson, Policy, State
+from umbel.client.cli.flower import EitherApp, FirstModel, FlowerApp, NamedApp, NodeConfig, RunConfig, SampleCount
+from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, AsJson, Policy, State
 from umbel.client.state.state_dir import STATE_DEFAULT
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    app: App,
+    app: EitherApp = None,
+    flower_app: FlowerApp = None,
     run_file: Annotated[
         Path | None,
         typer.Option(
@@ -25,6 +27,10 @@ def check(
     steps: Annotated[
         int, typer.Option("--steps", min=4, help="Local steps of each training. There are some fifteen trainings.")
     ] = 6,
+    run_config: RunConfig = None,
+    node_config: NodeConfig = None,
+    sample_count: SampleCount = None,
+    model: FirstModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Check your own client in this process, without a coordinator, and say in words what is wrong with it.
@@ -35,11 +41,11 @@ def check(
     from umbel.client.check import check_client
     from umbel.client.cli.output import one_sentence_errors
     from umbel.client.operator.run_files import read_run_file
-    from umbel.client.user_code import load_app
 
     with one_sentence_errors():
+        site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
         file = None if run_file is None else read_run_file(run_file)[1]
-        found = check_client(lambda: load_app(app), file, steps=steps)
+        found = check_client(site.make, file, steps=steps)
     show_findings(found, as_json)
 
 

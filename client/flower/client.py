@@ -40,6 +40,8 @@ class FlowerClient(ArrayClient):
         sample_count: the samples that the site trains on; None: the app is asked when a run needs the number.
     """
 
+    can_stop = False
+
     def __init__(
         self, caller: AppCaller, kinds: tuple[CallKind, ...], arrays: NamedArrays, sample_count: int | None = None
     ) -> None:
