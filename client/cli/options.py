@@ -42,7 +42,6 @@ AllColumns = Annotated[
 ]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; for scripts.")]
-App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 State = Annotated[Path, typer.Option("--state", help="The client's own directory, for its key and its unsent work.")]
 Token = Annotated[
     str | None,
