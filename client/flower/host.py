@@ -114,7 +114,7 @@ def number_of(name: str) -> int:
 
 
 def array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
-    return ArrayRecord({name: FlowerArray(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: FlowerArray(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def arrays_of(record: ArrayRecord) -> dict[str, Array]:
