@@ -54,7 +54,10 @@ def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:
 
     from umbel.client.flower.server_app import FirstMessage, first_message_of
 
+    only_one = threading.Lock()  # a legacy strategy sends from several threads
+
     def tell(first: FirstMessage) -> None:
+        only_one.acquire()
         channel.send("first", {"config": dict(first.config), "names": [*first.arrays]}, [*first.arrays.values()])
         os._exit(0)  # the ServerApp would wait for replies
 

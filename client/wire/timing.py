@@ -42,8 +42,9 @@ class Backoff:
 IDLE_BACKOFF = Backoff()
 """Without a window: a coordinator that was away for an hour is found again within a minute."""
 CLOSED_BACKOFF = Backoff(longest_s=10.0)
-"""After assignments that closed before they were done: the whole bound. A coordinator that closes every assignment is
-asked ever less often."""
+"""After assignments that closed before any training had begun: the whole bound. A coordinator that closes every
+assignment at once is asked ever less often. But a slow client that each round stops must soon come to the next one,
+because a small run waits for it."""
 DECLINED_BACKOFF = Backoff(first_s=1.0)
 """After attempts that a client declined: the whole bound, so that clients that declined together return together."""
 

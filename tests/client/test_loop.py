@@ -46,6 +46,7 @@ from umbel.client.errors import (
 )
 from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -541,6 +542,46 @@ def test_a_client_whose_round_has_closed_stops_and_uploads_nothing(tmp_path: Pat
     end = take_part(tmp_path, double, app, wrap)
     assert (app.reason, end.status, end.reports) == ("the target was in", "finished", 0)
     assert "POST update" not in double.requests
+
+
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the client pauses; it does not wait."""
+    found = list[float]()
+    monkeypatch.setattr(RoundWorker, "pause_for", lambda _, seconds: found.append(seconds))
+    return found
+
+
+def test_a_slow_client_that_every_round_stops_comes_to_the_next_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small run waits for it, so it must not come later from round to round."""
+
+    class Slow(AddOne):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            double.close_round("the target was in")
+            wait_until("the end of the watch", plan.should_stop)
+            return super().train(model, plan)
+
+    double, found = Double(AddOne().model, rounds=6), pauses(monkeypatch)
+    assert take_part(tmp_path, double, Slow()).reports == 0
+    assert found == [0.1] * 6
+
+
+def test_a_coordinator_that_closes_assignments_before_any_training_is_asked_ever_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double, found = Double(AddOne().model, rounds=1), pauses(monkeypatch)
+
+    def wrap(handle: Handler) -> Handler:
+        def closes_eight_times(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "GET models" and len(found) < 8:
+                return problem(409, "assignment-closed")
+            return handle(request)
+
+        return closes_eight_times
+
+    assert take_part(tmp_path, double, wrap=wrap).reports == 1
+    assert found == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
 
 
 def test_near_the_deadline_partial_work_is_sent(tmp_path: Path) -> None:

@@ -48,6 +48,25 @@ patience = 1000
 """
 
 
+# `umbel` that never gets beyond the middle of the first run, so that no signal comes too late to disturb it.
+HELD = """
+import runpy, sys, time
+from umbel.sim.federation.federation import Federation
+
+attempts = Federation.attempts
+
+def until_the_middle(federation):
+    for n, attempt in enumerate(attempts(federation)):
+        yield attempt
+        if n == 60:
+            time.sleep(3600)
+
+Federation.attempts = until_the_middle
+sys.argv[0] = "umbel"
+runpy.run_module("umbel", run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The experiment's file, and what it gives if nobody disturbs it."""
@@ -89,8 +108,9 @@ def test_after_a_signal_in_the_middle_the_same_command_ends_in_the_same_models(
 ) -> None:
     file, expected = undisturbed
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "umbel", "simulate", str(file), "--out", str(out), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
+    words = ["simulate", str(file), "--out", str(out), "--json"]
+    held, command = [sys.executable, "-c", HELD, *words], [sys.executable, "-m", "umbel", *words]
+    process = subprocess.Popen(held, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
     wait_for_rows(process, out, 1)
     time.sleep(0.2)
     process.send_signal(number)
