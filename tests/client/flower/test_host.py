@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 
 from umbel.client.flower.calls import AppFailed, Call
 from umbel.client.flower.host import AppHost

@@ -118,9 +118,12 @@ def test_the_app_ends_with_its_starter_however_that_ends(tmp_path: Path) -> None
         "from umbel.client.flower.calls import Call\n"
         "from umbel.client.flower.process import AppProcess\n"
         "from umbel.client.flower.project import read_project\n"
-        "AppProcess(read_project(sys.argv[1]), {}).call(Call('train', {}, {'w': np.zeros(1, np.float32)}), lambda: None)"
+        "call = Call('train', {}, {'w': np.zeros(1, np.float32)})\n"
+        "AppProcess(read_project(sys.argv[1]), {}).call(call, lambda: None)"
     )
-    starter = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     wait_until("the pid of the app", lambda: begun.exists() and begun.read_text())
     pid = int(begun.read_text())
     starter.kill()
@@ -128,4 +131,3 @@ def test_the_app_ends_with_its_starter_however_that_ends(tmp_path: Path) -> None
     wait_until("the end of the app's process", lambda: ended(pid))
     assert printed == b"", "what the app prints is no output of the client"
     assert b"Traceback" not in errors
-

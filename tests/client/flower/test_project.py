@@ -34,7 +34,10 @@ def test_overrides_replace_values_as_flwr_run_does(tmp_path: Path) -> None:
 def test_a_client_app_is_named_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project(tmp_path))
     found = read_project("small.other_app:app")
-    assert (found.component("clientapp"), found.component("serverapp")) == ("small.other_app:app", "small.server_app:app")
+    assert (found.component("clientapp"), found.component("serverapp")) == (
+        "small.other_app:app",
+        "small.server_app:app",
+    )
     (tmp_path / "pyproject.toml").unlink()
     alone = read_project("small.client_app:app")
     assert alone.run_config == {}

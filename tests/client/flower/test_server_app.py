@@ -22,9 +22,8 @@ from flwr.server.strategy import FedAvg
 
 def server_fn(context):
     {first}
-    strategy = FedAvg(
-        initial_parameters=first, on_fit_config_fn=lambda number: {{"lr": 0.5, "round": number}}, min_available_clients=9
-    )
+    config = lambda number: {{"lr": 0.5, "round": number}}
+    strategy = FedAvg(initial_parameters=first, on_fit_config_fn=config, min_available_clients=9)
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=3))
 
 app = ServerApp(server_fn=server_fn)
@@ -41,7 +40,8 @@ def main(grid, context):
     nodes = list(grid.get_node_ids())
     asked = [Message(RecordDict(), node, "query") for node in nodes[:3]]
     assert all(reply.has_error() for reply in grid.send_and_receive(asked))
-    content = RecordDict({"model": ArrayRecord({"w": Array(np.ones(2, dtype=np.float32))}), "c": ConfigRecord({"a": 1})})
+    arrays = ArrayRecord({"w": Array(np.ones(2, dtype=np.float32))})
+    content = RecordDict({"model": arrays, "c": ConfigRecord({"a": 1})})
     replies = grid.pull_messages(grid.push_messages([Message(content, node, "train.mine") for node in nodes[:2]]))
 """
 GIVES_PARAMETERS = """
@@ -87,7 +87,9 @@ def test_a_legacy_strategy_that_asks_a_client_for_the_parameters(tmp_path: Path)
 
 
 def test_equal_seeds_give_equal_models(tmp_path: Path) -> None:
-    server = SERVES.replace("np.full((2, context.run_config[\"model.width\"]), 3.0, dtype=np.float32)", "np.random.rand(4)")
+    server = SERVES.replace(
+        'np.full((2, context.run_config["model.width"]), 3.0, dtype=np.float32)', "np.random.rand(4)"
+    )
     models = [process_of(tmp_path / f"{n}", server).first_message(seed) for n, seed in enumerate((1, 1, 2))]
     assert np.array_equal(models[0].arrays["w"], models[1].arrays["w"])
     assert not np.array_equal(models[0].arrays["w"], models[2].arrays["w"])
@@ -96,13 +98,16 @@ def test_equal_seeds_give_equal_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        (textwrap.dedent("""
+        (
+            textwrap.dedent("""
             from flwr.serverapp import ServerApp
             app = ServerApp()
             @app.main()
             def main(grid, context):
                 pass
-         """), "ended without a message that asks clients to train"),
+         """),
+            "ended without a message that asks clients to train",
+        ),
         ("raise RuntimeError('no disk')", "RuntimeError: no disk"),
         ("app = 1", "it must be a flwr ServerApp"),
     ],

@@ -1,0 +1,180 @@
+"""Flower apps train over HTTP, masked, without a line of them changed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
+
+from tests.client.flower.projects import project
+from tests.contracts.house import House
+from tests.repository import ROOT
+from tests.servers.waits import LIMIT_S, wait_until
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.run.records import RoundRecord, VersionRecord
+
+pytestmark = pytest.mark.slow
+SITES = 3
+RUN = """
+name = "flowers"
+rounds = {{ count = {count}, target = 3, minimum = 3, window_s = 600 }}
+[training]
+batch_size = 32
+learning_rate = 0.1
+evaluate = true
+[secure_aggregation]
+metrics = "all"
+evaluation = "all"
+"""
+QUICKSTART = ROOT / "examples" / "flower_quickstart"
+NUMPY_CLIENT = """
+import numpy as np
+from flwr.client import ClientApp, NumPyClient
+
+class Mean(NumPyClient):
+    '''Learns the mean of its own numbers.'''
+
+    def __init__(self, number):
+        self.numbers = np.full(8, float(number), dtype=np.float32)
+
+    def fit(self, parameters, config):
+        moved = [one + config["lr"] * (self.numbers.mean() - one) for one in parameters]
+        return moved, len(self.numbers), {"lr": config["lr"]}
+
+    def evaluate(self, parameters, config):
+        return float(abs(parameters[0] - 1.0).max()), len(self.numbers), {"value": float(parameters[0].mean())}
+
+app = ClientApp(client_fn=lambda context: Mean(context.node_config["partition-id"]).to_client())
+"""
+NUMPY_SERVER = """
+import numpy as np
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+
+def server_fn(context):
+    first = ndarrays_to_parameters([np.full(4, 9.0, dtype=np.float32), np.zeros((2, 2), dtype=np.float32)])
+    return ServerAppComponents(strategy=FedAvg(initial_parameters=first), config=ServerConfig(num_rounds=3))
+
+app = ServerApp(server_fn=server_fn)
+"""
+WITH_STATE = """
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+def noting(message, context, call_next):
+    '''A mod that says how often it was called, over all rounds and restarts.'''
+    n = int(context.state["calls"]["n"]) + 1 if "calls" in context.state else 1
+    context.state["calls"] = ConfigRecord({"n": n})
+    reply = call_next(message, context)
+    reply.content["metrics"]["calls"] = n
+    return reply
+
+app = ClientApp()
+
+@app.train(mods=[noting])
+def train(message, context):
+    arrays = {name: Array(one.numpy() + 1) for name, one in message.content["arrays"].items()}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})})
+    return Message(content=content, reply_to=message)
+"""
+
+
+def umbel(*arguments: str, **environment: str) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def create(house: House, app: Path, folder: Path, count: int) -> str:
+    """Create the run with the app's own first model; returns what `model init` says of the run file."""
+    first = folder / "first.safetensors"
+    said = umbel("model", "init", "--flower-app", str(app), "--out", str(first))
+    with house.operator() as operator:
+        operator.create_run("flowers", RUN.format(count=count), operator.upload_model(first.read_bytes()))
+    return said
+
+
+@contextmanager
+def joined(house: House, app: Path, folder: Path, number: int) -> Iterator["subprocess.Popen[str]"]:
+    """One site of the run, at work; killed at the end. It enrols with a token at its first start."""
+    state = folder / f"state-{number}"
+    command = ["join", "--server", house.url, "--run", "flowers", "--flower-app", str(app), "--name", f"site-{number}"]
+    command += ["--node-config", f"partition-id={number} num-partitions={SITES}", "--state", str(state), "--json"]
+    if not state.exists():
+        with house.operator() as operator:
+            command += ["--token", operator.create_tokens(1)[0]]
+    with (folder / f"log-{number}").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "umbel", *command], stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(house: House, folder: Path, *sites: "subprocess.Popen[str]") -> tuple[list[RoundRecord], list[VersionRecord]]:
+    """The rounds and models of the run, once it is over for all sites."""
+    logs = [folder / f"log-{number}" for number in range(SITES)]
+    for site in sites:
+        printed, _ = site.communicate(timeout=LIMIT_S)
+        assert json.loads(printed)["status"] == RunStatus.FINISHED.value, [log.read_text()[-2000:] for log in logs]
+    with house.operator() as operator:
+        records = [record for page in operator.ended("flowers") for record in page.ended if record.committed]
+        return records, operator.versions("flowers")
+
+
+def test_the_quickstart_learns_masked_and_its_last_model_is_measured(house: House, tmp_path: Path) -> None:
+    assert "learning_rate = 0.1" in create(house, QUICKSTART, tmp_path, 6)
+    with (
+        joined(house, QUICKSTART, tmp_path, 0) as one,
+        joined(house, QUICKSTART, tmp_path, 1) as two,
+        joined(house, QUICKSTART, tmp_path, 2) as three,
+    ):
+        records, versions = ended(house, tmp_path, one, two, three)
+    assert all(record.secure and record.reported == SITES for record in records)
+    assert versions[-1].evaluation["eval_acc"] > 0.6, "ten digits, so 0.1 without training"
+    assert versions[-1].metrics["train_loss"] < versions[1].metrics["train_loss"]
+
+
+def test_a_numpy_client_learns_the_mean_of_all_sites(house: House, tmp_path: Path) -> None:
+    app = project(tmp_path / "app", NUMPY_CLIENT, NUMPY_SERVER)
+    create(house, app, tmp_path, 2)
+    with (
+        joined(house, app, tmp_path, 0) as one,
+        joined(house, app, tmp_path, 1) as two,
+        joined(house, app, tmp_path, 2) as three,
+    ):
+        _, versions = ended(house, tmp_path, one, two, three)
+    values = [version.evaluation["value"] for version in versions]
+    assert values == pytest.approx(
+        [9.0, 9.0 + 0.1 * (1.0 - 9.0), 9.0 + 0.19 * (1.0 - 9.0)], abs=0.05
+    )  # of quantized updates
+
+
+def test_mods_and_the_state_of_the_context_outlive_a_kill(house: House, tmp_path: Path) -> None:
+    app = project(tmp_path / "app", WITH_STATE)
+    create(house, app, tmp_path, 4)
+    with joined(house, app, tmp_path, 0) as one, joined(house, app, tmp_path, 1) as two:
+        with joined(house, app, tmp_path, 2), house.operator() as operator:
+            wait_until("two rounds", lambda: operator.versions("flowers")[-1].version >= 2)
+        with joined(house, app, tmp_path, 2) as again:
+            records, _ = ended(house, tmp_path, one, two, again)
+    training = [record for record in records if record.task.makes_model]
+    assert [record.metrics["calls"] for record in training] == [1.0, 2.0, 3.0, 4.0]
