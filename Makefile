@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# The same environment with flwr and the versions that it wants over it, because no one environment can have both.
+FLOWER = $(VENV)-flower
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PYTEST = $(BIN)/python -m pytest -q
 # A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
+FLOWER_TESTS = tests/client/flower tests/contracts/test_flower_over_http.py
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/kernels/*.cpp aggregation/kernels/*.h)
 
@@ -26,9 +29,10 @@ demo: $(VENV)/.demo ## run the whole system on this machine: a coordinator, twel
 	$(BIN)/umbel demo
 
 # Both parts run, whatever the first says, and each failure counts: nothing is tried again.
-test: $(VENV)/.dev ## run all tests but the nightly ones: first on all cores, then, alone, those that measure real time
+test: $(VENV)/.dev $(FLOWER)/.made ## run all tests but the nightly ones: first on all cores, then those with Flower, then those that measure real time
 	$(PYTEST) $(ALL_CORES) -m "not realtime and not nightly"; first=$$?; \
-	$(PYTEST) -m realtime && exit $$first
+	$(FLOWER)/bin/python -m pytest -q $(ALL_CORES) -m "not nightly" $(FLOWER_TESTS); flower=$$?; \
+	$(PYTEST) -m realtime && exit $$((first + flower))
 
 test-fast: $(VENV)/.dev ## run the tests of arithmetic, protocols and rules (two minutes); they start no coordinator, client or process
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.suite.parties -m "not slow and not postgresql"
@@ -88,8 +92,8 @@ locks: ## write deploy/locks: the versions of constraints.txt, with the package 
 	$(LOCK) --extra privacy --extra example -o deploy/locks/example.txt pyproject.toml >/dev/null
 	$(LOCK) --extra server --extra postgres --extra s3 -o deploy/locks/coordinator.txt pyproject.toml >/dev/null
 
-clean: ## remove the environment and build outputs
-	rm -rf $(VENV) demo-out build *.egg-info
+clean: ## remove the environments and build outputs
+	rm -rf $(VENV) $(FLOWER) demo-out build *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "umbel needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -107,3 +111,12 @@ $(VENV)/.dev: $(BUILD) | $(VENV)/bin/python
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# Packages of $(VENV) that are not here are taken from there, and umbel from this folder.
+$(FLOWER)/.made: constraints-flower.txt $(VENV)/.dev
+	@echo "installing Flower over $(VENV) into $(FLOWER) (a minute the first time)"
+	$(BIN)/python -m venv --clear $(FLOWER)
+	printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
+		> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-flower.txt flwr
+	@touch $@
