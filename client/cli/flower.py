@@ -23,7 +23,7 @@ FlowerApp = Annotated[
     typer.Option(
         "--flower-app",
         metavar="FOLDER|MODULE:APP",
-        help="A Flower app: its folder, or its ClientApp in this folder. Needs umbel[flower].",
+        help="A Flower app: its folder, or its ClientApp in this folder. It needs the extra flower of umbel.",
     ),
 ]
 RunConfig = Annotated[
