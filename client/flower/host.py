@@ -1,7 +1,6 @@
 """Calls a ClientApp as Flower would: builds its messages and its context, and reads its replies."""
 
 import importlib
-import os
 import sys
 import time
 import uuid
@@ -90,11 +89,10 @@ class AppHost:
 
 
 def load_object(spec: str, kind: type, folder: Path) -> Any:
-    """What `spec` names in the app's folder, which becomes the current folder, as for `flwr run`.
+    """What `spec` names among the modules of the app's folder.
 
     Raises `AppFailed` if it is no `kind`, and whatever the import raises.
     """
-    os.chdir(folder)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     module, _, attributes = spec.partition(":")

@@ -28,7 +28,7 @@ app = ClientApp()
 @app.train()
 def train(message, context):
     print("it prints")
-    pathlib.Path("pid").write_text(str(os.getpid()))
+    (pathlib.Path(__file__).parent.parent / "pid").write_text(str(os.getpid()))
     while True:
         time.sleep(0.1)
 """
