@@ -1,6 +1,7 @@
 """The process of a ClientApp, as its starter sees it: started when it is needed, and killed when a call must end."""
 
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -101,6 +102,7 @@ class AppProcess:
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal reaches only the starter
+                env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0"},  # a site tells nobody but its coordinator
             )
         self._channel = Channel(ours)
         return self._channel
