@@ -12,7 +12,7 @@ from umbel.client.flower.project import Config
 from umbel.client.local.arrays import Array
 
 CallKind: TypeAlias = Literal["train", "evaluate", "query"]
-Numbers: TypeAlias = float | list[float]
+Numbers: TypeAlias = int | float | list[int] | list[float]
 StopQuestion: TypeAlias = Callable[[], str | None]  # why to stop, in words; None: go on
 
 

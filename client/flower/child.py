@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.client.channel import Channel
-from umbel.client.flower.calls import AppFailed, Call
+from umbel.client.flower.calls import AppFailed, Call, FirstMessage
 from umbel.client.flower.host import AppHost, load_object
 from umbel.client.local.devices import seed_generators
 from umbel.client.user_code import where_raised
@@ -52,7 +52,7 @@ def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:
     """Send the first message of the project's ServerApp, and end. Raises `AppFailed` if it sends none."""
     from flwr.serverapp import ServerApp
 
-    from umbel.client.flower.server_app import FirstMessage, first_message_of
+    from umbel.client.flower.server_app import first_message_of
 
     only_one = threading.Lock()  # a legacy strategy sends from several threads
 

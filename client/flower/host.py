@@ -4,9 +4,9 @@ import importlib
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -85,7 +85,9 @@ class AppHost:
             ttl=_TTL_S,
             message_type=MessageTypeLegacy.GET_PROPERTIES if is_properties else call.kind,
         )
-        return Message(content=_content(call, is_legacy=self._is_legacy), metadata=metadata)
+        # Outside Flower's own processes only this constructor works, whose argument is not among the declared ones.
+        make = cast(Callable[..., Message], Message)
+        return make(content=_content(call, is_legacy=self._is_legacy), metadata=metadata)
 
 
 def load_object(spec: str, kind: type, folder: Path) -> Any:
@@ -140,10 +142,7 @@ def _content(call: Call, *, is_legacy: bool) -> RecordDict:
 def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -> Answer:
     if is_legacy:
         return _legacy_answer(call, content, state)
-    arrays = [*content.array_records.values()]
     metrics = [*content.metric_records.values()]
-    if call.kind == "train" and len(arrays) != 1:
-        raise _unusable(f"the reply of train has {len(arrays)} ArrayRecords; it must have one, with the new arrays")
     if call.kind != "query" and len(metrics) != 1:
         raise _unusable(
             f"the reply of {call.kind} has {len(metrics)} MetricRecords; it must have one, with {SAMPLES!r}"
@@ -153,11 +152,16 @@ def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -
         found |= {key: [*value] if isinstance(value, list) else value for key, value in record.items()}
     count = found.pop(SAMPLES, None)
     if call.kind != "query" and not isinstance(count, int):
-        raise _unusable(
-            f"the MetricRecord of {call.kind} has no whole number {SAMPLES!r}, by which clients are weighted"
-        )
-    new = arrays_of(arrays[0]) if call.kind == "train" else {}
+        raise _unusable(f"the MetricRecord of {call.kind} has no whole number {SAMPLES!r}, which weights the client")
+    new = _new_arrays(content) if call.kind == "train" else dict[str, Array]()
     return Answer(count if isinstance(count, int) else None, found, new, state)
+
+
+def _new_arrays(content: RecordDict) -> dict[str, Array]:
+    records = [*content.array_records.values()]
+    if len(records) != 1:
+        raise _unusable(f"the reply of train has {len(records)} ArrayRecords; it must have one, with the new arrays")
+    return arrays_of(records[0])
 
 
 def _legacy_answer(call: Call, content: RecordDict, state: bytes) -> Answer:
