@@ -99,7 +99,7 @@ class NamedApp:
 
         assert self.flower_app is not None
         first = first_message_of(self.flower_app, self.run_config or "", seed)
-        return ArrayModel(first.arrays), _for_the_run_file(first.config)
+        return ArrayModel(first.arrays), for_the_run_file(first.config)
 
     def _flower_flags(self) -> Mapping[str, object]:
         given = {
@@ -111,7 +111,7 @@ class NamedApp:
         return {flag: value for flag, value in given.items() if value is not None}
 
 
-def _for_the_run_file(config: "Config") -> str:
+def for_the_run_file(config: "Config") -> str:
     """What the app's strategy tells clients that train, as keys of a run file."""
     own = {key: value for key, value in config.items() if key not in ("server-round", "lr", "proximal-mu")}
     lines = [f"learning_rate = {config['lr']}"] if "lr" in config else []

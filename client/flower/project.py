@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ ConfigValue: TypeAlias = bool | int | float | str
 Config: TypeAlias = Mapping[str, ConfigValue]
 Component: TypeAlias = Literal["clientapp", "serverapp"]
 _FILE = "pyproject.toml"
+_OLDEST = (1, 38)  # as pyproject.toml has it
 _NAMES = {"clientapp": "ClientApp", "serverapp": "ServerApp"}
 
 
@@ -33,12 +35,25 @@ class FlowerProject:
         return found
 
 
+def require_flower() -> None:
+    """Raise `AppError` unless a version of flwr that umbel knows is installed."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError as error:
+        raise AppError('a Flower app needs Flower: pip install "umbel[flower]"') from error
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise AppError(f'flwr {found} is too old for umbel, which needs {oldest} or newer: pip install "umbel[flower]"')
+
+
 def read_project(name: str, run_config: str = "") -> FlowerProject:
     """The app that `name` stands for, with these overrides of its configuration, as `flwr run --run-config` takes them.
 
     `name`: a folder with a `pyproject.toml`, or `module:attribute` of a ClientApp in the current folder, whose
     `pyproject.toml` may have the configuration. Raises `AppError` with a sentence.
     """
+    require_flower()
     folder = Path(name)
     if folder.is_dir():
         table = _flower_table(folder.absolute(), is_needed=True)
