@@ -52,10 +52,11 @@ test-bits: $(VENV)/.dev ## run all tests of arithmetic with the settings of othe
 test-bits-fast: $(VENV)/.dev ## check the bits that docs/reference/bits.md promises, with each of these settings (a minute)
 	$(BIN)/python -m tests.suite.bits
 
-check: $(VENV)/.dev ## check formatting, lint, types and import rules
+check: $(VENV)/.dev $(FLOWER)/.made ## check formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(FLOWER)/bin/python -m mypy --config-file= --strict --untyped-calls-exclude torch -p umbel.client.flower
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 

@@ -7,6 +7,7 @@ import pytest
 
 from umbel.client.cli.flower import NamedApp, for_the_run_file
 from umbel.client.errors import AppError
+from umbel.client.flower.project import Config
 
 
 @pytest.mark.parametrize("named", [{}, {"app": "ward:client", "flower_app": "folder"}])
@@ -30,7 +31,7 @@ def test_flags_of_flower_need_a_flower_app(flag: str, given: dict[str, object]) 
 
 
 def test_what_a_strategy_tells_clients_is_said_in_the_words_of_a_run_file() -> None:
-    told = {"server-round": 1, "lr": 0.1, "proximal-mu": 0.5, "local steps": 3, "note": 'a "b"'}
+    told: Config = {"server-round": 1, "lr": 0.1, "proximal-mu": 0.5, "local steps": 3, "note": 'a "b"'}
     assert for_the_run_file(told).splitlines() == [
         "for the run file:",
         "[training]",

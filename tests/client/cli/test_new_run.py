@@ -90,7 +90,7 @@ def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_polic
     store.take(SECOND)
     Path("site.toml").write_text('members = "pilot-1.json"\n')
     with pytest.raises(Exit):
-        join(NOBODY, "listed_app:Ward", "ward", "token", None, None, site / "state", Path("site.toml"), as_json=False)
+        join(NOBODY, "ward", "listed_app:Ward", token="token", state=site / "state", policy=Path("site.toml"))
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(
         "umbel: site.toml: pilot-1.json is epoch 1 of the member list 'pilot', but this site trusts epoch 2 ("
@@ -103,7 +103,7 @@ def test_a_policy_whose_list_is_not_there_is_named_with_the_key_and_the_file(
 ) -> None:
     Path("site.toml").write_text('members = "pilot-9.json"\n')
     with pytest.raises(Exit):
-        join(NOBODY, "listed_app:Ward", "ward", "token", None, None, site / "state", Path("site.toml"), as_json=False)
+        join(NOBODY, "ward", "listed_app:Ward", token="token", state=site / "state", policy=Path("site.toml"))
     assert capsys.readouterr().err.splitlines()[-1] == (
         "umbel: site.toml: the policy's key members names the file pilot-9.json, which cannot be read: No such file or "
         'directory. Name the file that holds the member list, members = "FILE"'

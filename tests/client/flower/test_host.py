@@ -8,21 +8,24 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
 
+from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from umbel.client.flower.calls import AppFailed, Call
 from umbel.client.flower.host import AppHost
+from umbel.client.flower.project import ConfigValue
+from umbel.client.local.arrays import Array
 
-WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, dtype=np.int64)}
+WEIGHTS: dict[str, Array] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, dtype=np.int64)}
 
 
 def host_of(app: ClientApp, **node_config: Any) -> AppHost:
     return AppHost(app, {"epochs": 2}, node_config)
 
 
-def reply(message: Message, arrays: bool = True, **metrics: Any) -> Message:
+def reply(message: Message, metrics: dict[str, Any], *, arrays: bool = True) -> Message:
     content = RecordDict({"metrics": MetricRecord(metrics)})
     if arrays:
         content["arrays"] = message.content["arrays"]
@@ -44,7 +47,7 @@ def test_an_app_is_trained_with_what_flower_would_send() -> None:
         )
         return Message(content=content, reply_to=message)
 
-    config = {"lr": 0.1, "server-round": 4, "note": "x", "deep": True}
+    config: dict[str, ConfigValue] = {"lr": 0.1, "server-round": 4, "note": "x", "deep": True}
     answer = host_of(app, **{"partition-id": 2}).answer(Call("train", config, WEIGHTS, run="r", client="c", round=4))
     assert answer.sample_count == 7
     assert answer.metrics == {"loss": 0.5, "of each": [1.0, 2.0]}
@@ -65,12 +68,12 @@ def test_an_app_evaluates_and_answers_queries() -> None:
 
     @app.evaluate()
     def evaluate(message: Message, _context: Context) -> Message:
-        return reply(message, arrays=False, **{"num-examples": 3, "accuracy": 0.5})
+        return reply(message, {"num-examples": 3, "accuracy": 0.5}, arrays=False)
 
     @app.query()
     def query(message: Message, _context: Context) -> Message:
         assert "arrays" not in message.content
-        return reply(message, arrays=False, **{"num-examples": 12})
+        return reply(message, {"num-examples": 12}, arrays=False)
 
     host = host_of(app)
     assert host.kinds == ["evaluate", "query"]
@@ -87,7 +90,7 @@ def test_the_state_of_the_context_comes_back_with_the_next_call() -> None:
         before = int(context.state["memory"]["rounds"]) if "memory" in context.state else 0
         context.state["memory"] = ConfigRecord({"rounds": before + 1})
         context.state["arrays"] = message.content["arrays"]
-        return reply(message, **{"num-examples": 1, "rounds": before + 1})
+        return reply(message, {"num-examples": 1, "rounds": before + 1})
 
     first = host_of(app).answer(Call("train", {}, WEIGHTS))
     second = host_of(app).answer(Call("train", {}, WEIGHTS, first.state))  # another process, as after a restart
@@ -112,7 +115,7 @@ def test_mods_and_the_lifespan_run_around_each_call_on_a_content_of_its_own() ->
 
     @app.train(mods=[doubling])
     def train(message: Message, _context: Context) -> Message:
-        return reply(message, **{"num-examples": 1, "lr": float(message.content["config"]["lr"])})
+        return reply(message, {"num-examples": 1, "lr": float(message.content["config"]["lr"])})
 
     host, call = host_of(app), Call("train", {"lr": 1.0}, WEIGHTS)
     assert [host.answer(call).metrics["lr"] for _ in range(2)] == [2.0, 2.0]
@@ -152,8 +155,8 @@ def test_a_numpy_client_without_evaluate_measures_nothing() -> None:
     [
         (lambda m: Message(RecordDict({"m": MetricRecord({"num-examples": 1})}), reply_to=m), "0 ArrayRecords"),
         (lambda m: Message(RecordDict({"a": m.content["arrays"]}), reply_to=m), "0 MetricRecords"),
-        (lambda m: reply(m, loss=1.0), "'num-examples'"),
-        (lambda m: reply(m, **{"num-examples": 1.5}), "'num-examples'"),
+        (lambda m: reply(m, {"loss": 1.0}), "'num-examples'"),
+        (lambda m: reply(m, {"num-examples": 1.5}), "'num-examples'"),
         (lambda m: Message(Error(2, "no data"), reply_to=m), "no data"),
         (lambda m: None, "NoneType"),
     ],
@@ -170,16 +173,14 @@ def test_equal_seeds_give_equal_draws_and_the_process_is_left_as_it_was() -> Non
 
     @app.train()
     def train(message: Message, _context: Context) -> Message:
-        return reply(message, **{"num-examples": 1, "draw": float(np.random.rand())})
+        return reply(message, {"num-examples": 1, "draw": float(np.random.rand())})
 
     host = host_of(app)
-    before = np.random.get_state()[1][0]
+    before = np.random.get_state(legacy=False)["state"]["key"][0]
     draws = [host.answer(Call("train", {}, WEIGHTS, seed=seed)).metrics["draw"] for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
-    assert np.random.get_state()[1][0] == before
+    assert np.random.get_state(legacy=False)["state"]["key"][0] == before
 
 
 def _array(values: Any) -> Any:
-    from flwr.app import Array
-
-    return Array(np.asarray(values, order="C"))
+    return FlowerArray(np.asarray(values, order="C"))
