@@ -34,6 +34,11 @@ class AppProcess:
         self._channel: Channel | None = None
         self.kinds: Sequence[CallKind] = ()  # what the app can be asked, once it is made
 
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process and make the app, so that its errors come now. Raises `AppError`."""
         try:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def create(house: House, app: Path, folder: Path, count: int) -> str:
 
 
 @contextmanager
-def joined(house: House, app: Path, folder: Path, number: int) -> Iterator["subprocess.Popen[str]"]:
+def joined(house: House, app: Path, folder: Path, number: int) -> Generator["subprocess.Popen[str]"]:
     """One site of the run, at work; killed at the end. It enrols with a token at its first start."""
     state = folder / f"state-{number}"
     command = ["join", "--server", house.url, "--run", "flowers", "--flower-app", str(app), "--name", f"site-{number}"]

@@ -1,5 +1,7 @@
 """The process of a ClientApp: made once, killed when a call must end, and replaced."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -79,9 +81,9 @@ def test_a_call_that_must_stop_ends_the_process_and_the_next_call_has_another(tm
 
 def test_a_process_that_is_killed_between_two_calls_is_replaced(process: AppProcess) -> None:
     process.start()
-    assert process._process is not None
-    process._process.kill()
-    process._process.wait()
+    assert (pid := process.pid) is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until("the end of the app's process", lambda: ended(pid))
     assert process.call(Call("train", {}, WEIGHTS), no).sample_count == 13
 
 
