@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -143,8 +144,8 @@ class RoundWorker:
         self.was_at_work = True
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
-            with self.shutdown.require_allowed_after():
-                done = self._trained(start, plan, watch)
+            with self.shutdown.require_allowed_after(), _closed_rather_than_stopped(watch):
+                done = train(self.app, self.shared, start, plan)
             self._warn_if_too_slow(offer, done, window_end)
             watch.check()
             self.shared.require_base()
@@ -153,22 +154,16 @@ class RoundWorker:
             pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
-    def _trained(self, start: Path, plan: LocalPlan, watch: Watch) -> Trained:
-        try:
-            return train(self.app, self.shared, start, plan)
-        except TooLittleDone:
-            watch.check()  # the work ended with the round
-            raise
-
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Evaluate the model and report. Nothing is kept on disk: after a kill the client measures it again."""
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
         self.was_at_work = True
-        self._prepare(offer)
-        with Watch(self.coordinator, offer.id, offer.window_s) as watch, self.shutdown.require_allowed_after():
-            done = measure(self.app, self.shared, start, offer)
+        with Watch(self.coordinator, offer.id, offer.window_s) as watch:
+            self._prepare(offer, window_end, watch)
+            with self.shutdown.require_allowed_after(), _closed_rather_than_stopped(watch):
+                done = measure(self.app, self.shared, start, offer)
         watch.check()
         if done is None:
             decline(self.coordinator, offer.id, NOTHING_HELD_OUT, patience)
@@ -228,19 +223,21 @@ class RoundWorker:
         """Train, or only measure the model. Returns what writes the masked upload, and the training, if any."""
         offer = part.offer
         if not offer.task.sends_updates:
-            return partial(part.mask_measured, self._measure_unseen(part, exchange, start)), None
+            return partial(part.mask_measured, self._measure_unseen(part, exchange, start, window_end)), None
         part.check_time(window_end - time.monotonic())
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         plan = self._plan(offer, window_end, exchange, part.update_bytes)
         done = self._train_unseen(part, exchange, start, replace(plan, seed=part.admitted.seed), window_end)
         return partial(part.mask, start, done), done
 
-    def _measure_unseen(self, part: SecureRound, exchange: KeyExchange, start: Path) -> Evaluation | None:
+    def _measure_unseen(
+        self, part: SecureRound, exchange: KeyExchange, start: Path, window_end: float
+    ) -> Evaluation | None:
         """Measure the model; None if there is no held-out data, which a sum does not show. Raises `UnfitWork` if the
         site's code fails; the coordinator does not see why.
         """
         log.info("%s: measuring the model", name_of(part.offer))
-        self._prepare(part.offer)
+        self._prepare(part.offer, window_end, exchange)
         try:
             found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
         except TrainingFailed as error:
@@ -248,6 +245,9 @@ class RoundWorker:
             unfit = UnfitWork(str(error))
             self._leave_unseen(exchange, unfit)
             raise unfit from error
+        except TooLittleDone as error:
+            self._leave_unseen(exchange, error)
+            raise
         exchange.check()
         return found
 
@@ -328,13 +328,19 @@ class RoundWorker:
         before = self.store.site_state.before(offer.run, offer.model.version)
         return restore_state(self.shared, before, self._first_private)
 
-    def _prepare(self, offer: Assignment) -> None:
+    def _prepare(self, offer: Assignment, window_end: float, watch: Watch) -> None:
         """Restore what the client keeps across rounds, for a round that only measures."""
-        self.app.prepare(replace(self._asked(offer), state=self._restore_state(offer)))
+        self.app.prepare(replace(self._asked(offer, watch), deadline=window_end))
 
-    def _asked(self, offer: Assignment) -> LocalPlan:
-        return asked_of_site(
+    def _asked(self, offer: Assignment, watch: Watch) -> LocalPlan:
+        """What the run asks, with what the client keeps across rounds."""
+        asked = asked_of_site(
             offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
+        )
+        return replace(
+            asked,
+            told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended,
+            state=self._restore_state(offer),
         )
 
     def _keep_state(self, offer: Assignment, plan: LocalPlan) -> None:
@@ -348,9 +354,15 @@ class RoundWorker:
         return replace(plan, within=codec.within(), checkpoint=checkpoint)
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
-        return replace(
-            self._asked(offer),
-            deadline=window_end - self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s),
-            told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended,
-            state=self._restore_state(offer),
-        )
+        reserve_s = self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s)
+        return replace(self._asked(offer, watch), deadline=window_end - reserve_s)
+
+
+@contextmanager
+def _closed_rather_than_stopped(watch: Watch) -> Generator[None]:
+    """If the work was ended with its round, raise `AssignmentClosed` instead of `TooLittleDone`."""
+    try:
+        yield
+    except TooLittleDone:
+        watch.check()
+        raise

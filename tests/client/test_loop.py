@@ -40,6 +40,7 @@ from umbel.client.errors import (
     AccessRefused,
     CoordinatorMisbehaved,
     StateError,
+    TooLittleDone,
     TrainingFailed,
     WorkRefused,
     refusal_of,
@@ -584,6 +585,39 @@ def test_a_coordinator_that_closes_assignments_before_any_training_is_asked_ever
     assert found == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
 
 
+class InOneCall(AddOne):
+    """Cannot stop between two steps, as an app that trains in one call."""
+
+    can_stop = False
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self.told = told
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.trained += 1
+        if self.trained > 1:
+            return super().train(model, plan)
+        self.told()
+        reason = wait_until("a reason to stop", plan.should_stop)
+        raise TooLittleDone(f"{reason}, and its work is lost", "it was ended in the middle of its work")
+
+
+def test_work_that_was_ended_with_its_round_is_not_declined(tmp_path: Path) -> None:
+    double = Double(AddOne().model, rounds=2)
+    end = take_part(tmp_path, double, InOneCall(lambda: double.close_round("the target was in")))
+    assert (end.status, end.reports, double.declined) == ("finished", 1, {})
+
+
+def test_work_that_its_deadline_ended_is_declined_and_the_next_round_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double, _ = Double(AddOne().model, rounds=2, window_s=2.0), pauses(monkeypatch)
+    end = take_part(tmp_path, double, InOneCall(lambda: None))
+    assert (end.status, end.reports) == ("finished", 2)
+    assert [*double.declined.values()] == ["it was ended in the middle of its work"]
+
+
 def test_near_the_deadline_partial_work_is_sent(tmp_path: Path) -> None:
     double, app = Double(AddOne().model, window_s=1.5), Patient()
     assert take_part(tmp_path, double, app).accepted == 1
@@ -659,6 +693,17 @@ def test_a_client_that_is_asked_to_measure_the_model_trains_nothing(tmp_path: Pa
     assert "POST update" not in double.requests
     measured = [(one["sample_count"], one["evaluation"]) for one in double.reports.values()]
     assert measured == [(3, {"accuracy": 0.25})] * 2
+
+
+def test_a_client_that_measures_knows_the_round_and_what_it_keeps(tmp_path: Path) -> None:
+    class Prepared(AddOne):
+        def prepare(self, plan: LocalPlan) -> None:
+            plans.append(plan)
+
+    plans = list[LocalPlan]()
+    take_part(tmp_path, Measuring(AddOne().model, rounds=2), Prepared())
+    assert [(plan.run, plan.round, plan.client) for plan in plans] == [("demo", number, "ward-7") for number in (1, 2)]
+    assert all(plan.seconds_left > 0 and plan.should_stop() is None for plan in plans)
 
 
 def test_what_was_measured_for_a_round_that_has_closed_is_not_sent(tmp_path: Path) -> None:
