@@ -18,7 +18,9 @@ class Client(ABC):
 
     model: nn.Module  # has the tensors of the run's model; the weights that travel are overwritten each round
     sample_count: int  # the samples the site trains on, at least 1
-    can_stop: ClassVar[bool] = True  # False: `train` raises `TooLittleDone` when it must stop, and its work is lost
+    # Whether `train` is one call of foreign code, into which nobody sees: no gradient is adjusted. When it must stop,
+    # it raises `TooLittleDone`, and its work is lost.
+    trains_in_one_call: ClassVar[bool] = False
 
     @abstractmethod
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:

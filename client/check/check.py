@@ -54,7 +54,8 @@ def check_client(client: Client | Make, run_file: RunFile | None = None, *, step
     file whose [tensors] or `base_sha256` do not fit it.
     """
     make, app, anew = _made(client)
-    run = practice_run(run_file, steps, _base_rules(app) if run_file is None else None)
+    base = _base_rules(app) if run_file is None else None
+    run = practice_run(run_file, steps, base, in_one_call=app.trains_in_one_call)
     with tempfile.TemporaryDirectory(prefix="umbel-check-") as folder, logged(), _generators_kept(app):
         checks = _Checks(run, make, app, anew, Path(folder))
         found = list(checks.findings())

@@ -39,8 +39,8 @@ def check_stops(trainee: Trainee, start: Path, run: PracticeRun) -> Iterator[Cli
     """Tell two trainings to end early: one by a reason, one by its deadline."""
     cases = (("stop", told_to_stop, "was told to stop"), ("deadline", out_of_time, "reached its deadline"))
     for check, alter, what in cases:
-        if not trainee.client.app.can_stop:
-            yield skipped(check, "train cannot stop between steps: when it must, it is ended, and its work is lost")
+        if trainee.client.app.trains_in_one_call:
+            yield skipped(check, "train is one call: when it must stop, it is ended, and its work is lost")
             continue
         trainee.client.alter = alter
         training = trainee.train(start, run.plain())
@@ -76,6 +76,9 @@ def check_gradients(
 ) -> Iterator[ClientFinding]:
     """Whether FedProx, the clip and a structured codec reach the weights."""
     for key in KEYS:
+        if trainee.client.app.trains_in_one_call:
+            yield skipped(key, "train is one call, whose gradients nobody can adjust")
+            continue
         plan = run.strong(key, trainee.shared.layout)
         if plan is None:
             yield skipped(key, f"the run asks for no {_WHAT[key]}")

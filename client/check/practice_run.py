@@ -99,11 +99,14 @@ class PracticeRun:
         return projections(section.first(layout.update.n_values, SEED), layout)
 
 
-def practice_run(given: RunFile | None, steps: int, base: TensorRules | None) -> PracticeRun:
+def practice_run(
+    given: RunFile | None, steps: int, base: TensorRules | None, *, in_one_call: bool = False
+) -> PracticeRun:
     """The practice run for a given run file, or for usual terms with FedProx and a clip.
 
-    `base`: the rules of a client whose own `shares` declare base tensors, used without a run file. Raises `ValueError`
-    for fewer steps than `STEPS_LEAST`.
+    `in_one_call`: whether the client trains in one call, so that usual terms ask nothing of its gradients. `base`: the
+    rules of a client whose own `shares` declare base tensors, used without a run file. Raises `ValueError` for fewer
+    steps than `STEPS_LEAST`.
     """
     if steps < STEPS_LEAST:
         raise ValueError(
@@ -111,7 +114,9 @@ def practice_run(given: RunFile | None, steps: int, base: TensorRules | None) ->
             "one that does all steps"
         )
     if given is None:
-        training = TrainingSection(local_epochs=None, local_steps=steps, proximal_mu=MU, clip_norm=CLIP_NORM)
+        training = TrainingSection(local_epochs=None, local_steps=steps)
+        if not in_one_call:
+            training = replace(training, proximal_mu=MU, clip_norm=CLIP_NORM)
         patterns, sha256 = ({}, "") if base is None else (base.patterns, base.base_sha256)
         file = RunFile(RUN, _rounds(2), SEED, training, tensors=patterns, base_sha256=sha256)
         return PracticeRun(file, steps, is_own=False)

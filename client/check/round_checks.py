@@ -123,7 +123,7 @@ def check_resumes(
     if came.error or not coordinator.reports:
         return wrong("resume", f"the client has sent no report: {came.words}", "Correct what this sentence names")
     begins_anew = "train saves no checkpoint, so a killed training begins anew"
-    return warned("resume", begins_anew, _KEEP) if client.app.can_stop else skipped("resume", begins_anew)
+    return skipped("resume", begins_anew) if client.app.trains_in_one_call else warned("resume", begins_anew, _KEEP)
 
 
 _KEEP = 'Iterate over plan.drive(data, keep={"model": model, "optimizer": optimizer}), with all that a step changes'

@@ -5,6 +5,7 @@ own, because a call of a ClientApp cannot be asked to stop: then this process is
 """
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -82,7 +83,7 @@ def _end_with_the_starter() -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)  # and what the app has started
 
     threading.Thread(target=watch, name="tether", daemon=True).start()
 

@@ -40,7 +40,7 @@ class FlowerClient(ArrayClient):
         sample_count: the samples that the site trains on; None: the app is asked when a run needs the number.
     """
 
-    can_stop = False
+    trains_in_one_call = True
 
     def __init__(
         self, caller: AppCaller, kinds: tuple[CallKind, ...], arrays: NamedArrays, sample_count: int | None = None

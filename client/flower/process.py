@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from umbel.client.channel import Channel, ChannelMessage
@@ -58,7 +59,10 @@ class AppProcess:
             channel.send("first", asked)
             message = self._heard(channel, _go_on)
         except AppFailed as error:
-            raise AppError(f"the first model is that of the ServerApp, but {error}") from error
+            raise AppError(
+                f"the first model is what the app's ServerApp sends first, but {error}. If the ServerApp cannot run here, "
+                "name the file of the run's first model with --model"
+            ) from error
         finally:
             self.close()
         return FirstMessage(dict(zip(message.fields["names"], message.arrays, strict=True)), message.fields["config"])
@@ -75,10 +79,11 @@ class AppProcess:
         return Answer.of(self._heard(channel, should_stop))
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process and what the app has started, whatever they do."""
         if self._process is None or self._channel is None:
             return
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # and what the app has started
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()

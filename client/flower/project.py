@@ -1,5 +1,6 @@
 """Which Flower app a name stands for, and the configuration that Flower would give it."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ Config: TypeAlias = Mapping[str, ConfigValue]
 Component: TypeAlias = Literal["clientapp", "serverapp"]
 _FILE = "pyproject.toml"
 _OLDEST = (1, 38)  # as pyproject.toml has it
+_PAIRS = re.compile(r"""\s*([^\s=]+=('[^']*'|"[^"]*"|[^\s'"]+)(\s+|$))+""")
 _NAMES = {"clientapp": "ClientApp", "serverapp": "ServerApp"}
 
 
@@ -88,12 +90,13 @@ def config_of(text: str, option: str) -> Config:
     """The values of `key=value` pairs between spaces, as Flower reads them. Raises `AppError`."""
     from flwr.common.config import parse_config_args
 
+    words = f"{option} must be pairs like 'epochs=2 name=\"east\"', with texts in quotation marks, not {text!r}"
+    if not _PAIRS.fullmatch(text):  # Flower would leave out what is no pair
+        raise AppError(words)
     try:
         return dict(parse_config_args([text]))
     except Exception as error:
-        raise AppError(
-            f"{option} must be pairs like 'epochs=2 name=\"east\"', with texts in quotation marks, not {text!r}"
-        ) from error
+        raise AppError(words) from error
 
 
 def flattened(table: Mapping[str, Any], file: Path, prefix: str = "") -> dict[str, ConfigValue]:

@@ -588,7 +588,7 @@ def test_a_coordinator_that_closes_assignments_before_any_training_is_asked_ever
 class InOneCall(AddOne):
     """Cannot stop between two steps, as an app that trains in one call."""
 
-    can_stop = False
+    trains_in_one_call = True
 
     def __init__(self, told: Callable[[], None]) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from umbel.client.flower.project import read_project
 pytestmark = pytest.mark.slow
 WEIGHTS = {"w": np.zeros((2, 4), dtype=np.float32)}
 NEVER_ENDS = """
-import os, pathlib, time
+import os, pathlib, subprocess, time
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -30,7 +30,8 @@ app = ClientApp()
 @app.train()
 def train(message, context):
     print("it prints")
-    (pathlib.Path(__file__).parent.parent / "pid").write_text(str(os.getpid()))
+    helper = subprocess.Popen(["sleep", "1000"])
+    (pathlib.Path(__file__).parent.parent / "pid").write_text(f"{os.getpid()} {helper.pid}")
     while True:
         time.sleep(0.1)
 """
@@ -73,7 +74,7 @@ def test_a_call_that_must_stop_ends_the_process_and_the_next_call_has_another(tm
     begun = tmp_path / "pid"
     with pytest.raises(AppStopped, match="the round is over"):
         process.call(Call("train", {}, WEIGHTS), lambda: "the round is over" if begun.exists() else None)
-    wait_until("the end of the app's process", lambda: ended(int(begun.read_text())))
+    wait_until("the end of the app's processes", lambda: all(map(ended, map(int, begun.read_text().split()))))
     (tmp_path / "small" / "client_app.py").write_text(TRAINS)
     assert process.call(Call("train", {}, WEIGHTS), no).sample_count == 13
     process.close()
@@ -127,10 +128,11 @@ def test_the_app_ends_with_its_starter_however_that_ends(tmp_path: Path) -> None
     starter = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    wait_until("the pid of the app", lambda: begun.exists() and begun.read_text())
-    pid = int(begun.read_text())
+    pids = wait_until(
+        "the app and its helper", lambda: [*map(int, begun.read_text().split())] if begun.exists() else []
+    )
     starter.kill()
     printed, errors = starter.communicate(timeout=LIMIT_S)
-    wait_until("the end of the app's process", lambda: ended(pid))
+    wait_until("the end of the app's processes", lambda: all(map(ended, pids)))
     assert printed == b"", "what the app prints is no output of the client"
     assert b"Traceback" not in errors

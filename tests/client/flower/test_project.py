@@ -68,6 +68,7 @@ def test_what_cannot_be_set_is_named(tmp_path: Path) -> None:
         read_project("nowhere")
     with pytest.raises(AppError, match="'epoch', which the app's configuration does not have; its keys are epochs"):
         read_project(folder, "epoch=3")
-    with pytest.raises(AppError, match="--run-config must be pairs"):
-        read_project(folder, "epochs=east")
+    for typo in ("epochs=east", "epochs:2", "epochs = 2", "epochs=2 name", "epochs=", "epochs=2,name=1 x"):
+        with pytest.raises(AppError, match="--run-config must be pairs"):
+            read_project(folder, typo)
     assert config_of("partition-id=0 num-partitions=4", "--node-config") == {"partition-id": 0, "num-partitions": 4}
