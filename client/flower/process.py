@@ -60,8 +60,8 @@ class AppProcess:
             message = self._heard(channel, _go_on)
         except AppFailed as error:
             raise AppError(
-                f"the first model is what the app's ServerApp sends first, but {error}. If it cannot run here, name the "
-                "file of the run's first model with --model"
+                f"the first model is what the app's ServerApp sends first, but {error}. If it cannot run here, name "
+                "the file of the run's first model with --model"
             ) from error
         finally:
             self.close()
