@@ -13,6 +13,7 @@ from tests.repository import ROOT
 FILES_MAX = 20
 PARTS = ("aggregation", "client", "server", "sim")
 NEEDING_TRITON = ("umbel.aggregation.kernels.cuda", "umbel.aggregation.kernels.triton_kernels")
+NEEDING_FLOWER = tuple(f"umbel.client.flower.{name}" for name in ("child", "host", "server_app"))
 SERVER_AND_SIMULATOR_ONLY = (
     "aiosqlite",
     "alembic",
@@ -65,7 +66,7 @@ def test_no_module_is_loaded_under_a_second_name() -> None:
         import importlib, pkgutil, sys, umbel
         for module in pkgutil.walk_packages(umbel.__path__, "umbel."):
             if not module.name.startswith("umbel.server.store.migrations."):  # alembic runs these in its own context
-                if module.name not in {NEEDING_TRITON!r}:
+                if module.name not in {(*NEEDING_TRITON, *NEEDING_FLOWER)!r}:
                     importlib.import_module(module.name)
         print(*sorted(name for name in sys.modules))
         """
@@ -90,7 +91,7 @@ def test_a_device_needs_no_library_of_the_server_or_the_simulator() -> None:
         import umbel.aggregation, umbel.client
         for package in (umbel.aggregation, umbel.client):
             for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-                if module.name not in {NEEDING_TRITON!r}:
+                if module.name not in {(*NEEDING_TRITON, *NEEDING_FLOWER)!r}:
                     importlib.import_module(module.name)
         """
     )
