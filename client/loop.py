@@ -297,7 +297,7 @@ class ClientLoop:
             log.info("%s: this client's work was not sent: %s", name_of(offer), error)
             self._store.forget_work()
             self._declines = 0
-            self._closings = 1 if self._worker.was_at_work else self._closings + 1
+            self._closings = 1 if self._worker.had_model else self._closings + 1
             self._worker.pause_for(CLOSED_BACKOFF.bound_s(self._closings))
         except OutOfTime as error:
             log.info("%s: this client's work was not finished: %s", name_of(offer), error)

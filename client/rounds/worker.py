@@ -74,7 +74,7 @@ class RoundWorker:
     def __post_init__(self) -> None:
         self._share(SharedState(self.app))
         self.delivery = Delivery(self.coordinator, self.store)
-        self.was_at_work = False  # whether the training or measuring of the last assignment had begun
+        self.had_model = False  # whether the model of the last assignment had come, so that its work began
         self._links = Links(self.site.policy.link_rules)
         self._unlisted = UnlistedMetrics()
 
@@ -114,7 +114,7 @@ class RoundWorker:
 
     def do(self, offer: Assignment, window_end: float) -> None:
         """Do an assignment to its end. `window_end` is on `time.monotonic`'s clock. Raises `ClientError`."""
-        self.was_at_work = False
+        self.had_model = False
         self.apply(offer.tensors)
         self.shared.require_base()
         self.store.forget_pending()
@@ -141,7 +141,6 @@ class RoundWorker:
         timing = within(offer.window_s)
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
-        self.was_at_work = True
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
             with self.shutdown.require_allowed_after(), _closed_rather_than_stopped(watch):
@@ -159,7 +158,6 @@ class RoundWorker:
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self.patience(timing, window_end)
         log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
-        self.was_at_work = True
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             self._prepare(offer, window_end, watch)
             with self.shutdown.require_allowed_after(), _closed_rather_than_stopped(watch):
@@ -184,7 +182,6 @@ class RoundWorker:
         )
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
-            self.was_at_work = True
             with self.shutdown.require_allowed_after():
                 mask, done = self._worked_unseen(part, exchange, start, window_end)
             if self.shutdown.reason is not None:
@@ -318,7 +315,8 @@ class RoundWorker:
                 path, self.delivery.bandwidth = fetcher.fetch(
                     offer.model, offer.changes, self.delivery.bandwidth, patience
                 )
-                return path
+            self.had_model = True
+            return path
         except Interrupted as interruption:
             decline(self.coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise

@@ -128,11 +128,6 @@ class RunDriver:
     def plan(self) -> RoundPlan:
         return self.live.plan
 
-    async def _import_torch(self) -> None:
-        """An open round will need it."""
-        if not self._has_closer:
-            await torch_imported()
-
     @property
     def _has_closer(self) -> bool:
         """Whether a round has been open here. If not, there is no sum, and no need of torch."""
@@ -277,8 +272,7 @@ class RunDriver:
     async def _act(self) -> None:
         """Do what is due, then sleep until something may be due."""
         self._woken.clear()
-        if not isinstance(self.state, Recruiting):
-            await self._import_torch()
+        await torch_imported()  # a round that opens needs it, and one that is open
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
         await self.memory.attendance.check(self.live, began)
@@ -463,6 +457,7 @@ class RunDriver:
             case Fold(client=client, weight=weight):
                 if not isinstance(step.decision.ended, Abandoned):
                     upload = step.decision.uploads[step.before.assignment_id(client)]
+                    await torch_imported()
                     self._closer.share.fold(step.before, client, upload.chunks, weight)
             case Answer(client=client):
                 self.signs.reported(client)  # the mailbox answers after all other commands
@@ -519,7 +514,7 @@ class RunDriver:
         """Fold the updates that this replica is responsible for and has not folded yet."""
         live = self.live
         if isinstance(live.state, Training | Closing):
-            await self._import_torch()
+            await torch_imported()
             from umbel.server.sums.share import SumDropped
 
             with suppress(SumDropped):  # another replica has ended the attempt; the next look shows it

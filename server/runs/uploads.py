@@ -27,6 +27,7 @@ from umbel.server.runs.reception import AssignmentPlace, Reception
 from umbel.server.services import Services
 from umbel.server.store.stored import Chunk, StoredUpload
 from umbel.server.store.uploads import Arrived, UploadMoved, UploadOver
+from umbel.server.sums.torch_import import torch_imported
 from umbel.server.sums.updates import check_update, length_in_words
 
 EACH_MAX = 2
@@ -148,6 +149,7 @@ class Uploads:
     ) -> StoredUpload:
         """Begin an upload with its first chunk, or begin it again. A complete upload stays as it is."""
         place = await self._reception.place(client, assignment)
+        await torch_imported()  # the codec needs it
         known = await self._services.uploads.look(assignment)
         if known is not None and known.is_complete:
             return await _repeat(known, sha256, incoming)
@@ -168,6 +170,7 @@ class Uploads:
     async def append(self, client: ClientId, assignment: AssignmentId, incoming: Incoming) -> StoredUpload:
         """Add the next chunk. Raises `Refused` with the right offset if this is another chunk."""
         place = await self._reception.place(client, assignment)
+        await torch_imported()  # the check of the whole update needs it
         known = _known(await self._services.uploads.look(assignment))
         if incoming.offset != known.offset:
             raise _mismatch(known)

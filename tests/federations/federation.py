@@ -105,8 +105,25 @@ class Federation:
         """From the first request to the run's end: the records of its attempts."""
         devices = await self.begin()
         layout = Layout.of_state(self.state)
+        await self.look_in(devices[-1], layout)
         await asyncio.gather(self.operate(), *(self.live(i, device, layout) for i, device in enumerate(devices)))
         return await _until(lambda: self.house.ended(self.n_attempts))
+
+    async def look_in(self, device: Device, layout: Layout) -> None:
+        """Wait for work, and hang up: nobody else asks while the coordinator stores that the device has left."""
+        is_in = False
+        while not is_in:
+            looking = asyncio.create_task(device.check_in(layout, wait_s=5.0))
+            while not (is_in or looking.done()):  # it is done when the coordinator has died
+                is_in = await _until(self._n_waiting) > 0
+            looking.cancel()
+            await asyncio.wait([looking])
+        while await _until(self._n_waiting) > 0:  # at most until a stored check-in expires, if the coordinator has died
+            pass
+
+    async def _n_waiting(self) -> int:
+        await asyncio.sleep(_PAUSE_S)
+        return int((await self.house.progress())["live"]["waiting"])
 
     @property
     def house(self) -> House:
