@@ -74,9 +74,12 @@ def demo(
 
 def simulate(
     file: Annotated[
-        Path,
-        typer.Argument(help="The experiment: a TOML file (docs/reference/experiment-file.md).", show_default=False),
-    ],
+        Path | None,
+        typer.Argument(
+            help="The experiment: a TOML file (docs/reference/experiment-file.md). A Flower app needs none.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -101,17 +104,32 @@ def simulate(
             "make_client(number, of, data). Sets clients.app.",
         ),
     ] = None,
+    flower_app: Annotated[
+        Path | None,
+        typer.Option(
+            "--flower-app",
+            metavar="FOLDER",
+            help="Simulate this Flower app, with its own ServerApp and strategy. Sets flower.app. It needs the extra "
+            "flower of umbel.",
+        ),
+    ] = None,
+    run_config: Annotated[
+        str | None,
+        typer.Option(
+            "--run-config", metavar="PAIRS", help="Overrides of the Flower app's configuration, as flwr run takes them."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Simulate a federation of many clients in virtual time, with the coordinator's own code for rounds.
 
     After Ctrl-C or a kill, the same command resumes and ends in the same models. The exit status is 1 if all runs of
-    the experiment failed.
+    the experiment failed. A run of a Flower app begins again, because its ServerApp cannot be stopped and resumed.
     """
     from umbel.aggregation.messages import RunStatus
 
     with _ends_with_a_sentence(when_interrupted="interrupted before the simulation began"):
-        from umbel.sim.console import EXPECTED, run  # which brings torch: a second or two
+        from umbel.sim.console import EXPECTED, changes_of, flower_changes, run  # which brings torch: a second or two
 
     goes_on = "interrupted; run the same command again to resume"
     changes = [*(change or []), *([] if app is None else [f"clients.app={app}"])]
@@ -119,7 +137,8 @@ def simulate(
         _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on),
         _standard_output_for_us() if json else nullcontext(),
     ):
-        found = run(file, out, data, changes, quiet=json)
+        changed = {**flower_changes(flower_app, run_config), **changes_of(changes)}
+        found = run(file, out, data, changed, quiet=json)
     if json:
         _print_json(found.summary())
     if all(one.status is RunStatus.FAILED for one in found.trials):

@@ -1,7 +1,8 @@
 """`umbel simulate` for people: its progress and its results."""
 
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
-from umbel.sim.experiment.file import ATTEMPTS_MAX, read_experiment
+from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.results.results import CURVES_FILE, RECORDED_FILE, Results
@@ -38,9 +39,12 @@ _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MA
 _PIPED_WIDTH = 120  # for a file
 
 
-def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
-    """Simulate the file's experiment, with progress on standard error and tables of results on standard output."""
-    experiment = read_experiment(file, dict(map(_change, changes)))
+def run(file: Path | None, out: Path, data: Path | None, changes: Mapping[str, object], *, quiet: bool) -> Results:
+    """Simulate the file's experiment, with progress on standard error and tables of results on standard output.
+
+    None: the experiment of a Flower app that `changes` name.
+    """
+    experiment = _experiment_of_app(changes) if file is None else read_experiment(file, changes)
     results = simulate(experiment, out, data, progress=not quiet)
     if quiet:
         return results
@@ -69,6 +73,34 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
 
 def _rounds_of(run: TrialResult) -> int:
     return sum(row.makes_model for row in run.rows)
+
+
+def _experiment_of_app(changes: Mapping[str, object]) -> Experiment:
+    if (app := changes.get("flower.app")) is None:
+        raise ValueError("there is nothing to simulate: name the file of an experiment, or a Flower app (--flower-app)")
+    name = re.sub("[^a-z0-9-]+", "-", Path(str(app)).name.lower()).strip("-")
+    return experiment_of({"name": name or "app"}, changes)
+
+
+def changes_of(texts: Sequence[str]) -> dict[str, object]:
+    """The values of `--set`. Raises `ValueError`."""
+    return dict(map(_change, texts))
+
+
+def flower_changes(app: Path | None, run_config: str | None) -> dict[str, object]:
+    """The values of the flags of a Flower app. Raises `ValueError`."""
+    from umbel.client.errors import AppError
+    from umbel.client.flower.project import config_of, require_flower
+
+    found: dict[str, object] = {} if app is None else {"flower.app": str(app.absolute())}
+    if run_config is not None:
+        try:
+            require_flower()
+            pairs = config_of(run_config, "--run-config")
+        except AppError as error:
+            raise ValueError(str(error)) from error
+        found |= {f"flower.run_config.{key}": value for key, value in pairs.items()}
+    return found
 
 
 def _change(text: str) -> tuple[str, object]:

@@ -94,7 +94,7 @@ def _run(
 ) -> Results:
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
-            careful = rehearse(one.trials, one.folder, data)
+            careful = rehearse([trial for trial in one.trials if trial.flower is None], one.folder, data)
         with _watched(one, watcher, progress) as heard, _memory_in_words():
             return _simulated(one, folder, data, heard, careful)
 
@@ -129,7 +129,13 @@ def _simulated(
     for trial in one.trials:
         watcher.begins(trial)
         place = None if folder is None else folder / RUNS_FOLDER / trial.folder
-        results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), partial(splits.look, trial)))
+        where, tell = (place, one.folder, data), _teller(watcher, trial)
+        if trial.flower is None:
+            results.append(run_trial(trial, *where, tell, partial(splits.look, trial)))
+        else:
+            from umbel.sim.flower.trial import run_app  # which needs Flower
+
+            results.append(run_app(trial, *where, tell, partial(watcher.expects, trial)))
         watcher.ends(results[-1])
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
     notes = (*one.notes, *(f"Careful: {words}." for words in careful))

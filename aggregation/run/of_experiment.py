@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TOP_KEYS = ("seeds", "target_accuracy", "sweep")
-WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients", "sites")
+WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients", "sites", "flower")
 
 
 def run_part(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,8 @@ import importlib
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,6 +89,23 @@ class AppHost:
         # Outside Flower's own processes only this constructor works, whose argument is not among the declared ones.
         make = cast(Callable[..., Message], Message)
         return make(content=_content(call, is_legacy=self._is_legacy), metadata=metadata)
+
+
+@contextmanager
+def modules_of(folder: Path, specs: Iterable[str]) -> Generator[None]:
+    """Import an app's modules anew inside, and forget them after it: another app may have modules of the same names."""
+    names = {spec.partition(":")[0].partition(".")[0] for spec in specs}
+    others = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in names}
+    before = {*sys.modules}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in {*sys.modules} - before:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]
+        sys.modules.update(others)
 
 
 def load_object(spec: str, kind: type, folder: Path) -> Any:

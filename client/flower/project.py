@@ -99,17 +99,17 @@ def config_of(text: str, option: str) -> Config:
         raise AppError(words) from error
 
 
-def flattened(table: Mapping[str, Any], file: Path, prefix: str = "") -> dict[str, ConfigValue]:
+def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> dict[str, ConfigValue]:
     """A table of tables with keys such as `model.width`. Raises `AppError` for a value that Flower does not know."""
     found = dict[str, ConfigValue]()
     for key, value in table.items():
         match value:
             case Mapping():
-                found |= flattened(value, file, f"{prefix}{key}.")
+                found |= flattened(value, where, f"{prefix}{key}.")
             case bool() | int() | float() | str():
                 found[f"{prefix}{key}"] = value
             case _:
-                raise AppError(f"{file}: {prefix}{key} must be a number, a text, true, false, or a table of these")
+                raise AppError(f"{where}: {prefix}{key} must be a number, a text, true, false, or a table of these")
     return found
 
 

@@ -88,7 +88,7 @@ def named_clients_engine(
             )
 
 
-_WORTH_WORKERS_S = 5.0  # of a cohort's training: workers import torch and the app first, some seconds
+WORTH_WORKERS_S = 5.0  # of a cohort's training: workers import torch and the app first, some seconds
 
 
 class AutoClients:
@@ -139,7 +139,7 @@ class AutoClients:
         cost = f"{counted(n_clients, 'client')} trained for {taken_s:.2g} s"
         if self._app.is_only_here:
             self.why = f"{cost}, and worker processes cannot import what makes them"
-        elif taken_s < _WORTH_WORKERS_S or min(n_workers, n_clients) < 2:
+        elif taken_s < WORTH_WORKERS_S or min(n_workers, n_clients) < 2:
             self.why = f"{cost}, which worker processes would not make much shorter"
         else:
             self.why = f"{cost}, and {counted(n_workers, 'worker')} can share that"

@@ -22,6 +22,9 @@ hidden = [64]
 # [clients]                    # sim/engines/clients/section.py; instead of [model]: real `Client` objects
 # app = "my_hospital:make_client"
 
+# [flower]                     # sim/engines/flower/section.py; instead of [data] and [model]: a whole Flower app
+# app = "my_project"
+
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
 workers = 2                    # of the last three engines; default: one for each core, or for each GPU
@@ -74,6 +77,8 @@ from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.clients.section import ClientsSection
 from umbel.sim.engines.device import require_device_name
+from umbel.sim.engines.flower.section import FlowerSection
+from umbel.sim.experiment.flower_run import run_of_app
 from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.federation.site_policies import SitesSection
 from umbel.sim.fleet.section import FleetSection
@@ -125,6 +130,7 @@ class TrialSpec:
     measure: MeasureSection = field(default_factory=MeasureSection)
     clients: ClientsSection | None = None
     sites: SitesSection | None = None  # None: no site has a policy
+    flower: FlowerSection | None = None  # the app whose ServerApp makes the rounds; None: umbel does
 
     @property
     def label(self) -> str:
@@ -263,8 +269,11 @@ class _Worlds:
     measure: MeasureSection = field(default_factory=MeasureSection)
     clients: ClientsSection | None = None
     sites: SitesSection | None = None
+    flower: FlowerSection | None = None
 
     def __post_init__(self) -> None:
+        if self.flower is not None:  # `run_of_app` has seen what goes with it
+            return
         if self.clients is not None:
             self._require_simulated(self.clients)
         if self.data is None:
@@ -322,6 +331,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         for key, one in settings(name, value).items():
             _put(whole, key, one)
     parts = {key: whole.pop(key) for key in WORLD_KEYS if key in whole}
+    if "flower" in parts:
+        whole = run_of_app(whole, parts)
     whole["seed"] = seed
     try:
         world = _WORLD.validate_json(json.dumps(parts), strict=True)
@@ -329,13 +340,14 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     except ValidationError as error:
         at = f" (with {point_label(point)})" if point else ""
         raise ValueError(f"{findings(error, run_file_hint)}{at}") from error
-    if world.fleet is None:
+    if world.fleet is None and world.flower is None:
         run = without_devices(run)
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    model = ModelSection() if world.model is None and world.clients is None else world.model
+    brings_model = world.clients is not None or world.flower is not None
+    model = ModelSection() if world.model is None and not brings_model else world.model
     parts_of_world = (world.data, model, world.partition, world.fleet, world.engine)
-    return TrialSpec(point, seed, run, *parts_of_world, world.measure, world.clients, world.sites)
+    return TrialSpec(point, seed, run, *parts_of_world, world.measure, world.clients, world.sites, world.flower)
 
 
 # --- without [fleet] --------------------------------------------------------------------------------------------------

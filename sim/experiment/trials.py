@@ -204,6 +204,9 @@ class Watcher:
     def begins(self, trial: TrialSpec) -> None:
         """A run begins or resumes."""
 
+    def expects(self, trial: TrialSpec, n_rounds: int) -> None:
+        """The run of a Flower app says how many rounds it will have; the file does not."""
+
     def row(self, trial: TrialSpec, row: Row) -> None:
         """An attempt has ended."""
 

@@ -62,8 +62,14 @@ class Bars(Watcher):
     def begins(self, trial: TrialSpec) -> None:
         if self._one is not None:
             self._progress.remove_task(self._one)
-        self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, status="")
+        total = trial.run.rounds.count if trial.flower is None else None  # the app will say
+        self._one = self._progress.add_task(trial.name, total=total, status="")
         self._shown()
+
+    def expects(self, trial: TrialSpec, n_rounds: int) -> None:
+        if self._one is not None:
+            self._progress.update(self._one, total=n_rounds)
+            self._shown()
 
     def row(self, trial: TrialSpec, row: Row) -> None:
         if self._one is not None and Task(row.task).makes_model:

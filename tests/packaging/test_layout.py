@@ -13,7 +13,11 @@ from tests.repository import ROOT
 FILES_MAX = 20
 PARTS = ("aggregation", "client", "server", "sim")
 NEEDING_TRITON = ("umbel.aggregation.kernels.cuda", "umbel.aggregation.kernels.triton_kernels")
-NEEDING_FLOWER = tuple(f"umbel.client.flower.{name}" for name in ("child", "host", "server_app"))
+NEEDING_FLOWER = (
+    *(f"umbel.client.flower.{name}" for name in ("child", "host", "local_grid", "server_app")),
+    *(f"umbel.sim.engines.flower.{name}" for name in ("choose", "nodes", "processes", "sequential", "work", "worker")),
+    *(f"umbel.sim.flower.{name}" for name in ("attempts", "grid", "models", "rows", "trial", "watching")),
+)
 SERVER_AND_SIMULATOR_ONLY = (
     "aiosqlite",
     "alembic",

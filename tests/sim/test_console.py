@@ -20,7 +20,7 @@ sweep = { "codec.name" = ["float32", "sign"] }
 def test_bytes_of_a_small_model_show_what_a_codec_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "small.toml"
     file.write_text(TWO_CODECS)
-    results = run(file, tmp_path / "out", None, [], quiet=False)
+    results = run(file, tmp_path / "out", None, {}, quiet=False)
     up = [point.bytes_up.mean / 1e6 for point in results.points if point.bytes_up is not None]
     assert up[1] < up[0] / 10
     told = [line.split() for line in capsys.readouterr().out.splitlines()]

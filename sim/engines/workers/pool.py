@@ -1,7 +1,7 @@
 """Worker processes of this machine: started when they are first needed, given chunks of clients, replaced if they die.
 
 A worker that dies is restarted and its chunk is done again, which gives the same bits. No worker outlives this process.
-A worker is a fresh interpreter and not a fork (`worker_process.py`), and never imports the program's main module, so
+A worker is a fresh interpreter and not a fork, and never imports the program's main module, so
 notebooks, and scripts without `if __name__ == "__main__"`, can use it.
 """
 
@@ -76,11 +76,16 @@ Give: TypeAlias = Callable[[Channel, WorkerChunk], None]
 
 class WorkerPool:
     """`introduce`: sends a new worker all that it must know before its first chunk, last of all what it answers with
-    "ready".
+    "ready". `module`: what a worker runs.
     """
 
-    def __init__(self, devices: Iterable[str], introduce: Callable[[Channel, PoolWorker], None]) -> None:
-        self._introduce = introduce
+    def __init__(
+        self,
+        devices: Iterable[str],
+        introduce: Callable[[Channel, PoolWorker], None],
+        module: str = "umbel.sim.engines.workers.worker_process",
+    ) -> None:
+        self._introduce, self._module = introduce, module
         self._workers = [PoolWorker(number, device) for number, device in enumerate(devices)]
         self._end = weakref.finalize(self, _end_all, self._workers)
 
@@ -136,7 +141,7 @@ class WorkerPool:
         ours, theirs = socket.socketpair()
         with theirs:
             worker.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "umbel.sim.engines.workers.worker_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal reaches only the starter

@@ -48,6 +48,59 @@ def main(grid, context):
     raise AssertionError("nobody trains, so this is never reached")
 """
 
+NUMPY_CLIENT = """
+import numpy as np
+from flwr.client import ClientApp, NumPyClient
+
+class Mean(NumPyClient):
+    '''Learns the mean of its own numbers.'''
+
+    def __init__(self, number):
+        self.numbers = np.full(8, float(number), dtype=np.float32)
+
+    def fit(self, parameters, config):
+        moved = [one + config["lr"] * (self.numbers.mean() - one) for one in parameters]
+        return moved, len(self.numbers), {"lr": config["lr"]}
+
+    def evaluate(self, parameters, config):
+        return float(abs(parameters[0] - 1.0).max()), len(self.numbers), {"value": float(parameters[0].mean())}
+
+app = ClientApp(client_fn=lambda context: Mean(context.node_config["partition-id"]).to_client())
+"""
+NUMPY_SERVER = """
+import numpy as np
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+
+def server_fn(context):
+    first = ndarrays_to_parameters([np.full(4, 9.0, dtype=np.float32), np.zeros((2, 2), dtype=np.float32)])
+    strategy = FedAvg(initial_parameters=first, on_fit_config_fn=lambda server_round: {"lr": 0.1})
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=3))
+
+app = ServerApp(server_fn=server_fn)
+"""
+WITH_STATE = """
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+def noting(message, context, call_next):
+    '''A mod that says how often it was called, over all rounds and restarts.'''
+    n = int(context.state["calls"]["n"]) + 1 if "calls" in context.state else 1
+    context.state["calls"] = ConfigRecord({"n": n})
+    reply = call_next(message, context)
+    reply.content["metrics"]["calls"] = n
+    return reply
+
+app = ClientApp()
+
+@app.train(mods=[noting])
+def train(message, context):
+    arrays = {name: Array(one.numpy() + 1) for name, one in message.content["arrays"].items()}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})})
+    return Message(content=content, reply_to=message)
+"""
+
 
 def project(folder: Path, client: str = TRAINS, server: str = SERVES) -> Path:
     """A Flower app with this code in `folder`."""

@@ -106,7 +106,7 @@ def test_who_sends_rubbish_or_nothing_does_not_pass() -> None:
 def test_an_experiment_whose_canary_fails_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SLOW_EXPERIMENT)
-    results = run(file, tmp_path / "out", None, [], quiet=False)
+    results = run(file, tmp_path / "out", None, {}, quiet=False)
     assert results.summary()["runs"][0]["status"] == "paused"
     told = " ".join(capsys.readouterr().out.split())
     assert "paused: the canary has failed: 0 of 4 clients pass" in told

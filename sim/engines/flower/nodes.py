@@ -1,0 +1,88 @@
+"""Calls a ClientApp in this process, for one simulated node after another."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from umbel.client.flower.calls import AppFailed
+from umbel.client.flower.host import load_object
+from umbel.client.local.devices import seeded
+from umbel.client.user_code import where_raised
+from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall, packed, unpacked
+from umbel.sim.engines.work import EngineError
+
+log = logging.getLogger("umbel.sim")
+
+
+class Nodes:
+    """The nodes of an app. Raises `EngineError` if the app cannot be made."""
+
+    def __init__(self, app: NodeApp) -> None:
+        self._app, self._made = app, _made(app)
+
+    def answer(self, call: NodeCall, content: RecordDict) -> NodeAnswer:
+        """The app's answer. `content`: of the message, which the app may change."""
+        metadata = Metadata(**call.metadata)
+        # Outside Flower's own processes only this constructor works, whose argument is not among the declared ones.
+        message = cast(Callable[..., Message], Message)(content=content, metadata=metadata)
+        context = Context(
+            run_id=metadata.run_id,
+            node_id=metadata.dst_node_id,
+            node_config={"partition-id": call.number, "num-partitions": self._app.n_nodes},
+            state=unpacked(call.state),
+            run_config=dict(self._app.run_config),
+        )
+        try:
+            with seeded(call.seed, torch.device("cpu")):
+                reply: object = self._made(message, context)
+        except Exception as error:
+            log.error(
+                "node %d failed with %s\n%s",
+                call.number,
+                where_raised(error),
+                "".join(traceback.format_exception(error)).rstrip(),
+            )
+            return _failed(call, f"its own code failed with {type(error).__name__}: {error}")
+        if not isinstance(reply, Message):
+            return _failed(call, f"it returned a {type(reply).__name__}; a ClientApp returns a Message")
+        state = packed(context.state)
+        if reply.has_error():
+            return NodeAnswer(None, state, (reply.error.code, reply.error.reason or ""))
+        return NodeAnswer(reply.content, state)
+
+
+def copied(record: RecordDict) -> RecordDict:
+    """A copy that an app may change; the bytes of arrays are shared, because nothing can change them."""
+    return RecordDict(
+        {
+            **{name: _arrays(one) for name, one in record.array_records.items()},
+            **{name: MetricRecord(dict(one)) for name, one in record.metric_records.items()},
+            **{name: ConfigRecord(dict(one)) for name, one in record.config_records.items()},
+        }
+    )
+
+
+def _arrays(record: ArrayRecord) -> ArrayRecord:
+    return ArrayRecord({name: replace(array) for name, array in record.items()})
+
+
+def _made(app: NodeApp) -> ClientApp:
+    try:
+        found: ClientApp = load_object(app.name, ClientApp, Path(app.folder))
+    except AppFailed as error:
+        raise EngineError(str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever the import raises
+        raise EngineError(f"the ClientApp {app.name} cannot be imported: {where_raised(error)}") from error
+    return found
+
+
+def _failed(call: NodeCall, reason: str) -> NodeAnswer:
+    return NodeAnswer(None, call.state, (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason))

@@ -1,0 +1,110 @@
+"""What the nodes of a simulated Flower app are asked, and what they answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from umbel.client.flower.project import Config
+from umbel.sim.engines.workers.worker_process import SharedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class NodeApp:
+    """Which ClientApp the nodes have. `folder`: of its project; `name`: "module:attribute"."""
+
+    folder: str
+    name: str
+    run_config: Config
+    n_nodes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"folder": self.folder, "name": self.name, "run_config": dict(self.run_config), "n_nodes": self.n_nodes}
+
+
+@dataclass(eq=False)
+class SentContent:
+    """The content of messages, which several nodes get. `number`: no other content of the run has it."""
+
+    number: int
+    record: RecordDict = field(repr=False)
+
+    @cached_property
+    def shared(self) -> SharedTensor:
+        """Its bytes, in memory that other processes can read."""
+        return SharedTensor.of(torch.frombuffer(bytearray(packed(self.record)), dtype=torch.uint8))
+
+    @cached_property
+    def n_bytes(self) -> int:
+        """Its length on a wire."""
+        return bytes_of(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCall:
+    """A message to a node. `number`: of the node, from 0. `metadata`: of the message, but for what is equal for all.
+
+    `state`: what the node keeps, as its last answer gave it; empty: none yet.
+    """
+
+    number: int
+    content: SentContent
+    metadata: Mapping[str, Any]
+    seed: int
+    state: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """A node's reply. `error`: Flower's code and the reason, if there is no content."""
+
+    content: RecordDict | None = field(repr=False)
+    state: bytes = field(repr=False)
+    error: tuple[int, str] | None = None
+
+
+class FlowerEngine(Protocol):
+    """Calls the ClientApps of nodes. `name`: as in an experiment's file; `why`: why it was chosen, in words.
+
+    The same calls give the same answers, however they are divided among processes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+
+    def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+        """Make all calls, each to another node; the answers with their positions, in any order.
+
+        An error that the app raises is an answer. Raises `EngineError` if the app cannot be made, or its process dies
+        again and again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release processes and memory."""
+        ...
+
+
+def packed(record: RecordDict) -> bytes:
+    """As Flower's own wire has it."""
+    data: bytes = recorddict_to_proto(record).SerializeToString()
+    return data
+
+
+def unpacked(data: bytes) -> RecordDict:
+    """The inverse of `packed`; no bytes are an empty record."""
+    return recorddict_from_proto(RecordDictProto.FromString(data)) if data else RecordDict()
+
+
+def bytes_of(record: RecordDict) -> int:
+    """Roughly the length on a wire: what arrays hold, and the rest as it is written."""
+    arrays = sum(len(array.data) for one in record.array_records.values() for array in one.values())
+    rest = RecordDict({**record.config_records, **record.metric_records})
+    return arrays + len(packed(rest))

@@ -1,0 +1,223 @@
+"""One simulated run of a Flower app, from the start of its ServerApp to its end; it cannot be resumed in between.
+
+```
+<folder>/rounds.jsonl             a line for each ended attempt
+<folder>/model.safetensors        the last model, if the app has shown it
+<folder>/finished.json            of a run that is over: how it ended, and the SHA-256 of what it was made of
+```
+"""
+
+import hashlib
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.seeds import derive_seed
+from umbel.client.errors import AppError
+from umbel.client.files import write_atomically
+from umbel.client.flower.calls import AppFailed
+from umbel.client.flower.host import load_object, modules_of
+from umbel.client.flower.local_grid import run_server_app
+from umbel.client.flower.project import FlowerProject, read_project
+from umbel.client.local.devices import seed_generators
+from umbel.client.user_code import where_raised
+from umbel.sim.engines.flower.choose import flower_engine
+from umbel.sim.engines.flower.section import FlowerSection
+from umbel.sim.engines.flower.work import NodeApp
+from umbel.sim.engines.work import EngineError
+from umbel.sim.experiment.checkpoint import MODEL_FILE, ROWS_FILE, CheckpointError
+from umbel.sim.experiment.file import TrialSpec
+from umbel.sim.experiment.last_model import LastModel
+from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.federation.rows import Row, row_of
+from umbel.sim.federation.standing import SimulationError
+from umbel.sim.fleet.build import devices_of
+from umbel.sim.flower.attempts import Attempts
+from umbel.sim.flower.grid import SimulatedGrid
+from umbel.sim.flower.models import last_model
+from umbel.sim.flower.rows import FlowerRows
+from umbel.sim.flower.watching import Seen, watching
+
+FINISHED_FILE = "finished.json"
+log = logging.getLogger("umbel.sim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """How a run has ended. `app_sha256`: of the app's files when it ran."""
+
+    app_sha256: str
+    wall_s: float
+    engine: str
+    engine_why: str
+    model_sha256: str
+
+
+_FINISHED = TypeAdapter(_Finished)
+
+
+def _of_rounds(trial: TrialSpec, count: int) -> TrialSpec:
+    return replace(trial, run=replace(trial.run, rounds=replace(trial.run.rounds, count=count)))
+
+
+def _project(section: FlowerSection, base: Path) -> FlowerProject:
+    """Raises `ValueError` with a sentence."""
+    try:
+        project = read_project(str(base / section.app))
+    except AppError as error:
+        raise ValueError(str(error)) from error
+    for key in section.run_config:
+        if key not in project.run_config:
+            keys = ", ".join(project.run_config) or "none"
+            raise ValueError(
+                f"flower.run_config sets {key!r}, which the app's configuration does not have; it has: {keys}"
+            )
+    return replace(project, run_config={**project.run_config, **section.run_config})
+
+
+def run_app(
+    trial: TrialSpec,
+    folder: Path | None,
+    base: Path,
+    data: Path | None,
+    tell: Callable[[Row], None],
+    expect: Callable[[int], None],
+) -> TrialResult:
+    """Simulate one run of the app to its end. `expect`: is told how many rounds the app asks for, if that is known. The
+    other arguments are as for `run_trial`.
+
+    Raises `ValueError`, `OSError`, `EngineError`, `SimulationError`, and `CheckpointError` for a run that ended in this
+    folder with other code of the app.
+    """
+    assert trial.flower is not None, "a trial of an app has its section"
+    project = _project(trial.flower, base)
+    digest = _digest_of(project.folder)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (before := _read(trial, folder, digest)) is not None:
+            return before
+    began, rows = time.perf_counter(), list[Row]()
+
+    def told(row: Row) -> None:
+        rows.append(row)
+        if folder is not None:
+            with (folder / ROWS_FILE).open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+        tell(row)
+
+    fleet = None if trial.fleet is None else replace(trial.fleet, partial_work=False)  # a call cannot be cut short
+    devices = devices_of(fleet, trial.seed, base, data)
+    app = NodeApp(str(project.folder), _component(project, "clientapp"), project.run_config, trial.flower.clients)
+    shown, attempts = FlowerRows(told), Attempts(trial.run, devices, trial.flower.samples)
+    seen = Seen(shown.score, expect)
+    with (
+        modules_of(project.folder, project.components.values()),
+        closing(flower_engine(trial.engine.name, app, trial.engine.workers)) as engine,
+    ):
+        grid = SimulatedGrid(attempts, engine, shown, trial.flower.clients, trial.seed)
+        with _flowers_log_kept_short(), watching(grid, seen):
+            _serve(project, grid, trial.seed)
+    model, body = last_model(seen.arrays if seen.arrays is not None else grid.arrays)
+    shown.flush(model.sha256 or None)
+    finished = _Finished(digest, time.perf_counter() - began, engine.name, engine.why, model.sha256)
+    if not rows:
+        raise SimulationError("the ServerApp has ended, and asked no node to train or to evaluate")
+    if folder is not None:
+        if body is not None:
+            write_atomically(folder / MODEL_FILE, body)
+            model = LastModel(model.sha256, file=(folder / MODEL_FILE).absolute())
+        write_atomically(folder / FINISHED_FILE, _FINISHED.dump_json(finished))
+    return _result(trial, rows, finished, model)
+
+
+def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
+    name = _component(project, "serverapp")
+    seed_generators(derive_seed(seed, "flower server"))
+    try:
+        run_server_app(load_object(name, ServerApp, project.folder), grid, project.run_config)
+    except AppFailed as error:
+        raise EngineError(str(error)) from error
+    except (EngineError, SimulationError):
+        raise
+    except KeyboardInterrupt:
+        if grid.failure is not None:
+            raise grid.failure from None
+        raise
+    except (Exception, SystemExit) as error:  # whatever the app raises
+        log.error("the ServerApp failed\n%s", "".join(traceback.format_exception(error)).rstrip())
+        raise EngineError(f"the ServerApp {name} failed with {where_raised(error)}") from error
+
+
+def _component(project: FlowerProject, name: str) -> str:
+    try:
+        return project.component("clientapp" if name == "clientapp" else "serverapp")
+    except AppError as error:
+        raise ValueError(str(error)) from error
+
+
+@contextmanager
+def _flowers_log_kept_short() -> Generator[None]:
+    """Rounds have rows, and a progress bar: Flower's own lines about them would only interrupt it."""
+    flowers = logging.getLogger("flwr")
+    before = flowers.level
+    flowers.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        flowers.setLevel(before)
+
+
+def _digest_of(folder: Path) -> str:
+    """Of the app's code and configuration."""
+    digest = hashlib.sha256()
+    own = (path for path in folder.rglob("*.py") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    for path in sorted([*own, folder / "pyproject.toml"]):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(trial: TrialSpec, folder: Path, app_sha256: str) -> TrialResult | None:
+    """The result of a run that ended here before. What an interrupted run has left is removed."""
+    path = folder / FINISHED_FILE
+    if not path.exists():
+        (folder / ROWS_FILE).unlink(missing_ok=True)
+        return None
+    try:
+        finished = _FINISHED.validate_json(path.read_bytes())
+        rows = [row_of(json.loads(line)) for line in (folder / ROWS_FILE).read_text().splitlines()]
+    except (ValidationError, ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{path} or {ROWS_FILE} beside it is damaged; remove {folder} to start again") from error
+    if finished.app_sha256 != app_sha256:
+        raise CheckpointError(
+            f"the app's code changed since its run in {folder} ended (by SHA-256); choose another folder (--out)"
+        )
+    kept = LastModel(finished.model_sha256, file=(folder / MODEL_FILE).absolute())
+    return _result(trial, rows, finished, kept if finished.model_sha256 else LastModel("", {}))
+
+
+def _result(trial: TrialSpec, rows: list[Row], finished: _Finished, model: LastModel) -> TrialResult:
+    assert trial.flower is not None, "a trial of an app has its section"
+    n_rounds = len({row.round for row in rows if row.makes_model})
+    return TrialResult(
+        trial=_of_rounds(trial, max(1, n_rounds)),
+        rows=tuple(rows),
+        status=RunStatus.FINISHED,
+        reason=f"the ServerApp has ended after {counted(n_rounds, 'round')}",
+        model_sha256=finished.model_sha256,
+        wall_s=finished.wall_s,
+        engine=finished.engine,
+        engine_why=finished.engine_why,
+        n_clients=trial.flower.clients,
+        model=model,
+    )

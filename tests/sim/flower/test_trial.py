@@ -1,0 +1,217 @@
+"""Whole Flower apps, simulated: ClientApp, ServerApp and strategy, with not one line changed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
+
+from tests.client.flower.projects import NUMPY_CLIENT, NUMPY_SERVER, SERVES, TRAINS, WITH_STATE, project
+from tests.repository import ROOT
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.round import Task
+from umbel.sim.engines.work import EngineError
+from umbel.sim.experiment.checkpoint import CheckpointError
+from umbel.sim.federation.rows import Row
+from umbel.sim.federation.standing import SimulationError
+from umbel.sim.results.results import Results
+from umbel.sim.simulation import simulate
+
+pytestmark = pytest.mark.slow
+QUICKSTART = ROOT / "examples" / "flower_quickstart"
+ONE_ROUND = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    arrays = ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})
+    FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1).start(
+        grid=grid, initial_arrays=arrays, num_rounds=1
+    )
+"""
+MEASURES = ONE_ROUND.replace("num_rounds=1", "num_rounds=3, evaluate_fn=measured").replace(
+    "@app.main()",
+    """
+def measured(server_round, arrays):
+    value = float(arrays["w"].numpy().mean())
+    return MetricRecord({"accuracy": value / 10, "loss": 10 - value})
+
+@app.main()
+""",
+)
+OWN_LOOP = """
+import time
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    '''A user's own loop and own rule: the median, of all who answer; and a question before it.'''
+    value = np.zeros(3, dtype=np.float32)
+    for number in (1, 2):
+        config = ConfigRecord({"server-round": number})
+        content = RecordDict({"arrays": ArrayRecord({"w": Array(value)}), "config": config})
+        messages = [grid.create_message(content, MessageType.TRAIN, node, "") for node in grid.get_node_ids()]
+        waiting, replies = set(grid.push_messages(messages)), []
+        while waiting:
+            found = list(grid.pull_messages(waiting))
+            replies += found
+            waiting -= {one.metadata.reply_to_message_id for one in found}
+        good = [one.content["arrays"]["w"].numpy() for one in replies if one.has_content()]
+        assert len(replies) == len(messages)
+        value = np.median(good, axis=0)
+    grid.send_and_receive([
+        grid.create_message(RecordDict({"arrays": ArrayRecord({"w": Array(value)})}), MessageType.EVALUATE, node, "2")
+        for node in list(grid.get_node_ids())[:2]
+    ])
+"""
+FAILS_AT_ODD_ONES = TRAINS.replace(
+    "    arrays =", "    assert context.node_config['partition-id'] % 2 == 0, 'an odd one'\n    arrays =", 1
+)
+EVALUATES = """
+@app.evaluate()
+def evaluate(message, context):
+    value = float(message.content["arrays"]["w"].numpy().mean())
+    return Message(RecordDict({"m": MetricRecord({"eval_acc": value / 10, "num-examples": 2})}), reply_to=message)
+"""
+
+
+def simulated(app: Path, out: Path | None = None, clients: int = 4, **sections: Any) -> Results:
+    section = {"app": str(app), "clients": clients, **sections.pop("flower", {})}
+    return simulate({"name": "flowers", "flower": section, **sections}, out)
+
+
+def training(results: Results) -> list[Row]:
+    (run,) = results.trials
+    return [row for row in run.rows if row.task == Task.TRAINING]
+
+
+def test_the_quickstart_learns_with_the_same_bits_in_every_engine(tmp_path: Path) -> None:
+    flower = {"run_config": {"num-server-rounds": 6, "learning-rate": 0.2, "batch-size": 16}}
+    one, two = (
+        simulated(QUICKSTART, tmp_path / name, 3, flower=flower, engine={"name": name, "workers": 2})
+        for name in ("sequential", "processes")
+    )
+    hashes = [[row.model_sha256 for row in training(results)] for results in (one, two)]
+    assert hashes[0] == hashes[1]
+    assert len({*hashes[0]}) == 6
+    assert training(one)[-1].accuracy > 0.6, "ten digits, so 0.1 without training"  # type: ignore[operator]
+    assert one.trials[0].status is RunStatus.FINISHED
+    assert (tmp_path / "sequential" / "curves.png").exists()
+    assert one.trials[0].model.sha256 == hashes[0][-1]
+
+
+def test_a_numpy_client_of_an_older_app_learns_the_mean(tmp_path: Path) -> None:
+    rows = training(simulated(project(tmp_path / "app", NUMPY_CLIENT, NUMPY_SERVER), clients=5))
+    means = [9.0, 9.0 + 0.1 * (2.0 - 9.0), 9.0 + 0.19 * (2.0 - 9.0), 9.0 + 0.271 * (2.0 - 9.0)]
+    assert [row.test_metrics["value"] for row in rows] == pytest.approx(means[1:])
+    assert [row.loss for row in rows] == pytest.approx([mean - 1 for mean in means[1:]])
+    assert [(row.round, row.selected, row.reported, row.sample_count) for row in rows] == [
+        (number, 5, 5, 40) for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_mods_and_the_state_of_each_context_last_over_rounds(tmp_path: Path, engine: str) -> None:
+    server = ONE_ROUND.replace("num_rounds=1", "num_rounds=3")
+    rows = training(simulated(project(tmp_path / "app", WITH_STATE, server), engine={"name": engine}))
+    assert [row.train_metrics["calls"] for row in rows] == [1.0, 2.0, 3.0]
+
+
+def test_what_the_server_app_measures_are_the_scores(tmp_path: Path) -> None:
+    rows = training(simulated(project(tmp_path / "app", TRAINS, MEASURES)))
+    assert [(row.round, row.loss) for row in rows] == [(1, 9.0), (2, 8.0), (3, 7.0)]
+    assert [row.accuracy for row in rows] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_user_s_own_loop_gets_an_answer_to_each_message(tmp_path: Path) -> None:
+    app = project(tmp_path / "app", FAILS_AT_ODD_ONES + EVALUATES, OWN_LOOP)
+    results = simulated(app, clients=5)
+    rows = training(results)
+    assert [(row.round, row.selected, row.reported, row.declined) for row in rows] == [(1, 5, 3, 2), (2, 5, 3, 2)]
+    assert list(rows[0].declined_for) == ["its own code failed with AssertionError: an odd one"]
+    assert rows[-1].accuracy == pytest.approx(0.2), "each round adds one"
+    evaluation = results.trials[0].rows[-1]
+    assert (evaluation.task, evaluation.reported, evaluation.evaluation) == ("evaluation", 2, {"eval_acc": 0.2})
+    assert {name: value.tolist() for name, value in results.trials[0].model.state().items()} == {"w": [2.0] * 3}
+
+
+def test_late_devices_do_not_answer_and_over_selection_leaves_the_slowest_out(tmp_path: Path) -> None:
+    app = project(
+        tmp_path / "app", FAILS_AT_ODD_ONES.replace("% 2 == 0", ">= 0"), OWN_LOOP.replace("EVALUATE", "QUERY")
+    )
+    (app / "small" / "client_app.py").write_text(
+        (app / "small" / "client_app.py").read_text()
+        + "\n@app.query()\ndef query(message, context):\n    return Message(RecordDict(), reply_to=message)\n"
+    )
+    rows = training(simulated(app, clients=13, fleet={}, rounds={"over_selection": 1.3}))
+    assert [(row.selected, row.reported, row.target) for row in rows] == [(13, 10, 10)] * 2
+    assert all(row.virtual_s > 0 and row.wasted_s > 0 for row in rows)
+    few = training(simulated(app, clients=13, fleet={}, rounds={"window_s": rows[0].virtual_s}))
+    assert 0 < few[0].reported < 13
+
+
+def test_an_app_whose_every_node_fails_ends_with_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = project(tmp_path / "app", TRAINS.replace("metrics = {", "metrics = {1 / 0: 1, "), ONE_ROUND)
+    with pytest.raises(
+        EngineError, match="in round 1 training failed at all 4 nodes that were asked: its own code failed"
+    ):
+        simulated(app)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_server_app_that_fails_or_waits_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
+    broken = project(tmp_path / "broken", TRAINS, ONE_ROUND.replace("    arrays =", "    1 / 0\n    arrays =", 1))
+    with pytest.raises(EngineError, match=r"small.server_app:app failed with ZeroDivisionError"):
+        simulated(broken)
+    with pytest.raises(
+        SimulationError, match=r"waits for more than 1 node, and there are no others: set flower.clients"
+    ):
+        simulated(project(tmp_path / "waits", TRAINS, SERVES.replace("=500", "=2")), clients=1)
+    with pytest.raises(SimulationError, match="asked no node to train"):
+        simulated(project(tmp_path / "idle", TRAINS, ONE_ROUND.replace("num_rounds=1", "num_rounds=0")))
+
+
+def test_a_run_that_has_ended_is_read_again_and_one_of_other_code_is_refused(tmp_path: Path) -> None:
+    app, out = project(tmp_path / "app", TRAINS, MEASURES), tmp_path / "out"
+    first = simulated(app, out)
+    rows = (out / "runs" / "seed-0" / "rounds.jsonl").read_text()
+    again = simulated(app, out)
+    assert again.trials[0].rows == first.trials[0].rows
+    assert again.trials[0].model.state()["w"].tolist() == [3.0] * 3
+    (out / "runs" / "seed-0" / "finished.json").unlink()  # as if it had been interrupted
+    assert [row.model_sha256 for row in training(simulated(app, out))] == [row.model_sha256 for row in training(first)]
+    assert len((out / "runs" / "seed-0" / "rounds.jsonl").read_text().splitlines()) == len(rows.splitlines())
+    (app / "small" / "client_app.py").write_text(TRAINS + "# other code\n")
+    with pytest.raises(CheckpointError, match="the app's code changed since its run"):
+        simulated(app, out)
+
+
+def test_the_command_needs_no_file_and_takes_the_configuration_as_flower_does(tmp_path: Path) -> None:
+    app = project(tmp_path / "my_app", TRAINS.replace("+ 1", "+ context.run_config['model.width']"), MEASURES)
+    command = [sys.executable, "-m", "umbel", "simulate", "--flower-app", str(app), "--json"]
+    done = subprocess.run(
+        [*command, "--run-config", "model.width=2", "--set", "flower.clients=3", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"][0]["status"] == "finished"
+    assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "my-app"
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()][-1:]
+    assert (row["round"], row["accuracy"], row["reported"]) == (3, pytest.approx(0.6), 3)
