@@ -119,6 +119,14 @@ def simulate(
             "--run-config", metavar="PAIRS", help="Overrides of the Flower app's configuration, as flwr run takes them."
         ),
     ] = None,
+    native: Annotated[
+        bool,
+        typer.Option(
+            "--native",
+            help="With a Flower app: umbel's own rounds take the place of its strategy (FedAvg or FedProx), so that "
+            "codecs, masks and checkpoints apply.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Simulate a federation of many clients in virtual time, with the coordinator's own code for rounds.
@@ -138,7 +146,7 @@ def simulate(
         _standard_output_for_us() if json else nullcontext(),
     ):
         changed = {**flower_changes(flower_app, run_config), **changes_of(changes)}
-        found = run(file, out, data, changed, quiet=json)
+        found = run(file, out, data, changed, quiet=json, native=native)
     if json:
         _print_json(found.summary())
     if all(one.status is RunStatus.FAILED for one in found.trials):

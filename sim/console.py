@@ -14,7 +14,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
-from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment
+from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment, read_table, with_changes
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.results.results import CURVES_FILE, RECORDED_FILE, Results
@@ -39,12 +39,21 @@ _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MA
 _PIPED_WIDTH = 120  # for a file
 
 
-def run(file: Path | None, out: Path, data: Path | None, changes: Mapping[str, object], *, quiet: bool) -> Results:
+def run(
+    file: Path | None,
+    out: Path,
+    data: Path | None,
+    changes: Mapping[str, object],
+    *,
+    quiet: bool,
+    native: bool = False,
+) -> Results:
     """Simulate the file's experiment, with progress on standard error and tables of results on standard output.
 
-    None: the experiment of a Flower app that `changes` name.
+    `file`: None: the experiment of a Flower app that `changes` name. `native`: umbel takes the place of the app's
+    strategy.
     """
-    experiment = _experiment_of_app(changes) if file is None else read_experiment(file, changes)
+    experiment = _experiment(file, changes, native=native)
     results = simulate(experiment, out, data, progress=not quiet)
     if quiet:
         return results
@@ -75,11 +84,22 @@ def _rounds_of(run: TrialResult) -> int:
     return sum(row.makes_model for row in run.rows)
 
 
-def _experiment_of_app(changes: Mapping[str, object]) -> Experiment:
-    if (app := changes.get("flower.app")) is None:
+def _experiment(file: Path | None, changes: Mapping[str, object], *, native: bool) -> Experiment:
+    if file is not None and not native:
+        return read_experiment(file, changes)
+    if file is not None:
+        table, base = read_table(file), file.parent
+    elif (app := changes.get("flower.app")) is not None:
+        name = re.sub("[^a-z0-9-]+", "-", Path(str(app)).name.lower()).strip("-")
+        table, base = {"name": name or "app"}, Path()
+    else:
         raise ValueError("there is nothing to simulate: name the file of an experiment, or a Flower app (--flower-app)")
-    name = re.sub("[^a-z0-9-]+", "-", Path(str(app)).name.lower()).strip("-")
-    return experiment_of({"name": name or "app"}, changes)
+    whole = with_changes(table, changes)
+    if native:
+        from umbel.sim.flower.native import native_experiment  # which needs Flower
+
+        whole = native_experiment(whole, base)
+    return experiment_of(whole, folder=base)
 
 
 def changes_of(texts: Sequence[str]) -> dict[str, object]:

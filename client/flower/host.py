@@ -113,9 +113,10 @@ def load_object(spec: str, kind: type, folder: Path) -> Any:
 
     Raises `AppFailed` if it is no `kind`, and whatever the import raises.
     """
-    if str(folder) not in sys.path:
+    if sys.path[0] != str(folder):
         sys.path.insert(0, str(folder))
     module, _, attributes = spec.partition(":")
+    _forget_others(module.partition(".")[0], folder)
     found: object = importlib.import_module(module)
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
@@ -124,6 +125,15 @@ def load_object(spec: str, kind: type, folder: Path) -> Any:
     if not isinstance(found, kind):
         raise _unusable(f"{spec} is a {type(found).__name__}; it must be a flwr {kind.__name__}")
     return found
+
+
+def _forget_others(package: str, folder: Path) -> None:
+    """Forget modules of another app with this name, if the app in `folder` has its own."""
+    known = getattr(sys.modules.get(package), "__file__", None)
+    is_here = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
+    if known is not None and is_here and not Path(known).is_relative_to(folder):
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 def number_of(name: str) -> int:

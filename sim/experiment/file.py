@@ -175,23 +175,26 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
 
     `changes`: values that replace the file's, by dotted key.
     """
-    try:
-        _, table = read_toml(path, _TABLE, BYTES_MAX, "experiment", run_file_hint)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}") from error
+    table = read_table(path)
     try:
         return experiment_of(table, changes, path.parent)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """The table of an experiment's file. Raises `OSError`, or `ValueError` with a sentence."""
+    try:
+        return read_toml(path, _TABLE, BYTES_MAX, "experiment", run_file_hint)[1]
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}") from error
+
+
 def experiment_of(
     table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
 ) -> Experiment:
     """The experiment of a table like that of a TOML file. Raises `ValueError`."""
-    whole = _plain(table)
-    for key, value in (changes or {}).items():
-        _put(whole, key, _plain(value, key))
+    whole = with_changes(table, changes)
     if "local" in whole:
         raise ValueError(
             "the section [local] is now a part of [training], which production reads too: move momentum, weight_decay "
@@ -222,6 +225,14 @@ def experiment_of(
         )
     _require_timed_sweep(trials, top.swept)
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path(), _notes(trials, whole))
+
+
+def with_changes(table: Mapping[str, Any], changes: Mapping[str, object] | None) -> dict[str, Any]:
+    """A copy of a table, with these values by dotted key. Raises `ValueError` for what a file cannot hold."""
+    whole: dict[str, Any] = _plain(table)
+    for key, value in (changes or {}).items():
+        _put(whole, key, _plain(value, key))
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

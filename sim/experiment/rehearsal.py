@@ -133,7 +133,7 @@ class _Rehearsal:
         if difference := layouts[0].difference(layouts[1]):
             raise EngineError(other_model(app, app.n_clients - 1, difference))
         if section.test is not None:
-            tester = measuring_client(section.test, None if data is None else data.test, trial.seed)
+            tester = measuring_client(section.test, None if data is None else data.test, trial.seed, section.arguments)
             if difference := layouts[0].difference(_shared_layout(tester, section.test, trial.run)):
                 raise EngineError(
                     f"the model of {section.test} is not the model of {section.app}: {difference}; give it the same "

@@ -96,7 +96,7 @@ def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, d
         drawn_to_test(app.n_clients, section.test_clients, trial.seed),
         None
         if section.test is None
-        else measuring_client(section.test, None if data is None else data.test, trial.seed),
+        else measuring_client(section.test, None if data is None else data.test, trial.seed, section.arguments),
     )
     fleet = devices_of(trial.fleet, trial.seed, folder, data_folder)
     sites = SitePolicies.read(trial.sites, folder, app.n_clients)

@@ -59,6 +59,12 @@ def scored(row: Row, metrics: Mapping[str, float]) -> Row:
     return replace(row, accuracy=accuracy, loss=loss, test_metrics=dict(metrics))
 
 
+def scored_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics, with umbel's names `accuracy` and `loss` for what stands for them."""
+    found = {"accuracy": named(metrics, _ACCURACY), "loss": named(metrics, _LOSS)}
+    return {**{name: value for name, value in found.items() if value is not None}, **metrics}
+
+
 def named(metrics: Mapping[str, float], words: tuple[str, ...]) -> float | None:
     """The first metric that has one of the words in its name, as in `eval_acc` or `train-loss`; None without one."""
     parts = {name: name.lower().replace("-", "_").replace(".", "_").replace("/", "_").split("_") for name in metrics}

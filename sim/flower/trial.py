@@ -7,7 +7,6 @@
 ```
 """
 
-import hashlib
 import json
 import logging
 import time
@@ -22,17 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.seeds import derive_seed
-from umbel.client.errors import AppError
 from umbel.client.files import write_atomically
 from umbel.client.flower.calls import AppFailed
 from umbel.client.flower.host import load_object, modules_of
 from umbel.client.flower.local_grid import run_server_app
-from umbel.client.flower.project import FlowerProject, read_project
+from umbel.client.flower.project import FlowerProject
 from umbel.client.local.devices import seed_generators
 from umbel.client.user_code import where_raised
 from umbel.sim.engines.flower.choose import flower_engine
-from umbel.sim.engines.flower.section import FlowerSection
 from umbel.sim.engines.flower.work import NodeApp
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import MODEL_FILE, ROWS_FILE, CheckpointError
@@ -45,6 +41,7 @@ from umbel.sim.fleet.build import devices_of
 from umbel.sim.flower.attempts import Attempts
 from umbel.sim.flower.grid import SimulatedGrid
 from umbel.sim.flower.models import last_model
+from umbel.sim.flower.project import digest_of, project_of
 from umbel.sim.flower.rows import FlowerRows
 from umbel.sim.flower.watching import Seen, watching
 
@@ -70,21 +67,6 @@ def _of_rounds(trial: TrialSpec, count: int) -> TrialSpec:
     return replace(trial, run=replace(trial.run, rounds=replace(trial.run.rounds, count=count)))
 
 
-def _project(section: FlowerSection, base: Path) -> FlowerProject:
-    """Raises `ValueError` with a sentence."""
-    try:
-        project = read_project(str(base / section.app))
-    except AppError as error:
-        raise ValueError(str(error)) from error
-    for key in section.run_config:
-        if key not in project.run_config:
-            keys = ", ".join(project.run_config) or "none"
-            raise ValueError(
-                f"flower.run_config sets {key!r}, which the app's configuration does not have; it has: {keys}"
-            )
-    return replace(project, run_config={**project.run_config, **section.run_config})
-
-
 def run_app(
     trial: TrialSpec,
     folder: Path | None,
@@ -100,8 +82,8 @@ def run_app(
     folder with other code of the app.
     """
     assert trial.flower is not None, "a trial of an app has its section"
-    project = _project(trial.flower, base)
-    digest = _digest_of(project.folder)
+    project = project_of(trial.flower, base)
+    digest = digest_of(project.folder)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         if (before := _read(trial, folder, digest)) is not None:
@@ -117,7 +99,7 @@ def run_app(
 
     fleet = None if trial.fleet is None else replace(trial.fleet, partial_work=False)  # a call cannot be cut short
     devices = devices_of(fleet, trial.seed, base, data)
-    app = NodeApp(str(project.folder), _component(project, "clientapp"), project.run_config, trial.flower.clients)
+    app = NodeApp(str(project.folder), project.component("clientapp"), project.run_config, trial.flower.clients)
     shown, attempts = FlowerRows(told), Attempts(trial.run, devices, trial.flower.samples)
     seen = Seen(shown.score, expect)
     with (
@@ -141,8 +123,8 @@ def run_app(
 
 
 def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
-    name = _component(project, "serverapp")
-    seed_generators(derive_seed(seed, "flower server"))
+    name = project.component("serverapp")
+    seed_generators(seed)  # so that the first model is that of `umbel model init --seed`
     try:
         run_server_app(load_object(name, ServerApp, project.folder), grid, project.run_config)
     except AppFailed as error:
@@ -158,13 +140,6 @@ def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
         raise EngineError(f"the ServerApp {name} failed with {where_raised(error)}") from error
 
 
-def _component(project: FlowerProject, name: str) -> str:
-    try:
-        return project.component("clientapp" if name == "clientapp" else "serverapp")
-    except AppError as error:
-        raise ValueError(str(error)) from error
-
-
 @contextmanager
 def _flowers_log_kept_short() -> Generator[None]:
     """Rounds have rows, and a progress bar: Flower's own lines about them would only interrupt it."""
@@ -175,16 +150,6 @@ def _flowers_log_kept_short() -> Generator[None]:
         yield
     finally:
         flowers.setLevel(before)
-
-
-def _digest_of(folder: Path) -> str:
-    """Of the app's code and configuration."""
-    digest = hashlib.sha256()
-    own = (path for path in folder.rglob("*.py") if not any(part[0] == "." for part in path.relative_to(folder).parts))
-    for path in sorted([*own, folder / "pyproject.toml"]):
-        digest.update(f"{path.relative_to(folder)}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _read(trial: TrialSpec, folder: Path, app_sha256: str) -> TrialResult | None:

@@ -109,9 +109,12 @@ class ClientApp:
         return cls(**json.loads(text))
 
 
-def measuring_client(name: str, test: SampleSet | None, seed: int) -> Client:
+def measuring_client(
+    name: str, test: SampleSet | None, seed: int, arguments: Mapping[str, Any] | None = None
+) -> Client:
     """The client that measures new models: what `name` names, or what it returns. It gets the test set of [data] if it
-    has a parameter `data`. Raises `EngineError`.
+    has a parameter `data`, and those of the `arguments` of make_client for which it has a parameter. Raises
+    `EngineError`.
     """
     with _app_errors():
         found = find_named(name, _TEST)
@@ -119,9 +122,10 @@ def measuring_client(name: str, test: SampleSet | None, seed: int) -> Client:
             return found
         if not callable(found):
             raise EngineError(f"{name} is a {type(found).__name__}; name a Client, or a function that returns one")
-        arguments = {"data": test.pairs} if test is not None and "data" in inspect.signature(found).parameters else {}
+        known = {**(arguments or {}), **({} if test is None else {"data": test.pairs})}
+        wanted = {key: value for key, value in known.items() if key in inspect.signature(found).parameters}
         with seeded(seed, _CPU), _own_code(f"{name} could not make the client that measures models"):
-            made = found(**arguments)
+            made = found(**wanted)
         return checked_client(made, name)
 
 

@@ -7,7 +7,7 @@ count = 100                       # only without [data]: the clients bring their
 test = "my_hospital:make_tester"  # a Client whose `evaluate` measures new models; default: the clients do
 test_clients = 200                # that many clients measure new models; default: all
 alive = 50                        # at most this many Client objects in memory; default: by their size
-arguments = { depth = 3 }         # more arguments of make_client
+arguments = { depth = 3 }         # more arguments of make_client, and of `test` if it has such parameters
 ```
 """
 
