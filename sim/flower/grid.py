@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
+from flwr.supercore.run import RunNotRunningException
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.seeds import derive_seed
@@ -89,7 +90,7 @@ class SimulatedGrid(LocalGrid):
         self.failure = SimulationError(why)
         if threading.current_thread() is not threading.main_thread():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            raise SystemExit  # ends a thread without a word
+            raise RunNotRunningException  # which such a thread expects
         raise self.failure
 
     def answers(self, messages: Sequence[Message], *, timeout_s: float | None) -> Sequence[Message | None]:

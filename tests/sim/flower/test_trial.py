@@ -19,6 +19,7 @@ from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import SimulationError
+from umbel.sim.flower import grid
 from umbel.sim.results.results import Results
 from umbel.sim.simulation import simulate
 
@@ -216,3 +217,20 @@ def test_the_command_needs_no_file_and_takes_the_configuration_as_flower_does(tm
     assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "my-app"
     (row,) = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()][-1:]
     assert (row["round"], row["accuracy"], row["reported"]) == (3, pytest.approx(0.6), 3)
+
+
+def test_time_passes_for_a_strategy_that_waits_until_enough_devices_are_there(tmp_path: Path) -> None:
+    app = project(tmp_path / "app", TRAINS, ONE_ROUND.replace("min_train_nodes=1", "min_train_nodes=9"))
+    fleet = {"hours": {"by_hour": [0.0] * 6 + [1.0] * 18}}
+    (row,) = training(simulated(app, clients=9, fleet=fleet))
+    assert row.selected == 9
+    assert 5 * 3600 <= row.now_s < 7 * 3600, "nobody is there in the first six hours"
+
+
+def test_an_older_strategy_that_waits_for_ever_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "_LOOKS_WITH_ALL", 2)  # five seconds each
+    app = project(tmp_path / "app", NUMPY_CLIENT, NUMPY_SERVER)
+    with pytest.raises(SimulationError, match="the ServerApp waits for more than 1 node, and there are no others"):
+        simulated(app, clients=1)

@@ -1,0 +1,124 @@
+"""The engines that call the ClientApps of nodes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
+
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from tests.client.flower.projects import TRAINS, project
+from umbel.client.flower.host import modules_of
+from umbel.sim.engines.flower.choose import AutoNodes, flower_engine
+from umbel.sim.engines.flower.processes import NodeProcesses
+from umbel.sim.engines.flower.sequential import SequentialNodes
+from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeApp, NodeCall, SentContent
+from umbel.sim.engines.work import EngineError
+
+pytestmark = pytest.mark.slow
+N_NODES = 5
+DRAWS = TRAINS.replace("one.numpy() + 1", "one.numpy() + np.random.rand()")
+KEEPS = TRAINS.replace(
+    "    arrays =",
+    """
+    n_before = context.state['n']['n'] if 'n' in context.state else 0
+    context.state['n'] = MetricRecord({'n': n_before + 1})
+    arrays =""",
+    1,
+)
+SPOILS = TRAINS.replace(
+    "    arrays =", "    message.content['arrays'] = ArrayRecord({})\n    return message.content\n    arrays =", 1
+)
+DIES = TRAINS.replace(
+    "    arrays =",
+    """    import os, signal, pathlib
+    mark = pathlib.Path(__file__).with_name("mark")
+    if context.node_config["partition-id"] == 2 and (EVERY_TIME or not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    arrays =""",
+    1,
+)
+
+
+def app_in(folder: Path, client: str) -> NodeApp:
+    return NodeApp(str(project(folder, client)), "small.client_app:app", {"epochs": 1}, N_NODES)
+
+
+def calls(states: Sequence[bytes] = ()) -> list[NodeCall]:
+    content = SentContent(0, RecordDict({"arrays": ArrayRecord({"w": Array(np.arange(3, dtype=np.float32))})}))
+    told = {"run_id": 1, "src_node_id": 1, "reply_to_message_id": "", "group_id": "", "created_at": 1.0, "ttl": 9.0}
+    return [
+        NodeCall(
+            number,
+            content,
+            told | {"message_id": f"m{number}", "dst_node_id": 100 + number, "message_type": "train"},
+            seed=number,
+            state=states[number] if states else b"",
+        )
+        for number in range(N_NODES)
+    ]
+
+
+def answers(engine: FlowerEngine, asked: list[NodeCall]) -> list[NodeAnswer]:
+    found = dict(engine.run(asked))
+    return [found[position] for position in range(len(asked))]
+
+
+def values(found: list[NodeAnswer]) -> list[list[float]]:
+    return [answer.content["arrays"]["w"].numpy().tolist() for answer in found if answer.content is not None]
+
+
+def test_both_engines_draw_the_same_and_keep_what_a_node_keeps(tmp_path: Path) -> None:
+    for name, client in (("draws", DRAWS), ("keeps", KEEPS)):
+        app, found = app_in(tmp_path / name, client), list[list[NodeAnswer]]()
+        with modules_of(Path(app.folder), [app.name]):
+            for engine in (SequentialNodes(app), NodeProcesses(app, 2)):
+                first = answers(engine, calls())
+                found += [first, answers(engine, calls([answer.state for answer in first]))]
+                engine.close()
+        assert values(found[0]) == values(found[2])
+        assert [answer.state for answer in found[1]] == [answer.state for answer in found[3]]
+    assert all(b"" != one.state != two.state for one, two in zip(found[0], found[1], strict=True)), "a count of calls"
+
+
+def test_a_node_that_changes_its_message_changes_no_other_s(tmp_path: Path) -> None:
+    app, asked = app_in(tmp_path / "app", SPOILS), calls()
+    with modules_of(Path(app.folder), [app.name]):
+        found = answers(SequentialNodes(app), asked)
+    assert {answer.error for answer in found} == {(2, "it returned a RecordDict; a ClientApp returns a Message")}
+    assert list(asked[0].content.record["arrays"]) == ["w"]
+
+
+def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_ends_the_run(tmp_path: Path) -> None:
+    once = NodeProcesses(app_in(tmp_path / "once", DIES.replace("EVERY_TIME", "False")), 2)
+    assert values(answers(once, calls())) == [[1.0, 2.0, 3.0]] * N_NODES
+    once.close()
+    always = NodeProcesses(app_in(tmp_path / "always", DIES.replace("EVERY_TIME", "True")), 2)
+    with pytest.raises(EngineError, match="workers died 3 times"):
+        answers(always, calls())
+    assert always.pids == []
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [("1 / 0", "cannot be imported: ZeroDivisionError"), ("app = 3", "is a int; it must be a flwr ClientApp")],
+)
+@pytest.mark.parametrize("engine", ["auto", "processes"])
+def test_an_app_that_cannot_be_made_ends_the_run(tmp_path: Path, client: str, words: str, engine: str) -> None:
+    app = app_in(tmp_path / "app", client)
+    with modules_of(Path(app.folder), [app.name]), pytest.raises(EngineError, match=words):
+        answers(flower_engine(engine, app, 1), calls())
+
+
+def test_auto_takes_this_process_for_what_is_quick(tmp_path: Path) -> None:
+    app = app_in(tmp_path / "app", TRAINS)
+    with modules_of(Path(app.folder), [app.name]):
+        engine = AutoNodes(app, 2)
+        assert engine.name == "auto"
+        answers(engine, calls())
+    assert engine.name == "sequential"
+    assert engine.why.startswith("5 nodes worked for")
