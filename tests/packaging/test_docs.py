@@ -49,6 +49,7 @@ from umbel.server.sums.share import HAND_IN_S, KEPT_MAX
 from umbel.sim.data.load import DataSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.engines.clients.section import ClientsSection
+from umbel.sim.engines.flower.section import FlowerSection
 from umbel.sim.experiment.file import EngineSection, experiment_of
 from umbel.sim.federation.measures import MeasureSection
 from umbel.sim.federation.site_policies import SitesSection
@@ -82,6 +83,7 @@ _WORLD: dict[str, type[Any]] = {
     "engine": EngineSection,
     "measure": MeasureSection,
     "sites": SitesSection,
+    "flower": FlowerSection,
 }
 _CODEC_OF = {
     "error": "auto",
@@ -271,6 +273,12 @@ def test_the_experiments_of_the_documentation_are_accepted() -> None:
     text = "".join((ROOT / "docs" / "how-to" / page).read_text() for page in pages)
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert [len(experiment_of(tomllib.loads(example)).trials) for example in examples] == [1, 1, 12]
+    (of_app,) = re.findall(r"```toml\n([^`]*\[flower\].*?)```", _page("how-to/move-from-flower.md"), re.DOTALL)
+    assert len(experiment_of(tomllib.loads(of_app)).trials) == 6
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
 
 
 def _bounds() -> Iterator[tuple[str, str, str]]:
