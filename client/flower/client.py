@@ -95,7 +95,7 @@ class FlowerClient(ArrayClient):
         try:
             return self._caller.call(call, plan.should_stop)
         except AppFailed as error:
-            raise TrainingFailed(str(error), error.public) from error
+            raise TrainingFailed(str(error), error.public) from None  # the app's own traceback is in the log
         except AppStopped as stopped:
             raise TooLittleDone(
                 f"{stopped}, and a Flower app cannot stop early, so its process was ended and its work is lost"

@@ -130,8 +130,15 @@ class AppProcess:
             self.close()
             raise
         if message.kind == "failed":
-            raise _failure(message.fields)
+            raise self._failure(message.fields)
         return message
+
+    def _failure(self, told: Mapping[str, Any]) -> AppFailed:
+        if told["traceback"]:
+            log.error("%s\n%s", told["what"], told["traceback"])
+        wants_more = not self._app["node_config"] and "KeyError" in told["what"] and "node_config" in told["traceback"]
+        hint = "; --node-config gives the app its context.node_config, and there is none" if wants_more else ""
+        return AppFailed(f"{told['what']}{hint}", told["public"])
 
     def _await(self, channel: Channel, should_stop: StopQuestion) -> None:
         with selectors.DefaultSelector() as selector:
@@ -148,9 +155,3 @@ class AppProcess:
 
 def _go_on() -> None:
     """Nothing asks to stop."""
-
-
-def _failure(told: Mapping[str, Any]) -> AppFailed:
-    if told["traceback"]:
-        log.error("%s\n%s", told["what"], told["traceback"])
-    return AppFailed(told["what"], told["public"])

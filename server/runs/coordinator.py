@@ -320,7 +320,8 @@ def _other_weights(run: RunId) -> str:
     return (
         f"the secure run {run!r} trains this first model too. Sites decline a second sum over the same weights unless "
         "its clients are the same or quite different, because subtracting the two sums could reveal one site's update. "
-        "Create the run from other first weights: umbel model init --seed N, with a seed that no run has used. The "
+        "Create the run from other first weights: umbel model init --seed N, with a seed that no run has used. Where "
+        "a seed changes nothing, as with pretrained weights, only the continuation of the other run is left. The "
         "same weights in another file are no way out, because the two sums could still be subtracted. To continue "
         f"from {run!r}, export its newest version after its end. If the cohorts of both runs will be exactly the same, "
         "or share hardly a client, allow this run: umbel run create --same-first-model"

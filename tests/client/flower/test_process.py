@@ -136,3 +136,11 @@ def test_the_app_ends_with_its_starter_however_that_ends(tmp_path: Path) -> None
     wait_until("the end of the app's processes", lambda: all(map(ended, pids)))
     assert printed == b"", "what the app prints is no output of the client"
     assert b"Traceback" not in errors
+
+
+def test_an_app_that_misses_its_node_config_is_told_where_it_comes_from(tmp_path: Path) -> None:
+    app = project(tmp_path, TRAINS.replace('.get("partition-id", 0)', '["partition-id"]'))
+    process = AppProcess(read_project(str(app)), {})
+    with pytest.raises(AppFailed, match=r"KeyError: 'partition-id' .*; --node-config gives the app its context"):
+        process.call(Call("train", {}, WEIGHTS), no)
+    process.close()
