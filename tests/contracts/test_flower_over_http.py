@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
 
-from tests.client.flower.projects import NUMPY_CLIENT, NUMPY_SERVER, WITH_STATE, project
+from tests.client.flower.projects import NUMPY_CLIENT, NUMPY_SERVER, OWN_STRATEGY, WITH_STATE, project
 from tests.contracts.house import House
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_until
@@ -117,8 +117,10 @@ def test_a_numpy_client_learns_the_mean_of_all_sites(house: House, tmp_path: Pat
     )  # of quantized updates
 
 
-def test_mods_and_the_state_of_the_context_outlive_a_kill(house: House, tmp_path: Path) -> None:
-    app = project(tmp_path / "app", WITH_STATE)
+def test_mods_and_the_state_of_the_context_of_an_app_with_its_own_strategy_outlive_a_kill(
+    house: House, tmp_path: Path
+) -> None:
+    app = project(tmp_path / "app", WITH_STATE, OWN_STRATEGY)
     create(house, app, tmp_path, 4)
     with joined(house, app, tmp_path, 0) as one, joined(house, app, tmp_path, 1) as two:
         with joined(house, app, tmp_path, 2), house.operator() as operator:

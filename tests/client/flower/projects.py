@@ -100,6 +100,42 @@ def train(message, context):
     content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})})
     return Message(content=content, reply_to=message)
 """
+OWN_STRATEGY = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+
+class Median(Strategy):
+    '''Asks every node, and takes the median of each value.'''
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["server-round"] = server_round
+        content = RecordDict({"arrays": arrays, "config": config})
+        return [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()]
+
+    def aggregate_train(self, server_round, replies):
+        found = [reply.content["arrays"] for reply in replies if reply.has_content()]
+        medians = {name: np.median([one[name].numpy() for one in found], axis=0) for name in found[0]}
+        arrays = ArrayRecord({name: Array(one.astype(np.float32)) for name, one in medians.items()})
+        return arrays, MetricRecord({"n": len(found)})
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        return []
+
+    def aggregate_evaluate(self, server_round, replies):
+        return None
+
+    def summary(self):
+        pass
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    arrays = ArrayRecord({"w": Array(np.full((2, context.run_config["model.width"]), 3.0, dtype=np.float32))})
+    Median().start(grid=grid, initial_arrays=arrays, num_rounds=2)
+"""
 
 
 def project(folder: Path, client: str = TRAINS, server: str = SERVES) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is in the environment of the Flower tests only (make test)")
 
-from tests.client.flower.projects import NUMPY_CLIENT, NUMPY_SERVER, SERVES, TRAINS, WITH_STATE, project
+from tests.client.flower.projects import NUMPY_CLIENT, NUMPY_SERVER, OWN_STRATEGY, SERVES, TRAINS, WITH_STATE, project
 from tests.repository import ROOT
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import Task
@@ -149,6 +149,13 @@ def test_a_user_s_own_loop_gets_an_answer_to_each_message(tmp_path: Path) -> Non
     evaluation = results.trials[0].rows[-1]
     assert (evaluation.task, evaluation.reported, [*evaluation.evaluation]) == ("evaluation", 2, ["eval_acc"])
     assert {name: value.tolist() for name, value in results.trials[0].model.state().items()} == {"w": [2.0] * 3}
+
+
+def test_a_strategy_of_the_user_s_own_makes_the_model(tmp_path: Path) -> None:
+    client = TRAINS.replace("+ 1", "+ (100 if context.node_config['partition-id'] == 0 else 1)")
+    results = simulated(project(tmp_path / "app", client, OWN_STRATEGY), clients=5)
+    assert [row.reported for row in training(results)] == [5, 5]
+    assert results.trials[0].model.state()["w"].tolist() == [[5.0] * 4] * 2, "the median of each round adds one"
 
 
 def test_late_devices_do_not_answer_and_over_selection_leaves_the_slowest_out(tmp_path: Path) -> None:
