@@ -48,7 +48,8 @@ class SimulatedGrid(LocalGrid):
     def __init__(self, attempts: Attempts, engine: FlowerEngine, rows: FlowerRows, n_nodes: int, seed: int) -> None:
         super().__init__()
         self._attempts, self._engine, self._rows = attempts, engine, rows
-        self._numbers = {number_of(client_name(number)): number for number in range(n_nodes)}
+        self._ids = [number_of(client_name(number)) for number in range(n_nodes)]
+        self._numbers = {node: number for number, node in enumerate(self._ids)}
         self._seed = seed
         self._kept = _Kept()
         self._content_numbers = itertools.count()
@@ -66,7 +67,7 @@ class SimulatedGrid(LocalGrid):
         if self._looks > _LOOKS_WITH_ALL if len(present) == n_nodes else self._looks > _LOOKS_OF_ONE_ROUND:
             present = self._more_than(self._n_seen)
         self._n_seen = len(present)
-        return [number_of(client_name(number)) for number in present.tolist()]
+        return [self._ids[number] for number in present.tolist()]
 
     def _present(self) -> Indices:
         n_nodes = len(self._numbers)

@@ -89,3 +89,22 @@ def test_the_tables_of_results_and_of_the_plan_name_what_they_have() -> None:
     assert first_cells("`Evaluation(...)`") == {one.name for one in fields(Evaluation)}
     assert all(hasattr(LocalPlan(steps=1), name) for name in first_cells("field"))
     assert first_cells("argument") == set(inspect.signature(TorchClient).parameters)
+
+
+@pytest.mark.slow
+def test_the_flower_example_as_a_client_of_its_own_learns(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "move-from-flower.md").read_text()
+    (code,) = re.findall(r"```python\n(from pytorchexample.*?)```", page, re.DOTALL)
+    (tmp_path / "my_site.py").write_text(code)
+    training = {"learning_rate": 0.1, "momentum": 0.9, "batch_size": 32, "local_epochs": 1}
+    lines = [f"{key} = {value}" for key, value in training.items()]
+    assert all(f"`{line}`" in page.replace("\n", " ") for line in lines)
+    run = ["name = 'own'", "rounds = { count = 6, target = 3 }", "[clients]", "count = 3", "[training]", *lines]
+    (tmp_path / "own.toml").write_text("\n".join(run))
+    command = [sys.executable, "-m", "umbel", "simulate", "own.toml", "--app", "my_site:make_client", "--json"]
+    places = [str(tmp_path), str(ROOT), str(ROOT / "examples" / "flower_quickstart")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "simulate-out" / "rounds.jsonl").read_text().splitlines()]
+    assert rows[-1]["accuracy"] > 0.6
