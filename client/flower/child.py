@@ -4,6 +4,7 @@ It is told which app, makes it, and answers each *call* with an *answer*, or *fa
 own, because a call of a ClientApp cannot be asked to stop: then this process is killed. It ends when its starter ends.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -62,6 +63,7 @@ def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:
         channel.send("first", {"config": dict(first.config), "names": [*first.arrays]}, [*first.arrays.values()])
         os._exit(0)  # the ServerApp would wait for replies
 
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # it would tell of rounds that never are
     app = load_object(fields["server"], ServerApp, Path(fields["folder"]))
     seed_generators(fields["seed"])
     first_message_of(app, fields["run_config"], tell, lambda: _made(fields))
