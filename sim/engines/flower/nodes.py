@@ -43,7 +43,7 @@ class Nodes:
         try:
             with seeded(call.seed, torch.device("cpu")):
                 reply: object = self._made(message, context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever the app raises
             log.error(
                 "node %d failed with %s\n%s",
                 call.number,
