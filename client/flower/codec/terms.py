@@ -38,6 +38,7 @@ class Terms:
     max_abs: float  # greatest absolute value of one coordinate of the weight change
     rank: int  # the client's place among those that are asked, from 0
     version: int = _VERSION
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - fail closed
 
     def __post_init__(self) -> None:
         if self.version != _VERSION:
