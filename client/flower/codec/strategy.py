@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
@@ -111,7 +111,8 @@ class Compressed(Strategy):
         """The strategy's messages, with what a client needs to compress its reply."""
         messages = [*self._configure_train(server_round, arrays, config, grid)]
         models, opened = dict[int, _Model](), False
-        for rank, message in enumerate(messages):
+        # Strategies draw nodes in any order, and the same nodes get the same ranks.
+        for rank, message in enumerate(sorted(messages, key=lambda one: one.metadata.dst_node_id)):
             records = message.content.array_records
             if len(records) != 1:
                 self._warn_once(_NOT_ONE, f"a message has {len(records)} ArrayRecords, so its reply is not compressed")
@@ -200,8 +201,15 @@ class Compressed(Strategy):
 
     def summary(self) -> None:
         """Log the codec, and then the strategy's summary."""
-        log.info("\t├──> Training replies are compressed by umbel: %s", self._section.first(1, 0).codec.name.lower())
+        log.info("\t├──> Training replies are compressed by umbel: %s", self._words)
         self._summary()
+
+    @property
+    def _words(self) -> str:
+        """The codec, with the keys that were given."""
+        given = {one.name: getattr(self._section, one.name) for one in fields(self._section)}
+        keys = [f"{name} {value}" for name, value in given.items() if name != "name" and value]
+        return ", ".join([str(self._section.name), *keys])
 
     @contextmanager
     def _in_place(self) -> Generator[None]:

@@ -95,6 +95,7 @@ def test_the_update_of_another_rank_is_refused() -> None:
         read_one(codec, written(codec, change(), 0), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECTIONS)
 @given(data=st.data())
 def test_whatever_bytes_arrive_are_read_or_refused(name: str, data: st.DataObject) -> None:

@@ -50,6 +50,7 @@ def passed(start: Arrays, local: Arrays) -> dict[str, npt.NDArray[Any]]:
     return arrays_in(arrays.moved(read_one(codec, update, 0).change))
 
 
+@pytest.mark.slow
 @given(model=st.dictionaries(st.text(min_size=1, max_size=5), pairs(), max_size=4))
 def test_any_model_comes_back_with_its_names_shapes_dtypes_and_values(
     model: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
