@@ -111,10 +111,12 @@ class Compressed(Strategy):
         """The strategy's messages, with what a client needs to compress its reply."""
         messages = [*self._configure_train(server_round, arrays, config, grid)]
         models, opened = dict[int, _Model](), False
+        if self._round is not None:
+            self._round.asked.clear()
         # Strategies draw nodes in any order, and the same nodes get the same ranks.
         for rank, message in enumerate(sorted(messages, key=lambda one: one.metadata.dst_node_id)):
             records = message.content.array_records
-            if len(records) != 1:
+            if len(records) != 1:  # which one a client trains from is not known here
                 self._warn_once(_NOT_ONE, f"a message has {len(records)} ArrayRecords, so its reply is not compressed")
                 continue
             ((name, record),) = records.items()
@@ -184,7 +186,8 @@ class Compressed(Strategy):
     # --- what the strategy does ---------------------------------------------------------------------------------------
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """The strategy's own `start`, which may be one of its own; arguments and result are its."""
+        """Run the strategy's own `start`, which takes these arguments. Each call is a new run."""
+        self._dtypes, self._round = FirstDtypes(), None
         self._warned.clear()
         with self._in_place():
             return self.strategy.start(*args, **kwargs)
@@ -216,9 +219,10 @@ class Compressed(Strategy):
         """Have the strategy call this object's methods where its `start` calls its own."""
         with ExitStack() as stack:
             for name in _OVERRIDDEN:
-                before = vars(self.strategy).get(name)
-                put_back: Callable[..., None] = delattr if before is None else setattr
-                stack.callback(put_back, self.strategy, name, *([] if before is None else [before]))
+                if name in vars(self.strategy):
+                    stack.callback(setattr, self.strategy, name, vars(self.strategy)[name])
+                else:
+                    stack.callback(delattr, self.strategy, name)
                 setattr(self.strategy, name, getattr(self, name))
             yield
 

@@ -390,6 +390,27 @@ def test_every_node_gets_terms_of_its_own_over_the_same_arrays() -> None:
     assert all({*content} == {"arrays", "config", RECORD} for content in contents)
 
 
+def test_each_start_is_a_run_of_its_own() -> None:
+    strategy = Compressed(FedAvg(), FINE)
+    first = ended(strategy, grid_of())
+    ended(strategy, grid_of(), first={"w.weight": FIRST["w.weight"].astype(np.float64)})
+    random.seed(1)
+    assert np.array_equal(ended(strategy, grid_of())["w.weight"], first["w.weight"])
+
+
+@pytest.mark.parametrize(
+    "arrays", [{}, {"w.weight": np.zeros((0, 3), np.float32)}, {"w.weight": np.zeros((), np.float32)}]
+)
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_model_may_be_empty_or_one_number(arrays: Arrays, codec: dict[str, object]) -> None:
+    strategy, grid = Kept(fraction_evaluate=0.0), grid_of(train=lambda arrays, _node: arrays)
+    run(Compressed(strategy, codec), grid, first=arrays)
+    assert all(is_written(one.array_records["arrays"]) for one in grid.replies)
+    for reply in strategy.replies:
+        found = arrays_in(reply.content.array_records["arrays"])
+        assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in arrays.items()}
+
+
 def test_a_changed_structure_is_an_error_of_each_node_and_not_of_the_run() -> None:
     strategy = Kept()
     grid = grid_of(train=lambda arrays, _node: {**arrays, "w.bias": np.zeros(3, np.float32)})
