@@ -16,7 +16,8 @@ from umbel.client.flower.calls import AppFailed
 from umbel.client.flower.host import load_object
 from umbel.client.local.devices import seeded
 from umbel.client.user_code import where_raised
-from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall, packed, unpacked
+from umbel.sim.engines.flower.pieces import packed, unpacked
+from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall
 from umbel.sim.engines.work import EngineError
 
 log = logging.getLogger("umbel.sim")
