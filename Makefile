@@ -73,13 +73,14 @@ mutants: $(VENV)/.dev ## plant small faults in what changed since BASE, or in RA
 		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN)) \
 		$(if $(AGAIN),--again $(AGAIN) --slow)
 
-bench: $(VENV)/.dev ## measure ratios against peers, baselines and limits
+bench: $(VENV)/.dev $(FLOWER)/.made ## measure ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator
 	$(BIN)/umbel bench aggregate
 	$(BIN)/umbel bench window
 	$(BIN)/umbel bench codec
 	$(BIN)/umbel bench secagg
 	$(BIN)/umbel bench simulate
+	$(FLOWER)/bin/python -m umbel bench flower
 
 docs: $(VENV)/.dev ## check the documentation against the code
 	$(PYTEST) tests/packaging/test_docs.py

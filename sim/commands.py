@@ -317,8 +317,9 @@ def bench_flower(
 ) -> None:
     """A Flower app, unchanged: its rounds under umbel's simulator, in a plain loop, and under Flower's own engine.
 
-    It needs the extra flower of umbel. --peer-python names an interpreter that has flwr[simulation], torch and
-    scikit-learn. Flower's simulation engine then runs the same app there, with an actor for each core.
+    It needs the extra `flower` of umbel. --peer-python names an interpreter that has flwr (with its extra
+    `simulation`), torch and scikit-learn. Flower's simulation engine then runs the same app there, with an actor for
+    each core.
     """
     from umbel.sim.bench.flower.bench import NoSuchApp, measure
 

@@ -15,7 +15,10 @@ PARTS = ("aggregation", "client", "server", "sim")
 NEEDING_TRITON = ("umbel.aggregation.kernels.cuda", "umbel.aggregation.kernels.triton_kernels")
 NEEDING_FLOWER = (
     *(f"umbel.client.flower.{name}" for name in ("child", "host", "local_grid", "server_app")),
-    *(f"umbel.sim.engines.flower.{name}" for name in ("choose", "nodes", "pieces", "processes", "sequential", "work", "worker")),
+    *(
+        f"umbel.sim.engines.flower.{name}"
+        for name in ("choose", "nodes", "pieces", "processes", "sequential", "work", "worker")
+    ),
     *(f"umbel.sim.flower.{name}" for name in ("attempts", "grid", "models", "rows", "trial", "watching")),
 )
 SERVER_AND_SIMULATOR_ONLY = (

@@ -78,7 +78,7 @@ def measure(*, quick: bool, only: str | None = None, peer_python: Path | None = 
     compared = [compare(one, pythons, run, quick=quick) for one in apps if only in (None, one.name)]
     title = None if peer is None else peer.title
     notes = (
-        "Rounds per minute: 60 s over the median round of the second half of a run; first round: seconds from the "
+        "Rounds per minute: 60 s over the median round of the last quarter of a run; first round: seconds from the "
         "start of the process to the end of the first round. The median of all runs; the engines take turns.",
         f"The {_PLAIN_TITLE}, calls the functions of the app that train and evaluate, and averages the models.",
         *([NO_PEER] if peer is None else []),

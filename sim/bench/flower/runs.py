@@ -33,8 +33,8 @@ class AppRun:
 
     @property
     def settled_s(self) -> float:
-        """Median seconds of a round in the second half, when caches are filled and all processes have started."""
-        return statistics.median(self.rounds_s[len(self.rounds_s) // 2 :])
+        """Median seconds of a round in the last quarter, when caches are filled and all processes have started."""
+        return statistics.median(self.rounds_s[3 * len(self.rounds_s) // 4 :])
 
 
 def run_app_in(engine: str, python: Path, workload: AppWorkload, n_rounds: int, limit_s: float = _LIMIT_S) -> AppRun:

@@ -50,7 +50,7 @@ class SharedPieces:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.lengths = [len(piece) for piece in pieces]
         self._memory = SharedTensor([sum(self.lengths)], torch.uint8)
-        view, start = memoryview(self._memory.tensor.numpy()), 0
+        view, start = self._memory.tensor.numpy().data, 0
         for piece in pieces:
             view[start : start + len(piece)] = piece
             start += len(piece)
@@ -63,7 +63,7 @@ class SharedPieces:
 def read_pieces(fd: int, lengths: Iterable[int]) -> list[bytes]:
     """Copies of the pieces of a `SharedPieces`. The descriptor can be closed afterwards."""
     lengths, start, found = list(lengths), 0, list[bytes]()
-    view = memoryview(mapped(fd, [sum(lengths)], torch.uint8).numpy())
+    view = mapped(fd, [sum(lengths)], torch.uint8).numpy().data
     for length in lengths:
         found.append(bytes(view[start : start + length]))
         start += length
