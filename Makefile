@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 PYTEST = $(BIN)/python -m pytest -q
 # A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
-FLOWER_TESTS = tests/client/flower tests/sim/engines/flower tests/sim/flower tests/contracts/test_flower_over_http.py
+FLOWER_TESTS = tests/client/flower tests/sim/flower tests/sim/engines/flower tests/sim/bench/flower tests/contracts/test_flower_over_http.py
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/kernels/*.cpp aggregation/kernels/*.h)
 
@@ -73,13 +73,14 @@ mutants: $(VENV)/.dev ## plant small faults in what changed since BASE, or in RA
 		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN)) \
 		$(if $(AGAIN),--again $(AGAIN) --slow)
 
-bench: $(VENV)/.dev ## measure ratios against peers, baselines and limits
+bench: $(VENV)/.dev $(FLOWER)/.made ## measure ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator
 	$(BIN)/umbel bench aggregate
 	$(BIN)/umbel bench window
 	$(BIN)/umbel bench codec
 	$(BIN)/umbel bench secagg
 	$(BIN)/umbel bench simulate
+	$(FLOWER)/bin/python -m umbel bench flower
 
 docs: $(VENV)/.dev ## check the documentation against the code
 	$(PYTEST) tests/packaging/test_docs.py

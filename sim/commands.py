@@ -316,6 +316,24 @@ def bench_simulate(
     )
 
 
+@bench_app.command("flower")
+def bench_flower(
+    quick: QuickOption = False,
+    only: Annotated[str | None, typer.Option(help="Run only this app: quickstart, small or large.")] = None,
+    peer_python: PeerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """A Flower app, unchanged: its rounds under umbel's simulator, in a plain loop, and under Flower's own engine.
+
+    It needs the extra `flower` of umbel. --peer-python names an interpreter that has flwr (with its extra
+    `simulation`), torch and scikit-learn. Flower's simulation engine then runs the same app there, with an actor for
+    each core.
+    """
+    from umbel.sim.bench.flower.bench import NoSuchApp, measure
+
+    _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json, NoSuchApp)
+
+
 @bench_app.command("secagg")
 def bench_secagg(
     quick: QuickOption = False,

@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -83,9 +84,17 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
         set_generators(before, device)
 
 
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
 def seed_generators(seed: int) -> None:
     """Seed torch's, Python's and numpy's generators."""
-    torch.manual_seed(seed)
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:  # the same, without the half millisecond in which torch notes a stack trace for each kind of device it lacks
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
 

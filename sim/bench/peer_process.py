@@ -1,20 +1,45 @@
-"""A peer's processes, which run in a folder of their own and leave none behind.
+"""A peer's interpreter: the packages that it has, and its processes, which run in a folder of their own.
 
 Every process that a peer starts carries the folder's name in its environment, by which it is found and ended: Ray's
 processes and those of `torchrun` are in groups of their own.
 """
 
 import contextlib
+import json
 import os
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 import psutil
 
+from umbel.sim.bench.report import BenchFailed
+
 _MARK, _LOG = "UMBEL_PEER_FOLDER", "log"
 _GRACE_S, _LOG_LINES = 10.0, 15
 _RAY_ROOM = 40  # sockets in Ray's folder have names of some 65 characters, and may have 107 with it
+
+_PROBE_S = 60.0
+_PROBE = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions_of(python: Path, packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that the interpreter has. Raises `BenchFailed` if it cannot be run."""
+    try:
+        done = subprocess.run([str(python), "-c", _PROBE, *packages], capture_output=True, timeout=_PROBE_S, check=True)
+        found: dict[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise BenchFailed(f"cannot ask {python} for its packages: {error}") from error
+    return found
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeCall, Se
 from umbel.sim.engines.work import EngineError
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.flower.attempts import TASKS, Asked, Attempts, NodeNumber
-from umbel.sim.flower.models import model_sha256
+from umbel.sim.flower.models import ModelDigests
 from umbel.sim.flower.rows import FlowerRows
 
 _TTL_S = 43_200.0
@@ -51,7 +51,7 @@ class SimulatedGrid(LocalGrid):
         self._ids = [number_of(client_name(number)) for number in range(n_nodes)]
         self._numbers = {node: number for number, node in enumerate(self._ids)}
         self._seed = seed
-        self._kept = _Kept()
+        self._kept, self._digests = _Kept(), ModelDigests()
         self._content_numbers = itertools.count()
         self._n_rounds = 0
         self._looks, self._n_seen = 0, 0  # since the last message
@@ -129,7 +129,7 @@ class SimulatedGrid(LocalGrid):
                 self._round_of(first, is_new=TASKS[kind].makes_model),
                 [*place],
                 [contents[i].n_bytes for i in group],
-                model_sha256(self.arrays),
+                self._digests.of(self.arrays),
                 timeout_s,
             )
             played = self._attempts.play(asked, work)

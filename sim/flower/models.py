@@ -1,5 +1,7 @@
 """The models that travel in Flower's messages, as umbel's model files."""
 
+from collections.abc import Sequence
+
 import torch
 from flwr.app import ArrayRecord
 
@@ -17,10 +19,26 @@ def model_file(record: ArrayRecord) -> bytes | None:
         return None
 
 
-def model_sha256(record: ArrayRecord | None) -> str | None:
-    """The SHA-256 of the model's file; None without one."""
-    body = None if record is None else model_file(record)
-    return None if body is None else FileDigest.of(body).sha256
+class ModelDigests:
+    """The SHA-256 of model after model. A model that is sent again, to be evaluated or trained, is not read again."""
+
+    def __init__(self) -> None:
+        self._last = list[tuple[str, bytes]]()
+        self._sha256: str | None = None
+
+    def of(self, record: ArrayRecord | None) -> str | None:
+        """The SHA-256 of the model's file; None without one."""
+        arrays = [(name, array.data) for name, array in (record or {}).items()]
+        if not _are_same(arrays, self._last):
+            body = None if record is None else model_file(record)
+            self._last, self._sha256 = arrays, None if body is None else FileDigest.of(body).sha256
+        return self._sha256
+
+
+def _are_same(some: Sequence[tuple[str, bytes]], others: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether they are the same objects, which nothing can change."""
+    both = zip(some, others, strict=False)
+    return len(some) == len(others) and all(one[0] == other[0] and one[1] is other[1] for one, other in both)
 
 
 def last_model(record: ArrayRecord | None) -> tuple[LastModel, bytes | None]:

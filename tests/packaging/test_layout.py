@@ -16,7 +16,10 @@ NEEDING_TRITON = ("umbel.aggregation.kernels.cuda", "umbel.aggregation.kernels.t
 NEEDING_FLOWER = (
     *(f"umbel.client.flower.{name}" for name in ("child", "codec", "host", "in_process", "local_grid", "server_app")),
     *(f"umbel.client.flower.codec.{name}" for name in ("arrays", "mod", "strategy", "terms")),
-    *(f"umbel.sim.engines.flower.{name}" for name in ("choose", "nodes", "processes", "sequential", "work", "worker")),
+    *(
+        f"umbel.sim.engines.flower.{name}"
+        for name in ("choose", "nodes", "pieces", "processes", "sequential", "work", "worker")
+    ),
     *(f"umbel.sim.flower.{name}" for name in ("attempts", "grid", "models", "native", "rows", "trial", "watching")),
 )
 SERVER_AND_SIMULATOR_ONLY = (

@@ -3,7 +3,6 @@
 The job names the data, the first weights, the cohorts and every batch.
 """
 
-import json
 import statistics
 import subprocess
 import tempfile
@@ -103,19 +102,6 @@ def _vector(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-_PROBE_S = 60.0
-_PROBE = """
-import importlib.metadata, json
-found = {}
-for name in ("flwr", "ray", "pfl", "torch"):
-    try:
-        found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One way to run a peer. `title`: which, with its versions; `words`: further settings for `program`.
@@ -141,16 +127,6 @@ class PeerTimes:
     start_s: float
     round_s: float
     weights: Tensor
-
-
-def versions_of(python: Path) -> dict[str, str]:
-    """The peers' packages of an interpreter. Raises `BenchFailed` if it cannot be run."""
-    try:
-        done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, timeout=_PROBE_S, check=True)
-        found: dict[str, str] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise BenchFailed(f"cannot ask {python} for its packages: {error}") from error
-    return found
 
 
 def run_peer(python: Path, setup: Setup, job: Job, limit_s: float) -> PeerTimes:

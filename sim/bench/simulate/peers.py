@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
+from umbel.sim.bench.peer_process import versions_of
 from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
 from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
-from umbel.sim.bench.simulate.peer_run import Job, PeerTimes, Setup, run_peer, versions_of
+from umbel.sim.bench.simulate.peer_run import Job, PeerTimes, Setup, run_peer
 from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.device import one_thread
 
 _FLOWER, _PFL = "Flower", "pfl"
+_PACKAGES = ("flwr", "ray", "pfl", "torch")
 _PROMISES = {
     ("A", _PFL): 4.0,
     ("A", _FLOWER): 25.0,
@@ -92,7 +94,7 @@ class Peers:
 def find_peers(python: Path) -> Peers:
     """The peers of an interpreter. Raises `BenchFailed` if it has none."""
     python = python.absolute()  # not resolved: in a virtual environment it is a link
-    versions = versions_of(python)
+    versions = versions_of(python, _PACKAGES)
     if "flwr" in versions and "ray" not in versions:
         raise BenchFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
     if not versions.keys() & {"flwr", "pfl"}:

@@ -1,8 +1,10 @@
 """Which engine calls the nodes: the one that a file names, or with "auto" the one that suits the app."""
 
 import logging
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
 from umbel.sim.engines.choose import WORTH_WORKERS_S
@@ -12,6 +14,7 @@ from umbel.sim.engines.flower.sequential import SequentialNodes
 from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeApp, NodeCall
 from umbel.sim.engines.work import EngineError
 
+_FIRST_WORTH_S = 3 * WORTH_WORKERS_S  # of the first cohort, in which the app also imports its libraries
 log = logging.getLogger("umbel.sim")
 
 
@@ -28,15 +31,32 @@ def flower_engine(name: str, app: NodeApp, n_workers: int | None) -> FlowerEngin
             raise EngineError(f"the engine {name!r} cannot run a Flower app: take auto, sequential or processes")
 
 
-class AutoNodes:
-    """Calls nodes in this process, until a cohort takes so long that worker processes are worth their start.
+@dataclass(slots=True)
+class _Times:
+    """How fast an engine was. The first cohort of each kind does not count: imports and starts are in it."""
 
-    Both give the same bits, so a clock may decide. `why`: the choice in words, empty before the first cohort.
+    n_cohorts: dict[str, int] = field(default_factory=dict[str, int])
+    call_s: dict[str, float] = field(default_factory=dict[str, float])  # the least mean of a cohort's calls, by kind
+
+    def add(self, kind: str, seconds: float, n_calls: int) -> None:
+        self.n_cohorts[kind] = n = self.n_cohorts.get(kind, 0) + 1
+        if n > 1:
+            self.call_s[kind] = min(self.call_s.get(kind, math.inf), seconds / n_calls)
+
+
+class AutoNodes:
+    """Calls nodes in this process, until they have taken so long that worker processes are worth their start.
+
+    Workers that turn out to be slower are ended again. All give the same bits, so a clock may decide. `why`: the choice
+    in words, empty before the first cohort.
     """
 
-    def __init__(self, app: NodeApp, n_workers: int | None) -> None:
-        self._app, self._n_workers = app, n_workers
+    def __init__(self, app: NodeApp, n_workers: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._app, self._n_workers, self._clock = app, n_workers, clock
         self._engine: FlowerEngine = SequentialNodes(app)
+        self._here, self._with_workers = _Times(), _Times()
+        self._spent_s = 0.0
+        self._is_decided = False
         self.why = ""
 
     @property
@@ -45,20 +65,43 @@ class AutoNodes:
         return self._engine.name if self.why else "auto"
 
     def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
-        began = time.perf_counter()
+        began = self._clock()
         yield from self._engine.run(calls)
-        if not self.why:
-            self._choose(time.perf_counter() - began, len(calls))
+        if not self._is_decided and calls:
+            self._look(str(calls[0].metadata["message_type"]), self._clock() - began, len(calls))
 
     def close(self) -> None:
         self._engine.close()
 
-    def _choose(self, taken_s: float, n_calls: int) -> None:
+    def _look(self, kind: str, taken_s: float, n_calls: int) -> None:
+        if isinstance(self._engine, NodeProcesses):
+            self._with_workers.add(kind, taken_s, n_calls)
+            if kind in self._with_workers.call_s:
+                self._settle(self._here.call_s.get(kind, math.inf), self._with_workers.call_s[kind])
+            return
+        is_first, self._spent_s = not self.why, self._spent_s + (taken_s if self.why else 0.0)
+        self._here.add(kind, taken_s, n_calls)
         n_workers = len(devices_of("cpu", self._n_workers))
-        cost = f"{counted(n_calls, 'node')} worked for {taken_s:.2g} s"
-        if taken_s < WORTH_WORKERS_S or min(n_workers, n_calls) < 2:
-            self.why = f"{cost}, which worker processes would not make much shorter"
-        else:
-            self.why = f"{cost}, and {counted(n_workers, 'worker')} can share that"
-            self._engine = NodeProcesses(self._app, self._n_workers)
-        log.info("engine %s: %s", self._engine.name, self.why)
+        worked_s = taken_s if is_first else self._spent_s
+        if min(n_workers, n_calls) < 2 or worked_s < (_FIRST_WORTH_S if is_first else WORTH_WORKERS_S):
+            self.why = self.why or (
+                f"{counted(n_calls, 'node')} worked for {taken_s:.2g} s, which worker processes would not make much "
+                "shorter"
+            )
+            return
+        self._choose(
+            NodeProcesses(self._app, self._n_workers),
+            f"nodes worked for {worked_s:.2g} s, and {counted(n_workers, 'worker')} can share that",
+        )
+
+    def _settle(self, here_s: float, with_workers_s: float) -> None:
+        """Stay with the workers, or end them for good."""
+        self._is_decided = True
+        if with_workers_s > here_s:
+            self._engine.close()
+            words = f"a node took {1e3 * here_s:.2g} ms here, and {1e3 * with_workers_s:.2g} ms with worker processes"
+            self._choose(SequentialNodes(self._app), words)
+
+    def _choose(self, engine: FlowerEngine, why: str) -> None:
+        self._engine, self.why = engine, why
+        log.info("engine %s: %s", engine.name, why)

@@ -16,7 +16,8 @@ from umbel.client.flower.calls import AppFailed
 from umbel.client.flower.host import load_object
 from umbel.client.local.devices import seeded
 from umbel.client.user_code import where_raised
-from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall, packed, unpacked
+from umbel.sim.engines.flower.pieces import packed, unpacked
+from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall
 from umbel.sim.engines.work import EngineError
 
 log = logging.getLogger("umbel.sim")
@@ -61,17 +62,13 @@ class Nodes:
 
 def copied(record: RecordDict) -> RecordDict:
     """A copy that an app may change; the bytes of arrays are shared, because nothing can change them."""
-    return RecordDict(
-        {
-            **{name: _arrays(one) for name, one in record.array_records.items()},
-            **{name: MetricRecord(dict(one)) for name, one in record.metric_records.items()},
-            **{name: ConfigRecord(dict(one)) for name, one in record.config_records.items()},
-        }
-    )
+    return RecordDict({name: _copy(one) for name, one in record.items()})
 
 
-def _arrays(record: ArrayRecord) -> ArrayRecord:
-    return ArrayRecord({name: replace(array) for name, array in record.items()})
+def _copy(one: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+    if isinstance(one, ArrayRecord):
+        return ArrayRecord({name: replace(array) for name, array in one.items()})
+    return MetricRecord(dict(one)) if isinstance(one, MetricRecord) else ConfigRecord(dict(one))
 
 
 def _made(app: NodeApp) -> ClientApp:

@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-import torch
 from flwr.app import RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from umbel.client.flower.project import Config
-from umbel.sim.engines.workers.worker_process import SharedTensor
+from umbel.sim.engines.flower.pieces import SharedPieces, packed, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +32,9 @@ class SentContent:
     record: RecordDict = field(repr=False)
 
     @cached_property
-    def shared(self) -> SharedTensor:
-        """Its bytes, in memory that other processes can read."""
-        return SharedTensor.of(torch.frombuffer(bytearray(packed(self.record)), dtype=torch.uint8))
+    def shared(self) -> SharedPieces:
+        """Its pieces, in memory that other processes can read."""
+        return SharedPieces(pieces_of(self.record))
 
     @cached_property
     def n_bytes(self) -> int:
@@ -90,17 +87,6 @@ class FlowerEngine(Protocol):
     def close(self) -> None:
         """Release processes and memory."""
         ...
-
-
-def packed(record: RecordDict) -> bytes:
-    """As Flower's own wire has it."""
-    data: bytes = recorddict_to_proto(record).SerializeToString()
-    return data
-
-
-def unpacked(data: bytes) -> RecordDict:
-    """The inverse of `packed`; no bytes are an empty record."""
-    return recorddict_from_proto(RecordDictProto.FromString(data)) if data else RecordDict()
 
 
 def bytes_of(record: RecordDict) -> int:

@@ -1,25 +1,22 @@
 """`python -m umbel.sim.engines.flower.worker FD`: a process that calls the ClientApps of nodes, over that socket.
 
-It is told the *app*, makes it and answers *ready*. Then it answers *call* after *call* with *done*. The content of a
-call is shared memory. It ends when its starter ends.
+It is told the *app*, makes it and answers *ready*. Then it answers *calls* after *calls* with *done*, as
+`processes.py` sends and reads them. It ends when its starter ends.
 """
 
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import RecordDict
 
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.sim.engines.flower.nodes import Nodes, copied
-from umbel.sim.engines.flower.work import NodeApp, NodeCall, SentContent, packed, unpacked
+from umbel.sim.engines.flower.pieces import pieces_of, read_pieces, record_of
+from umbel.sim.engines.flower.processes import send_answers
+from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall, SentContent
 from umbel.sim.engines.work import EngineError
-from umbel.sim.engines.workers.worker_process import mapped
 from umbel.sim.processes import when_the_starter_is_gone
 
 
@@ -27,7 +24,7 @@ class _Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._nodes: Nodes | None = None
-        self._content: SentContent | None = None  # of the last call
+        self._contents: dict[int, SentContent] = {}  # of the last calls
 
     def serve(self) -> None:
         """Until the other end is gone, which raises `EOFError`."""
@@ -45,22 +42,23 @@ class _Worker:
             self._channel.send("ready", {})
             return
         assert self._nodes is not None, "the app is sent first"
-        call = self._call(message.fields, message.arrays, message.fds)
-        answer = self._nodes.answer(call, copied(call.content.record))
-        content = b"" if answer.content is None else packed(answer.content)
-        error = None if answer.error is None else {"code": answer.error[0], "reason": answer.error[1]}
-        self._channel.send("done", {"error": error}, [np.frombuffer(one, np.uint8) for one in (answer.state, content)])
+        self._read_contents(message)
+        answers = list[tuple[NodeAnswer, list[bytes]]]()
+        for fields, state in zip(message.fields["calls"], message.arrays, strict=True):
+            content = self._contents[fields["content"]]
+            call = NodeCall(fields["number"], content, fields["metadata"], fields["seed"], state.tobytes())
+            answer = self._nodes.answer(call, copied(content.record))
+            answers.append((answer, [] if answer.content is None else pieces_of(answer.content)))
+        send_answers(self._channel, answers)
 
-    def _call(self, fields: Mapping[str, Any], arrays: Sequence[Any], fds: Sequence[int]) -> NodeCall:
-        (fd,) = fds
-        if self._content is None or self._content.number != fields["content"]:
-            self._content = SentContent(fields["content"], _read(fd, fields["length"]))
-        os.close(fd)
-        return NodeCall(fields["number"], self._content, fields["metadata"], fields["seed"], arrays[0].tobytes())
-
-
-def _read(fd: int, n_bytes: int) -> RecordDict:
-    return unpacked(mapped(fd, [n_bytes], torch.uint8).numpy().tobytes())
+    def _read_contents(self, message: ChannelMessage) -> None:
+        """Keep the contents of these calls, and no others."""
+        found = dict[int, SentContent]()
+        for (number, lengths), fd in zip(message.fields["contents"], message.fds, strict=True):
+            known = self._contents.get(number)
+            found[number] = known or SentContent(number, record_of(read_pieces(fd, lengths)))
+            os.close(fd)
+        self._contents = found
 
 
 def main() -> None:

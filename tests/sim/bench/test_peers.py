@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from umbel.sim.bench.peer_process import versions_of
 from umbel.sim.bench.report import BenchFailed
 from umbel.sim.bench.simulate import peer_programs
 from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
-from umbel.sim.bench.simulate.peer_run import Job, layers_of, run_peer, versions_of
+from umbel.sim.bench.simulate.peer_run import Job, layers_of, run_peer
 from umbel.sim.bench.simulate.peer_work import Work, write_report
 from umbel.sim.bench.simulate.peers import Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
@@ -216,7 +217,7 @@ def test_an_interpreter_without_peers_is_refused(peer_python: MakePeer, versions
 
 def test_what_is_no_interpreter_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(BenchFailed, match="cannot ask /bin/echo for its packages"):
-        versions_of(Path("/bin/echo"))
+        versions_of(Path("/bin/echo"), ["flwr"])
     refused = CliRunner().invoke(bench_app, ["simulate", "--peer-python", str(tmp_path / "python")])
     assert refused.exit_code == 1
     assert "for its packages" in refused.output
