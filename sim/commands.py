@@ -131,8 +131,8 @@ def simulate(
 ) -> None:
     """Simulate a federation of many clients in virtual time, with the coordinator's own code for rounds.
 
-    After Ctrl-C or a kill, the same command resumes and ends in the same models. The exit status is 1 if all runs of
-    the experiment failed. A run of a Flower app begins again, because its ServerApp cannot be stopped and resumed.
+    After Ctrl-C or a kill, the same command resumes and ends in the same models; the interrupted run of a Flower app
+    begins again, because its ServerApp cannot be resumed. The exit status is 1 if all runs of the experiment failed.
     """
     from umbel.aggregation.messages import RunStatus
 

@@ -70,7 +70,7 @@ def run(
     for run in results.trials:
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
             console.print(f"\n{run.trial.name} is {run.status.value}: {run.reason}", markup=False)
-            if run.status is RunStatus.FAILED:
+            if run.status is RunStatus.FAILED and run.trial.flower is None:
                 console.print(_TRIED if "have declined" in run.reason else f"{_HOPE} {_TRIED}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(

@@ -23,6 +23,11 @@ _HOW = (
     "other changes choose another folder (--out)"
 )
 
+_HOW_OF_APP = (
+    "An experiment of a Flower app can be extended in its folder by more seeds or points of the sweep. For other "
+    "changes choose another folder (--out)"
+)
+
 
 def require_extension(folder: Path, before: str, now: Experiment) -> None:
     """Raise `ValueError`, with the keys that differ and both values, unless `now` extends what the folder holds.
@@ -49,7 +54,8 @@ def require_extension(folder: Path, before: str, now: Experiment) -> None:
         words = some(
             [f"{key} is {_shown(old)} there, and {_shown(new)} here" for key, (old, new) in unlike.items()], _SHOWN
         )
-        raise ValueError(f"{folder} holds another experiment: {words}. {_HOW}")
+        is_of_app = all(one.flower is not None for one in now.trials)
+        raise ValueError(f"{folder} holds another experiment: {words}. {_HOW_OF_APP if is_of_app else _HOW}")
 
 
 def _key(trial: TrialSpec) -> tuple[str, int]:

@@ -53,8 +53,14 @@ def _require_keys(section: str, table: object, known: tuple[str, ...]) -> None:
 
 
 def _require_honest(fleet: object) -> None:
-    """Refuse devices that change what they send, which umbel cannot see in a Flower message."""
-    if isinstance(fleet, Mapping) and "malicious" in fleet:
+    """Refuse devices that change what they send, which umbel cannot see in a Flower message, or send a part of it."""
+    if not isinstance(fleet, Mapping):
+        return
+    if fleet.get("partial_work"):
+        raise ValueError(
+            "fleet.partial_work: a call of a Flower app cannot be cut short, so no work is partial; leave it out"
+        )
+    if "malicious" in fleet:
         raise ValueError(
             "fleet.malicious changes updates of umbel's own, and [flower] has Flower's messages; leave it out, and let "
             "the app's own code be malicious"

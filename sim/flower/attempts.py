@@ -62,6 +62,7 @@ class PlayedAttempt:
     played: Played
     answers: Answers
     declines: Mapping[ClientId, str]
+    are_sizes_known: bool  # whether every node that was asked has said before how many samples it has
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Attempts:
         sizes = np.array([self._size(asked.task, node) for node in nodes], dtype=np.int64)
         steps = self._steps(asked, sizes)
         fates = self._fates(opened, nodes, steps, sent)
+        are_sizes_known = all(node in self._n_samples[asked.task] for node in nodes)
         works = [_expected(asked.task, int(size), int(n)) for size, n in zip(sizes, steps, strict=True)]
         declines, answers = _unreadable(names, fates), dict[NodeNumber, NodeAnswer]()
         while True:
@@ -103,7 +105,8 @@ class Attempts:
                 else:
                     works[i] = _done(asked.task, answer.content, works[i], int(steps[i]))
                     self._n_samples[asked.task][nodes[i]] = works[i].sample_count
-        return self._ended(asked, played, nodes, answers, declines)
+        record, counted = self._ended(asked, played, nodes, answers, declines)
+        return PlayedAttempt(record, played, counted, played.declined(declines), are_sizes_known)
 
     def _opened(self, asked: Asked) -> Training:
         """The window of these nodes, and of no other."""
@@ -161,7 +164,8 @@ class Attempts:
         nodes: Sequence[NodeNumber],
         answers: Answers,
         declines: Mapping[ClientId, str],
-    ) -> PlayedAttempt:
+    ) -> tuple[RoundRecord, Answers]:
+        """The record, and the answers of nodes that were in time."""
         sizes = {
             client_name(node): bytes_of(answer.content)
             for node, answer in answers.items()
@@ -178,7 +182,7 @@ class Attempts:
         self.now = max(self.now, played.at)
         counted = {node: answers[node] for node in nodes if client_name(node) in ended.accepted}
         failed = {node: one for node, one in answers.items() if one.content is None}
-        return PlayedAttempt(record, played, counted | failed, played.declined(declines))
+        return record, counted | failed
 
 
 def _unreadable(names: Sequence[ClientId], fates: Fates) -> dict[ClientId, str]:

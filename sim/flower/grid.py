@@ -1,6 +1,7 @@
 """The `Grid` that a simulated ServerApp speaks to."""
 
 import itertools
+import logging
 import signal
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import RunNotRunningException
@@ -25,7 +27,9 @@ from umbel.sim.flower.attempts import TASKS, Asked, Attempts, NodeNumber
 from umbel.sim.flower.models import ModelDigests
 from umbel.sim.flower.rows import FlowerRows
 
+log = logging.getLogger("umbel.sim")
 _TTL_S = 43_200.0
+_OLDER = ("fitins.", "evaluateins.")  # what the messages of older strategies hold
 _LOOKS_OF_ONE_ROUND = 4  # Flower's strategies look twice before they send
 _LOOKS_WITH_ALL = 8  # strategies that wait look every second, older ones every five
 _LOOK_AGAIN_S, _NOBODY_COMES_S = 600.0, 30 * 86_400.0  # virtual, between two looks of a ServerApp that waits for nodes
@@ -53,10 +57,11 @@ class SimulatedGrid(LocalGrid):
         self._seed = seed
         self._kept, self._digests = _Kept(), ModelDigests()
         self._content_numbers = itertools.count()
-        self._n_rounds = 0
+        self._n_rounds, self._n_before = 0, 0  # so far, and before the strategy that runs now
         self._looks, self._n_seen = 0, 0  # since the last message
         self.arrays: ArrayRecord | None = None  # of the newest message
         self.failure: SimulationError | None = None  # why the run cannot go on
+        self._is_warned = False
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are present. If a ServerApp looks again and again, it waits for more: then time passes until
@@ -124,6 +129,7 @@ class SimulatedGrid(LocalGrid):
         else:
             first = messages[group[0]]
             self.arrays = next(iter(first.content.array_records.values()), self.arrays)
+            self._warn_of(self.arrays)
             asked = Asked(
                 TASKS[kind],
                 self._round_of(first, is_new=TASKS[kind].makes_model),
@@ -138,6 +144,17 @@ class SimulatedGrid(LocalGrid):
             _require_any(answers, asked)
         for node, answer in answers.items():
             found[place[node]] = _reply(answer, messages[place[node]])
+
+    def _warn_of(self, arrays: ArrayRecord | None) -> None:
+        """Say once that the model holds a NaN or an infinity: its metrics are no numbers any more."""
+        if arrays is None or self._is_warned:
+            return
+        values = (one.numpy() for one in arrays.values())
+        if not all(np.isfinite(one).all() for one in values if one.dtype.kind in "fc"):
+            self._is_warned = True
+            log.warning(
+                "the model that the ServerApp sends holds a NaN or an infinity, from round %d on", self._n_rounds
+            )
 
     def _called(self, calls: Sequence[NodeCall]) -> dict[NodeNumber, NodeAnswer]:
         answers = dict[NodeNumber, NodeAnswer]()
@@ -177,20 +194,25 @@ class SimulatedGrid(LocalGrid):
                 known[id(message.content)] = SentContent(next(self._content_numbers), message.content)
         return [known[id(message.content)] for message in messages]
 
+    def begin_strategy(self) -> int:
+        """A strategy starts, whose rounds count from 1; how many rounds there were before."""
+        self._n_before = self._n_rounds
+        return self._n_before
+
     def _round_of(self, message: Message, *, is_new: bool) -> int:
         """The number of the round: what the message says, or else one more than the last round of training."""
         said = round_said(message)
-        self._n_rounds = said if said is not None else max(1, self._n_rounds + is_new)
+        self._n_rounds = max(1, self._n_rounds + is_new) if said is None else self._n_before + said
         return self._n_rounds
 
 
 def round_said(message: Message) -> int | None:
-    """The `server-round` of a message, or its group of messages as legacy strategies number it; None: neither."""
+    """The `server-round` of a message, or of an older strategy its group of messages; None: neither."""
     for record in message.content.config_records.values():
         if isinstance(record, ConfigRecord) and isinstance(number := record.get("server-round"), int) and number >= 1:
             return number
-    group = message.metadata.group_id
-    return int(group) if group.isdecimal() and int(group) >= 1 else None
+    is_older, group = any(name.startswith(_OLDER) for name in message.content), message.metadata.group_id
+    return int(group) if is_older and group.isdecimal() and int(group) >= 1 else None
 
 
 def _groups(messages: Sequence[Message]) -> list[list[int]]:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
+from flwr.server.server import Server
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 
@@ -66,9 +67,10 @@ class _IdleGrid(LocalGrid):
         return range(2, 2 + self._n_nodes)
 
     def answers(self, messages: Sequence[Message], *, timeout_s: float | None) -> Sequence[Message | None]:
-        raise ValueError(
+        raise AppFailed(
             "the ServerApp sends messages before it starts a strategy, so umbel cannot take the strategy's place: "
-            "leave --native out"
+            "leave --native out",
+            "",
         )
 
 
@@ -174,7 +176,11 @@ def _started(project: FlowerProject, n_nodes: int) -> Started:
         trained, measured = (dict(more.get(name) or {}) for name in ("train_config", "evaluate_config"))
         raise _Caught(Started(self, initial_arrays, num_rounds, trained, measured, more.get("evaluate_fn")))
 
-    Strategy.start = start  # type: ignore[method-assign]
+    def fit(*_: Any, **__: Any) -> NoReturn:
+        raise AppFailed("the app's strategy is of Flower's older API, which umbel cannot read: leave --native out", "")
+
+    before_fit = Server.fit
+    Strategy.start, Server.fit = start, fit  # type: ignore[method-assign]
     try:
         run_server_app(load_object(spec, ServerApp, project.folder), _IdleGrid(n_nodes), project.run_config)
     except _Caught as caught:
@@ -184,7 +190,7 @@ def _started(project: FlowerProject, n_nodes: int) -> Started:
     except (Exception, SystemExit) as error:
         raise ValueError(f"the ServerApp {spec} failed with {where_raised(error)}") from error
     finally:
-        Strategy.start = before  # type: ignore[method-assign]
+        Strategy.start, Server.fit = before, before_fit  # type: ignore[method-assign]
     raise ValueError(
         f"the ServerApp {spec} has ended without starting a strategy of flwr.serverapp.strategy: leave --native out"
     )

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.round import Task
 from umbel.client.files import write_atomically
 from umbel.client.flower.calls import AppFailed
 from umbel.client.flower.host import load_object, modules_of
@@ -50,7 +51,7 @@ log = logging.getLogger("umbel.sim")
 
 
 @dataclass(frozen=True, slots=True)
-class _Finished:
+class _Ended:
     """How a run has ended. `app_sha256`: of the app's files when it ran."""
 
     app_sha256: str
@@ -60,7 +61,7 @@ class _Finished:
     model_sha256: str
 
 
-_FINISHED = TypeAdapter(_Finished)
+_ENDED = TypeAdapter(_Ended)
 
 
 def _of_rounds(trial: TrialSpec, count: int) -> TrialSpec:
@@ -78,8 +79,8 @@ def run_app(
     """Simulate one run of the app to its end. `expect`: is told how many rounds the app asks for, if that is known. The
     other arguments are as for `run_trial`.
 
-    Raises `ValueError`, `OSError`, `EngineError`, `SimulationError`, and `CheckpointError` for a run that ended in this
-    folder with other code of the app.
+    A run whose app fails has failed, and the next run of the experiment goes on. Raises `ValueError`, `OSError`, and
+    `CheckpointError` for a run that ended in this folder with other code of the app.
     """
     assert trial.flower is not None, "a trial of an app has its section"
     project = project_of(trial.flower, base)
@@ -101,25 +102,39 @@ def run_app(
     devices = devices_of(fleet, trial.seed, base, data)
     app = NodeApp(str(project.folder), project.component("clientapp"), project.run_config, trial.flower.clients)
     shown, attempts = FlowerRows(told), Attempts(trial.run, devices, trial.flower.samples)
-    seen = Seen(shown.score, expect)
-    with (
-        modules_of(project.folder, project.components.values()),
-        closing(flower_engine(trial.engine.name, app, trial.engine.workers)) as engine,
-    ):
-        grid = SimulatedGrid(attempts, engine, shown, trial.flower.clients, trial.seed)
-        with _flowers_log_kept_short(), watching(grid, seen):
-            _serve(project, grid, trial.seed)
-    model, body = last_model(seen.arrays if seen.arrays is not None else grid.arrays)
+    seen, arrays, engine_name, engine_why, failure = Seen(shown.score, expect), None, trial.engine.name, "", ""
+    try:
+        with (
+            modules_of(project.folder, project.components.values()),
+            closing(flower_engine(trial.engine.name, app, trial.engine.workers)) as engine,
+        ):
+            grid = SimulatedGrid(attempts, engine, shown, trial.flower.clients, trial.seed)
+            with _flowers_log_kept_short(), watching(grid, seen):
+                _serve(project, grid, trial.seed)
+            engine_name, engine_why = engine.name, engine.why
+            arrays = seen.arrays if seen.arrays is not None else grid.arrays
+    except (EngineError, SimulationError) as error:
+        failure = str(error)
+    model, body = last_model(arrays)
     shown.flush(model.sha256 or None)
-    finished = _Finished(digest, time.perf_counter() - began, engine.name, engine.why, model.sha256)
-    if not rows:
-        raise SimulationError("the ServerApp has ended, and asked no node to train or to evaluate")
-    if folder is not None:
+    failure = failure or _why_no_model(rows)
+    ended = _Ended(digest, time.perf_counter() - began, engine_name, engine_why, model.sha256)
+    if folder is not None and not failure:
         if body is not None:
             write_atomically(folder / MODEL_FILE, body)
             model = LastModel(model.sha256, file=(folder / MODEL_FILE).absolute())
-        write_atomically(folder / FINISHED_FILE, _FINISHED.dump_json(finished))
-    return _result(trial, rows, finished, model)
+        write_atomically(folder / FINISHED_FILE, _ENDED.dump_json(ended))
+    return _result(trial, rows, ended, model, failure)
+
+
+def _why_no_model(rows: Sequence[Row]) -> str:
+    """Why the rounds have made no model; empty if they have, or were only to measure one."""
+    if not rows:
+        return "the ServerApp has ended, and asked no node to train or to evaluate"
+    training = [row for row in rows if Task(row.task).makes_model]
+    if training and not any(row.committed for row in training):
+        return "no node replied in time in any round, so no model was made: set a longer rounds.window_s"
+    return ""
 
 
 def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
@@ -159,7 +174,7 @@ def _read(trial: TrialSpec, folder: Path, app_sha256: str) -> TrialResult | None
         (folder / ROWS_FILE).unlink(missing_ok=True)
         return None
     try:
-        finished = _FINISHED.validate_json(path.read_bytes())
+        finished = _ENDED.validate_json(path.read_bytes())
         rows = [row_of(json.loads(line)) for line in (folder / ROWS_FILE).read_text().splitlines()]
     except (ValidationError, ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{path} or {ROWS_FILE} beside it is damaged; remove {folder} to start again") from error
@@ -171,18 +186,18 @@ def _read(trial: TrialSpec, folder: Path, app_sha256: str) -> TrialResult | None
     return _result(trial, rows, finished, kept if finished.model_sha256 else LastModel("", {}))
 
 
-def _result(trial: TrialSpec, rows: list[Row], finished: _Finished, model: LastModel) -> TrialResult:
+def _result(trial: TrialSpec, rows: list[Row], ended: _Ended, model: LastModel, failure: str = "") -> TrialResult:
     assert trial.flower is not None, "a trial of an app has its section"
     n_rounds = len({row.round for row in rows if row.makes_model})
     return TrialResult(
         trial=_of_rounds(trial, max(1, n_rounds)),
         rows=tuple(rows),
-        status=RunStatus.FINISHED,
-        reason=f"the ServerApp has ended after {counted(n_rounds, 'round')}",
-        model_sha256=finished.model_sha256,
-        wall_s=finished.wall_s,
-        engine=finished.engine,
-        engine_why=finished.engine_why,
+        status=RunStatus.FAILED if failure else RunStatus.FINISHED,
+        reason=failure or f"the ServerApp has ended after {counted(n_rounds, 'round')}",
+        model_sha256=ended.model_sha256,
+        wall_s=ended.wall_s,
+        engine=ended.engine,
+        engine_why=ended.engine_why,
         n_clients=trial.flower.clients,
         model=model,
     )

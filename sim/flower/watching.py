@@ -45,18 +45,24 @@ def watching(grid: SimulatedGrid, seen: Seen) -> Generator[None]:
     add_loss, add_metrics = History.add_loss_centralized, History.add_metrics_centralized
     losses = dict[int, float]()
 
+    def begins(n_rounds: object) -> int:
+        n_before = grid.begin_strategy()
+        if isinstance(n_rounds, int):  # else Flower will complain
+            seen.expected(n_before + n_rounds)
+        return n_before
+
     def start(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(starts).bind(*args, **kwargs)
-        if (evaluate_fn := given.arguments.get("evaluate_fn")) is not None:
-            given.arguments["evaluate_fn"] = _told(evaluate_fn, seen.scored)
         given.apply_defaults()
-        seen.expected(given.arguments["num_rounds"])
+        n_before, evaluate_fn = begins(given.arguments["num_rounds"]), given.arguments["evaluate_fn"]
+        if evaluate_fn is not None:
+            given.arguments["evaluate_fn"] = _told(evaluate_fn, seen.scored, n_before)
         result = starts(*given.args, **given.kwargs)
         seen.arrays = result.arrays
         return result
 
     def fit(self: Server, num_rounds: int, *args: Any, **kwargs: Any) -> Any:
-        seen.expected(num_rounds)
+        begins(num_rounds)
         result = legacy_fit(self, num_rounds, *args, **kwargs)
         seen.arrays = legacy.parameters_to_arrayrecord(self.parameters, keep_input=True)
         return result
@@ -84,11 +90,13 @@ def watching(grid: SimulatedGrid, seen: Seen) -> Generator[None]:
         yield
 
 
-def _told(evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], scored: Scored) -> Callable[..., Any]:
+def _told(
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], scored: Scored, n_before: int
+) -> Callable[..., Any]:
     def told(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         found = evaluate_fn(server_round, arrays)
         if found is not None:
-            scored(server_round, _numbers(found))
+            scored(n_before + server_round, _numbers(found))
         return found
 
     return told

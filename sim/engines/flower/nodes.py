@@ -28,6 +28,7 @@ class Nodes:
 
     def __init__(self, app: NodeApp) -> None:
         self._app, self._made = app, _made(app)
+        self._logged = set[object]()  # kinds and places of the errors whose traceback is in the log
 
     def answer(self, call: NodeCall, content: RecordDict) -> NodeAnswer:
         """The app's answer. `content`: of the message, which the app may change."""
@@ -45,12 +46,7 @@ class Nodes:
             with seeded(call.seed, torch.device("cpu")):
                 reply: object = self._made(message, context)
         except (Exception, SystemExit) as error:  # whatever the app raises
-            log.error(
-                "node %d failed with %s\n%s",
-                call.number,
-                where_raised(error),
-                "".join(traceback.format_exception(error)).rstrip(),
-            )
+            self._log(call.number, error)
             return _failed(call, f"its own code failed with {type(error).__name__}: {error}")
         if not isinstance(reply, Message):
             return _failed(call, f"it returned a {type(reply).__name__}; a ClientApp returns a Message")
@@ -58,6 +54,15 @@ class Nodes:
         if reply.has_error():
             return NodeAnswer(None, state, (reply.error.code, reply.error.reason or ""))
         return NodeAnswer(reply.content, state)
+
+    def _log(self, number: int, error: BaseException) -> None:
+        """Log the first error of its kind and place. Each node's own words go to the ServerApp."""
+        where, frames = where_raised(error), traceback.extract_tb(error.__traceback__)
+        place = type(error), *((one.filename, one.lineno) for one in frames[-1:])
+        if place not in self._logged:
+            self._logged.add(place)
+            text = "".join(traceback.format_exception(error)).rstrip()
+            log.error("node %d failed with %s\n%s", number, where, text)
 
 
 def copied(record: RecordDict) -> RecordDict:

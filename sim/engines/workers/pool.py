@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from umbel.aggregation.phrases import counted
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import EngineError
@@ -194,8 +195,9 @@ def _has_died(worker: PoolWorker, waiting: deque[WorkerChunk]) -> None:
     chunk.n_deaths += 1
     if chunk.n_deaths == _TRIES:
         raise EngineError(
-            f"workers died {_TRIES} times while they trained the same {len(chunk.positions)} clients (the last one: "
-            f"{how}); if the machine is short of memory, use fewer workers"
+            f"workers died {_TRIES} times while they worked for the same {counted(len(chunk.positions), 'client')} "
+            f"(the last one: {how}); if the clients' own code does not end its process, the machine may be short of "
+            "memory: use fewer workers"
         )
     log.warning("worker %d died (%s); its %d clients are trained again", worker.number, how, len(chunk.positions))
     waiting.appendleft(chunk)

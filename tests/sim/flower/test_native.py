@@ -81,7 +81,7 @@ def test_the_state_of_each_context_lasts_over_rounds(tmp_path: Path) -> None:
     ("server", "reason"),
     [
         (OWN_LOOP, "sends messages before it starts a strategy"),
-        (NUMPY_SERVER, "has ended without starting a strategy|sends messages before"),
+        (NUMPY_SERVER, "strategy is of Flower's older API"),
         (
             ONE_ROUND.replace("FedAvg", "FedMedian"),
             "strategy is flwr.serverapp.strategy.fedmedian.FedMedian, and umbel's",
