@@ -102,7 +102,8 @@ def run_app(
     devices = devices_of(fleet, trial.seed, base, data)
     app = NodeApp(str(project.folder), project.component("clientapp"), project.run_config, trial.flower.clients)
     shown, attempts = FlowerRows(told), Attempts(trial.run, devices, trial.flower.samples)
-    seen, arrays, engine_name, engine_why, failure = Seen(shown.score, expect), None, trial.engine.name, "", ""
+    seen, arrays, failure = Seen(shown.score, expect), None, ""
+    engine_name, engine_why = str(trial.engine.name), ""
     try:
         with (
             modules_of(project.folder, project.components.values()),
