@@ -90,7 +90,9 @@ def _experiment(file: Path | None, changes: Mapping[str, object], *, native: boo
     if file is not None:
         table, base = read_table(file), file.parent
     elif (app := changes.get("flower.app")) is not None:
-        name = re.sub("[^a-z0-9-]+", "-", Path(str(app)).name.lower()).strip("-")
+        from umbel.sim.flower.project import found_project
+
+        name = re.sub("[^a-z0-9-]+", "-", found_project(Path(str(app))).name.lower()).strip("-")
         table, base = {"name": name or "app"}, Path()
     else:
         raise ValueError("there is nothing to simulate: name the file of an experiment, or a Flower app (--flower-app)")

@@ -94,9 +94,18 @@ def _run(
 ) -> Results:
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
-            careful = rehearse([trial for trial in one.trials if trial.flower is None], one.folder, data)
+            careful = _rehearsed(one, data)
         with _watched(one, watcher, progress) as heard, _memory_in_words():
             return _simulated(one, folder, data, heard, careful)
+
+
+def _rehearsed(one: Experiment, data: Path | None) -> tuple[str, ...]:
+    """Find errors before the first round. Returns warnings, each once."""
+    if any(trial.flower is not None for trial in one.trials):
+        from umbel.sim.flower.project import require_apps  # which needs Flower
+
+        require_apps(one.trials, one.folder)
+    return rehearse([trial for trial in one.trials if trial.flower is None], one.folder, data)
 
 
 @contextlib.contextmanager

@@ -21,11 +21,15 @@ _NAMES = {"clientapp": "ClientApp", "serverapp": "ServerApp"}
 
 @dataclass(frozen=True, slots=True)
 class FlowerProject:
-    """A folder with a Flower app. `components`: "module:attribute" of each. `run_config`: flat, with overrides."""
+    """A folder with a Flower app. `components`: "module:attribute" of each. `run_config`: flat, with overrides.
+
+    `name`: in `[project]`, or else the folder's.
+    """
 
     folder: Path
     components: Mapping[Component, str]
     run_config: Config = field(default_factory=dict[str, ConfigValue])
+    name: str = ""
 
     def component(self, wanted: Component) -> str:
         """Raises `AppError` with a sentence if the project does not name it."""
@@ -58,11 +62,15 @@ def read_project(name: str, run_config: str = "") -> FlowerProject:
     require_flower()
     folder = Path(name)
     if folder.is_dir():
-        table = _flower_table(folder.absolute(), is_needed=True)
+        whole = _table(folder / _FILE)
+        table = _flower_table(whole)
+        if table is None:
+            raise AppError(f"{folder / _FILE} has no section [tool.flwr.app], so {folder} is no Flower app")
         components = _components(folder / _FILE, table)
     elif ":" in name:
         folder = Path.cwd()
-        table = _flower_table(folder, is_needed=False)
+        whole = _table(folder / _FILE) if (folder / _FILE).exists() else {}
+        table = _flower_table(whole) or {}
         components = {**_components(folder / _FILE, table), "clientapp": name}
     else:
         raise AppError(
@@ -70,7 +78,8 @@ def read_project(name: str, run_config: str = "") -> FlowerProject:
             "module:attribute, such as my_app.client_app:app"
         )
     known = flattened(table.get("config", {}), folder / _FILE)
-    return FlowerProject(folder.absolute(), components, {**known, **overrides(run_config, known)})
+    folder, own_name = folder.absolute(), whole.get("project", {}).get("name")
+    return FlowerProject(folder, components, {**known, **overrides(run_config, known)}, str(own_name or folder.name))
 
 
 def overrides(text: str, known: Config) -> Config:
@@ -113,15 +122,9 @@ def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> 
     return found
 
 
-def _flower_table(folder: Path, *, is_needed: bool) -> Mapping[str, Any]:
-    """The section [tool.flwr.app]."""
-    path = folder / _FILE
-    if not path.exists() and not is_needed:
-        return {}
-    table = _table(path).get("tool", {}).get("flwr", {}).get("app")
-    if table is None and is_needed:
-        raise AppError(f"{path} has no section [tool.flwr.app], so {folder} is no Flower app")
-    return table or {}
+def _flower_table(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section [tool.flwr.app]; None: there is none."""
+    return whole.get("tool", {}).get("flwr", {}).get("app")
 
 
 def _table(path: Path) -> Mapping[str, Any]:

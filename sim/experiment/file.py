@@ -188,6 +188,9 @@ def read_table(path: Path) -> dict[str, Any]:
         return read_toml(path, _TABLE, BYTES_MAX, "experiment", run_file_hint)[1]
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {path}") from error
+    except IsADirectoryError as error:
+        hint = f"; a Flower app is simulated by --flower-app {path}" if (path / "pyproject.toml").is_file() else ""
+        raise ValueError(f"{path} is a folder, and an experiment is a TOML file{hint}") from error
 
 
 def experiment_of(

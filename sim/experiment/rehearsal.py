@@ -68,13 +68,14 @@ def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None
         if trial.label in seen:
             continue  # other seeds have the same clients and data
         seen.add(trial.label)
-        with _of_point(trial.label):
+        with naming_point(trial.label):
             careful |= dict.fromkeys(filter(None, checks.check(trial)))
     return tuple(careful)
 
 
 @contextlib.contextmanager
-def _of_point(label: str) -> Generator[None]:
+def naming_point(label: str) -> Generator[None]:
+    """Add the point's name to an error that is raised inside."""
     try:
         yield
     except (ValueError, EngineError, SimulationError) as error:

@@ -1,12 +1,23 @@
 """The project that an experiment's `[flower]` names, and what identifies its code."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from umbel.client.errors import AppError
 from umbel.client.flower.project import FlowerProject, read_project
 from umbel.sim.engines.flower.section import FlowerSection
+from umbel.sim.experiment.file import TrialSpec
+from umbel.sim.experiment.rehearsal import naming_point
+
+
+def require_apps(trials: Sequence[TrialSpec], base: Path) -> None:
+    """Raise the `ValueError` that `project_of` would raise for the run of any point, with the point's name."""
+    for trial in trials:
+        if trial.flower is not None:
+            with naming_point(trial.label):
+                project_of(trial.flower, base)
 
 
 def project_of(section: FlowerSection, base: Path) -> FlowerProject:
@@ -14,17 +25,27 @@ def project_of(section: FlowerSection, base: Path) -> FlowerProject:
 
     Raises `ValueError` with a sentence, for a project without ClientApp or ServerApp, too.
     """
-    try:
-        project = read_project(str(base / section.app))
-        for component in ("clientapp", "serverapp"):
-            project.component(component)
-    except AppError as error:
-        raise ValueError(str(error)) from error
+    project = found_project(base / section.app)
     for key in section.run_config:
         if key not in project.run_config:
             keys = ", ".join(project.run_config) or "none"
             raise ValueError(f"flower.run_config sets {key!r}, but the keys of the app's configuration are: {keys}")
     return replace(project, run_config={**project.run_config, **section.run_config})
+
+
+def found_project(folder: Path) -> FlowerProject:
+    """The project of an app that can be simulated. Raises `ValueError` with a sentence."""
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no folder {folder}: name the folder of a Flower app, which holds its pyproject.toml"
+        )
+    try:
+        project = read_project(str(folder))
+        for component in ("clientapp", "serverapp"):
+            project.component(component)
+    except AppError as error:
+        raise ValueError(str(error)) from error
+    return project
 
 
 def digest_of(folder: Path) -> str:

@@ -55,8 +55,9 @@ def curves(results: Findings) -> Figure:
     figure = new_figure(12.5, 8.2, _title(results))
     grid = figure.add_gridspec(2, 2)
     groups = list(results.by_point.items())[:_SHOWN_MAX]
+    measured = _measured(results)
     over_rounds = figure.add_subplot(grid[0, 0])
-    _draw_lines(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
+    _draw_lines(over_rounds, groups, lambda row, _: float(row.round), f"accuracy{measured}, over rounds", "round")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
     up = figure.add_subplot(grid[0, 1])
     _draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
@@ -64,7 +65,7 @@ def curves(results: Findings) -> Figure:
     if results.has_devices:
         _draw_over_time(third, groups)
     else:
-        _draw_lines(third, groups, lambda row, _: float(row.round), "loss on the test set, over rounds", "round", _LOSS)
+        _draw_lines(third, groups, lambda row, _: float(row.round), f"loss{measured}, over rounds", "round", _LOSS)
     for axes in (over_rounds, up, *([third] if results.has_devices else [])):
         _draw_target(axes, results.target_accuracy)
     handles, labels = over_rounds.get_legend_handles_labels()
@@ -75,6 +76,11 @@ def curves(results: Findings) -> Figure:
         )
     _take_part(figure.add_subplot(grid[1, 1]), groups)
     return figure
+
+
+def _measured(results: Findings) -> str:
+    """On what models were measured, if umbel did it: not by the experiment's own clients, or by a Flower app."""
+    return "" if any(one.trial.clients or one.trial.flower for one in results.trials) else " on the test set"
 
 
 def _draw_over_time(axes: Axes, groups: Groups) -> None:
@@ -235,14 +241,15 @@ def panels(results: Findings) -> Figure | None:
     columns = _columns(results)
     if not columns:
         return None
+    measured = _measured(results)
     n_rows = 3 if results.has_devices else 2
     figure = new_figure(1.5 + 3.7 * len(columns), 2.9 * n_rows)
     axes = figure.subplots(n_rows, len(columns), sharey="row", squeeze=False)
     for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
         _draw_lines(
-            column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy on the test set", "round"
+            column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy{measured}", "round"
         )
-        _draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", _LOSS)
+        _draw_lines(column[1], groups, lambda row, _: float(row.round), f"loss{measured}", "round", _LOSS)
         for one in column[:2]:
             one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         _draw_target(column[0], results.target_accuracy)

@@ -87,6 +87,9 @@ class Bars(Watcher):
             self._progress.update(bar, status=f"loss {row.loss:.3g}")
 
     def ends(self, result: TrialResult) -> None:
+        if self._one is not None and (numbers := [row.round for row in result.rows if row.committed]):
+            # A run that had ended before has shown none of its rows.
+            self._progress.update(self._one, total=result.trial.run.rounds.count, completed=numbers[-1])
         if self._all is not None:
             self._progress.advance(self._all)
         self._shown()

@@ -1,8 +1,8 @@
 """Worker processes of this machine: started when they are first needed, given chunks of clients, replaced if they die.
 
 A worker that dies is restarted and its chunk is done again, which gives the same bits. No worker outlives this process.
-A worker is a fresh interpreter and not a fork, and never imports the program's main module, so
-notebooks, and scripts without `if __name__ == "__main__"`, can use it.
+A worker is a fresh interpreter and not a fork, and never imports the program's main module, so notebooks, and scripts
+without `if __name__ == "__main__"`, can use it.
 """
 
 import logging
@@ -199,7 +199,8 @@ def _has_died(worker: PoolWorker, waiting: deque[WorkerChunk]) -> None:
             f"(the last one: {how}); if the clients' own code does not end its process, the machine may be short of "
             "memory: use fewer workers"
         )
-    log.warning("worker %d died (%s); its %d clients are trained again", worker.number, how, len(chunk.positions))
+    again = counted(len(chunk.positions), "client")
+    log.warning("worker %d died (%s); its work for %s is done again", worker.number, how, again)
     waiting.appendleft(chunk)
 
 

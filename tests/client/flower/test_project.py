@@ -13,7 +13,7 @@ from umbel.client.flower.project import config_of, read_project
 
 def test_a_folder_names_both_apps_and_their_configuration(tmp_path: Path) -> None:
     found = read_project(str(project(tmp_path)))
-    assert found.folder == tmp_path
+    assert (found.folder, found.name) == (tmp_path, "small")
     assert found.component("clientapp") == "small.client_app:app"
     assert found.component("serverapp") == "small.server_app:app"
     assert found.run_config == {"epochs": 1, "model.width": 4, "name": "small"}

@@ -292,7 +292,7 @@ def test_worker_processes_cannot_import_clients_that_are_objects() -> None:
 @pytest.mark.slow
 def test_auto_keeps_clients_that_are_objects_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where workers would be worth their start."""
-    monkeypatch.setattr(choose, "_WORTH_WORKERS_S", 0.0)
+    monkeypatch.setattr(choose, "WORTH_WORKERS_S", 0.0)
     described = {**SHAPE, "engine": {"name": "auto", "workers": 2}}
     (trial,) = simulate(described, clients=[made_client(number, 4) for number in range(4)]).trials
     assert trial.engine == "sequential"

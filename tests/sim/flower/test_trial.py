@@ -193,6 +193,27 @@ def test_a_server_app_that_fails_or_waits_for_ever_is_a_run_that_failed(tmp_path
     assert "asked no node to train" in failure(idle)
 
 
+def test_what_is_no_app_is_said_before_anything_is_simulated_or_written(tmp_path: Path) -> None:
+    app, out = project(tmp_path / "app", TRAINS, MEASURES), tmp_path / "out"
+    with pytest.raises(ValueError, match=r"sets 'widht', but the keys .* are: .* \(with widht=3\)"):
+        simulated(app, out, sweep={"flower.run_config.widht": [3]})
+    assert not [*out.glob("runs/*")]
+    with pytest.raises(
+        ValueError, match=r"experiment is a TOML file; a Flower app is simulated by --flower-app .*app$"
+    ):
+        simulate(app)
+    command = [sys.executable, "-m", "umbel", "simulate", "--out", str(tmp_path / "none"), "--flower-app"]
+    done = subprocess.run([*command, "nothere"], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 1
+    assert "nothere: name the folder of a Flower app, which holds its pyproject.toml" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_plot_does_not_say_that_umbel_has_measured_the_models(tmp_path: Path) -> None:
+    results = simulated(project(tmp_path / "app", TRAINS, MEASURES))
+    assert results.plot().axes[0].get_title("left") == "accuracy, over rounds"
+
+
 def test_after_a_run_that_fails_the_next_one_goes_on(tmp_path: Path) -> None:
     fails = "    assert server_round < context_width, 'too wide'\n    value ="
     server = MEASURES.replace("    value =", fails, 1).replace("def measured", "context_width = 0\n\ndef measured")
@@ -250,7 +271,7 @@ def test_the_command_needs_no_file_and_takes_the_configuration_as_flower_does(tm
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["runs"][0]["status"] == "finished"
-    assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "my-app"
+    assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "small"
     (row,) = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()][-1:]
     assert (row["round"], row["accuracy"], row["reported"]) == (3, pytest.approx(0.6), 3)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 from tests.sim.federation.worlds import table
@@ -55,6 +56,14 @@ def test_the_cell_has_one_output_that_ends_with_all_runs_done() -> None:
     assert re.search(r"^runs .* 2/2 ", last["text/plain"], re.MULTILINE)
     assert re.search(r"^seed 1 .* 3/3 .*accuracy \d", last["text/plain"], re.MULTILINE)
     assert unescape(re.sub(r"<[^>]*>", "", last["text/html"])).strip() == last["text/plain"].strip()
+
+
+def test_runs_that_had_ended_before_are_shown_as_done(tmp_path: Path) -> None:
+    simulate(TWO, tmp_path / "out")
+    cell, ticks = Cell(), ticking(1.0)
+    with Bars(2, NotebookCell(cell.display, lambda: next(ticks))) as bars:
+        simulate(TWO, tmp_path / "out", watcher=bars)
+    assert re.search(r"^seed 1 .* 3/3 ", cell.contents[-1]["text/plain"], re.MULTILINE)
 
 
 def test_a_busy_cell_is_updated_ten_times_a_second_and_still_ends_right() -> None:
