@@ -2,17 +2,14 @@
 
 import itertools
 import logging
-import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.supercore.run import RunNotRunningException
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.seeds import derive_seed
@@ -31,7 +28,7 @@ log = logging.getLogger("umbel.sim")
 _TTL_S = 43_200.0
 _OLDER = ("fitins.", "evaluateins.")  # what the messages of older strategies hold
 _LOOKS_OF_ONE_ROUND = 4  # Flower's strategies look twice before they send
-_LOOKS_WITH_ALL = 8  # strategies that wait look every second, older ones every five
+_LOOKS_WITH_ALL = 8
 _LOOK_AGAIN_S, _NOBODY_COMES_S = 600.0, 30 * 86_400.0  # virtual, between two looks of a ServerApp that waits for nodes
 
 
@@ -60,19 +57,29 @@ class SimulatedGrid(LocalGrid):
         self._n_rounds, self._n_before = 0, 0  # so far, and before the strategy that runs now
         self._looks, self._n_seen = 0, 0  # since the last message
         self.arrays: ArrayRecord | None = None  # of the newest message
-        self.failure: SimulationError | None = None  # why the run cannot go on
         self._is_warned = False
+        self._thread = threading.get_ident()  # in which the ServerApp runs
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are present. If a ServerApp looks again and again, it waits for more: then time passes until
-        more are.
+        more are. Looks from other threads do not count: Flower's older server has one that only looks.
         """
-        self._looks += 1
         present, n_nodes = self._present(), len(self._numbers)
+        if threading.get_ident() != self._thread:
+            return self._ids_of(present)
+        self._looks += 1
         if self._looks > _LOOKS_WITH_ALL if len(present) == n_nodes else self._looks > _LOOKS_OF_ONE_ROUND:
             present = self._more_than(self._n_seen)
         self._n_seen = len(present)
-        return [self._ids[number] for number in present.tolist()]
+        return self._ids_of(present)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self._attempts.now
+
+    def _ids_of(self, nodes: Indices) -> list[int]:
+        return [self._ids[number] for number in nodes.tolist()]
 
     def _present(self) -> Indices:
         n_nodes = len(self._numbers)
@@ -84,20 +91,12 @@ class SimulatedGrid(LocalGrid):
         while len(present := self._present()) <= n_seen:
             if n_seen == n_nodes or self._attempts.now > began + _NOBODY_COMES_S:
                 others = "there are no others" if n_seen == n_nodes else f"of {n_nodes:,} no more are ever present"
-                self._fail(
+                raise SimulationError(
                     f"the ServerApp waits for more than {counted(n_seen, 'node')}, and {others}: set flower.clients, "
                     "let its strategy ask for fewer, or let more devices be present ([fleet])"
                 )
             self._attempts.now += _LOOK_AGAIN_S
         return present
-
-    def _fail(self, why: str) -> NoReturn:
-        """End the run, also from a thread of an older strategy, whose main thread would wait for ever."""
-        self.failure = SimulationError(why)
-        if threading.current_thread() is not threading.main_thread():
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            raise RunNotRunningException  # which such a thread expects
-        raise self.failure
 
     def answers(self, messages: Sequence[Message], *, timeout_s: float | None) -> Sequence[Message | None]:
         if not messages:

@@ -147,10 +147,6 @@ def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
         raise EngineError(str(error)) from error
     except (EngineError, SimulationError):
         raise
-    except KeyboardInterrupt:
-        if grid.failure is not None:
-            raise grid.failure from None
-        raise
     except (Exception, SystemExit) as error:  # whatever the app raises
         log.error("the ServerApp failed\n%s", "".join(traceback.format_exception(error)).rstrip())
         raise EngineError(f"the ServerApp {name} failed with {where_raised(error)}") from error

@@ -4,7 +4,8 @@ Nobody passes these on: a Flower strategy returns them to the app's own code. So
 its older `Server` and `History`, are replaced while the app runs, by ones that do the same and tell it here.
 
 The older `Server` also sends its messages one by one from several threads. As messages of one round they are sent at
-once here, because they are one attempt.
+once here, because they are one attempt. And it waits for nodes in real time, while another thread looks for them. Here
+the wait itself looks, so that virtual time passes.
 """
 
 import inspect
@@ -17,6 +18,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.compat.common import recorddict_compat as legacy
 from flwr.compat.common.typing import Code
 from flwr.server import server as legacy_server
+from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
 from flwr.server.server import Server
 from flwr.serverapp.strategy import Strategy
@@ -82,6 +84,7 @@ def watching(grid: SimulatedGrid, seen: Seen) -> Generator[None]:
             (Server, "fit", fit),
             (History, "add_loss_centralized", loss),
             (History, "add_metrics_centralized", metrics),
+            (SimpleClientManager, "wait_for", _waiting(grid)),
             (legacy_server, "fit_clients", _at_once(grid, MessageType.TRAIN)),
             (legacy_server, "evaluate_clients", _at_once(grid, MessageType.EVALUATE)),
         ):
@@ -104,6 +107,19 @@ def _told(
 
 def _numbers(metrics: Any) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if is_metric(value, name)}
+
+
+def _waiting(grid: SimulatedGrid) -> Callable[..., bool]:
+    """What stands in for `SimpleClientManager.wait_for`. `timeout`: virtual seconds."""
+
+    def wait_for(self: SimpleClientManager, num_clients: int, timeout: float = 86_400) -> bool:
+        began = grid.now_s
+        while self.num_available() < num_clients:  # Flower's thread has made this ask the grid
+            if grid.now_s - began > timeout:
+                return False
+        return True
+
+    return wait_for
 
 
 def _at_once(grid: SimulatedGrid, kind: str) -> Callable[..., Any]:

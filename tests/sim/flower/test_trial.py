@@ -17,7 +17,6 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import Task
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.federation.rows import Row
-from umbel.sim.flower import grid
 from umbel.sim.results.results import Results
 from umbel.sim.simulation import simulate
 
@@ -284,9 +283,24 @@ def test_time_passes_for_a_strategy_that_waits_until_enough_devices_are_there(tm
     assert 5 * 3600 <= row.now_s < 7 * 3600, "nobody is there in the first six hours"
 
 
-def test_an_older_strategy_that_waits_for_ever_ends_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grid, "_LOOKS_WITH_ALL", 2)  # five seconds each
+def test_an_older_strategy_that_waits_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
     app = project(tmp_path / "app", NUMPY_CLIENT, NUMPY_SERVER)
     assert "the ServerApp waits for more than 1 node, and there are no others" in failure(simulated(app, clients=1))
+
+
+def test_virtual_time_passes_while_an_older_strategy_waits(tmp_path: Path) -> None:
+    app = project(tmp_path / "app", NUMPY_CLIENT, NUMPY_SERVER)
+    fleet = {"hours": {"by_hour": [0.0] * 6 + [1.0] * 18}}
+    first = training(simulated(app, clients=4, fleet=fleet))[0]
+    assert 5 * 3600 <= first.now_s < 7 * 3600, "nobody is there in the first six hours"
+
+
+def test_a_thread_of_the_older_server_that_only_looks_ends_no_run(tmp_path: Path) -> None:
+    """As it does every five seconds, also while the ServerApp measures a model for minutes."""
+    looks = """    import threading
+    looker = threading.Thread(target=lambda: [grid.get_node_ids() for _ in range(20)])
+    looker.start()
+    looker.join()
+"""
+    server = ONE_ROUND.replace("    FedAvg(", looks + "    FedAvg(", 1)
+    assert len(training(simulated(project(tmp_path / "app", TRAINS, server)))) == 1
