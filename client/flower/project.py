@@ -124,7 +124,8 @@ def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> 
 
 def _flower_table(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The section [tool.flwr.app]; None: there is none."""
-    return whole.get("tool", {}).get("flwr", {}).get("app")
+    found: Mapping[str, Any] | None = whole.get("tool", {}).get("flwr", {}).get("app")
+    return found
 
 
 def _table(path: Path) -> Mapping[str, Any]:
