@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
@@ -15,6 +15,7 @@ from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeApp, Nod
 from umbel.sim.engines.work import EngineError
 
 _FIRST_WORTH_S = 3 * WORTH_WORKERS_S  # of the first cohort, in which the app also imports its libraries
+_COMPARED = 3  # cohorts of a kind, before workers have shown how fast they are
 log = logging.getLogger("umbel.sim")
 
 
@@ -33,15 +34,21 @@ def flower_engine(name: str, app: NodeApp, n_workers: int | None) -> FlowerEngin
 
 @dataclass(slots=True)
 class _Times:
-    """How fast an engine was. The first cohort of each kind does not count: imports and starts are in it."""
+    """How fast an engine was, by kind of message. The first cohort of each kind does not count: imports and starts are
+    in it.
+    """
 
     n_cohorts: dict[str, int] = field(default_factory=dict[str, int])
-    call_s: dict[str, float] = field(default_factory=dict[str, float])  # the least mean of a cohort's calls, by kind
+    call_s: dict[str, float] = field(default_factory=dict[str, float])  # the least mean of a cohort's calls
 
     def add(self, kind: str, seconds: float, n_calls: int) -> None:
         self.n_cohorts[kind] = n = self.n_cohorts.get(kind, 0) + 1
         if n > 1:
             self.call_s[kind] = min(self.call_s.get(kind, math.inf), seconds / n_calls)
+
+    def mean_s(self, n_calls: Mapping[str, int]) -> float:
+        """Of a call, if each kind is called so often."""
+        return sum(self.call_s[kind] * n for kind, n in n_calls.items()) / sum(n_calls.values())
 
 
 class AutoNodes:
@@ -55,6 +62,7 @@ class AutoNodes:
         self._app, self._n_workers, self._clock = app, n_workers, clock
         self._engine: FlowerEngine = SequentialNodes(app)
         self._here, self._with_workers = _Times(), _Times()
+        self._n_calls: dict[str, int] = {}  # of the last cohort of each kind
         self._spent_s = 0.0
         self._is_decided = False
         self.why = ""
@@ -74,10 +82,11 @@ class AutoNodes:
         self._engine.close()
 
     def _look(self, kind: str, taken_s: float, n_calls: int) -> None:
+        self._n_calls[kind] = n_calls
         if isinstance(self._engine, NodeProcesses):
             self._with_workers.add(kind, taken_s, n_calls)
-            if kind in self._with_workers.call_s:
-                self._settle(self._here.call_s.get(kind, math.inf), self._with_workers.call_s[kind])
+            if self._with_workers.n_cohorts[kind] > _COMPARED:
+                self._settle()
             return
         is_first, self._spent_s = not self.why, self._spent_s + (taken_s if self.why else 0.0)
         self._here.add(kind, taken_s, n_calls)
@@ -94,9 +103,13 @@ class AutoNodes:
             f"nodes worked for {worked_s:.2g} s, and {counted(n_workers, 'worker')} can share that",
         )
 
-    def _settle(self, here_s: float, with_workers_s: float) -> None:
+    def _settle(self) -> None:
         """Stay with the workers, or end them for good."""
         self._is_decided = True
+        known = self._here.call_s.keys() & self._with_workers.call_s.keys()
+        if not (n_calls := {kind: n for kind, n in self._n_calls.items() if kind in known}):
+            return
+        here_s, with_workers_s = self._here.mean_s(n_calls), self._with_workers.mean_s(n_calls)
         if with_workers_s > here_s:
             self._engine.close()
             words = f"a node took {1e3 * here_s:.2g} ms here, and {1e3 * with_workers_s:.2g} ms with worker processes"

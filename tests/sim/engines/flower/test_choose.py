@@ -50,11 +50,14 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     return clock
 
 
+def calls_of(kind: str) -> list[NodeCall]:
+    return [NodeCall(i, SentContent(0, RecordDict()), {"message_type": kind}, 0) for i in range(10)]
+
+
 def names_of(
     timed: Timed, n_cohorts: int, n_workers: int = 2, kind: str = MessageType.TRAIN
 ) -> tuple[AutoNodes, list[str]]:
-    auto, names = AutoNodes(APP, n_workers, lambda: timed.now), list[str]()
-    calls = [NodeCall(i, SentContent(0, RecordDict()), {"message_type": kind}, 0) for i in range(10)]
+    auto, names, calls = AutoNodes(APP, n_workers, lambda: timed.now), list[str](), calls_of(kind)
     for _ in range(n_cohorts):
         names.append(auto.name)
         assert len([*auto.run(calls)]) == 10
@@ -77,9 +80,27 @@ def test_a_long_first_cohort_is_enough(timed: Timed) -> None:
 def test_workers_that_turn_out_to_be_slower_are_ended_for_good(timed: Timed) -> None:
     timed.workers = 0.2
     auto, names = names_of(timed, 20)
-    assert names == ["auto", *["sequential"] * 5, "processes", "processes", *["sequential"] * 12]
+    assert names == ["auto", *["sequential"] * 5, *["processes"] * 4, *["sequential"] * 10]
     assert auto.why == "a node took 1e+02 ms here, and 2e+02 ms with worker processes"
     assert timed.closed == ["processes"]
+
+
+def test_one_slow_cohort_of_workers_that_are_faster_decides_nothing(timed: Timed) -> None:
+    auto, calls = AutoNodes(APP, 2, lambda: timed.now), calls_of(MessageType.TRAIN)
+    for number in range(20):
+        timed.workers = 0.2 if number == 7 else 0.05
+        assert len([*auto.run(calls)]) == 10
+    assert auto.name == "processes"
+
+
+def test_all_kinds_of_messages_are_compared_by_how_often_they_are_sent(timed: Timed) -> None:
+    """Workers are slower for a few short calls, and faster for the many long ones."""
+    auto = AutoNodes(APP, 2, lambda: timed.now)
+    for _ in range(12):
+        for kind, n_calls, here, workers in ((MessageType.EVALUATE, 2, 0.01, 0.02), (MessageType.TRAIN, 10, 0.1, 0.05)):
+            timed.here, timed.workers = here, workers
+            assert len([*auto.run(calls_of(kind)[:n_calls])]) == n_calls
+    assert auto.name == "processes"
 
 
 def test_one_core_or_little_work_needs_no_workers(timed: Timed) -> None:
