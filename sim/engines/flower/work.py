@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from flwr.app import RecordDict
+from flwr.app import Array, RecordDict
 
 from umbel.client.flower.project import Config
-from umbel.sim.engines.flower.pieces import SharedPieces, packed, pieces_of
+from umbel.sim.engines.flower.pieces import SharedPieces, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,19 @@ class FlowerEngine(Protocol):
 
 
 def bytes_of(record: RecordDict) -> int:
-    """Roughly the length on a wire: what arrays hold, and the rest as it is written."""
-    arrays = sum(len(array.data) for one in record.array_records.values() for array in one.values())
-    rest = RecordDict({**record.config_records, **record.metric_records})
-    return arrays + len(packed(rest))
+    """Roughly the length on a wire: the bytes of arrays and texts, and some for each name and number."""
+    total = 0
+    for name, one in record.items():
+        total += len(name)
+        for key, value in one.items():
+            total += len(key) + _bytes_of_value(value.data if isinstance(value, Array) else value)
+    return total
+
+
+_NUMBER_BYTES = 12  # with its field, as protobuf writes it
+
+
+def _bytes_of_value(value: object) -> int:
+    if isinstance(value, bytes | str):
+        return len(value)
+    return sum(map(_bytes_of_value, value)) if isinstance(value, list) else _NUMBER_BYTES
