@@ -104,7 +104,7 @@ class AppWorkload:
 def app_workloads() -> tuple[AppWorkload, ...]:
     """All three."""
     return (
-        AppWorkload("quickstart", "the example flower_quickstart (a small CNN, digits), 10 nodes", 10, None, 48, 40),
-        AppWorkload("small", "a model of 1,000 values, 20 samples a node, 100 nodes", 100, 100, 36, 28),
-        AppWorkload("large", "a model of 10 million values, 20 samples a node, 10 nodes", 10, 1_000_000, 12, 10),
+        AppWorkload("quickstart", "the example flower_quickstart (a small CNN, digits), 10 nodes", 10, None, 120, 100),
+        AppWorkload("small", "a model of 1,000 values, 20 samples a node, 100 nodes", 100, 100, 72, 60),
+        AppWorkload("large", "a model of 10 million values, 20 samples a node, 10 nodes", 10, 1_000_000, 20, 16),
     )
