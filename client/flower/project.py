@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -28,8 +28,8 @@ class FlowerProject:
 
     folder: Path
     components: Mapping[Component, str]
-    run_config: Config = field(default_factory=dict[str, ConfigValue])
-    name: str = ""
+    run_config: Config
+    name: str
 
     def component(self, wanted: Component) -> str:
         """Raises `AppError` with a sentence if the project does not name it."""
@@ -123,7 +123,7 @@ def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> 
 
 
 def _flower_table(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section [tool.flwr.app]; None: there is none."""
+    """The section [tool.flwr.app], or None if there is none."""
     found: Mapping[str, Any] | None = whole.get("tool", {}).get("flwr", {}).get("app")
     return found
 

@@ -28,7 +28,7 @@ log = logging.getLogger("umbel.sim")
 _TTL_S = 43_200.0
 _OLDER = ("fitins.", "evaluateins.")  # what the messages of older strategies hold
 _LOOKS_OF_ONE_ROUND = 4  # Flower's strategies look twice before they send
-_LOOKS_WITH_ALL = 8
+_LOOKS_WITH_ALL = 8  # more of them change nothing, so a ServerApp that goes on looking waits for ever
 _LOOK_AGAIN_S, _NOBODY_COMES_S = 600.0, 30 * 86_400.0  # virtual, between two looks of a ServerApp that waits for nodes
 
 

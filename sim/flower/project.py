@@ -14,10 +14,11 @@ from umbel.sim.experiment.rehearsal import naming_point
 
 def require_apps(trials: Sequence[TrialSpec], base: Path) -> None:
     """Raise the `ValueError` that `project_of` would raise for the run of any point, with the point's name."""
-    for trial in trials:
-        if trial.flower is not None:
-            with naming_point(trial.label):
-                project_of(trial.flower, base)
+    points = {trial.label: trial.flower for trial in trials}  # seeds have the same app
+    for label, section in points.items():
+        if section is not None:
+            with naming_point(label):
+                project_of(section, base)
 
 
 def project_of(section: FlowerSection, base: Path) -> FlowerProject:

@@ -44,7 +44,7 @@ from umbel.sim.flower.grid import SimulatedGrid
 from umbel.sim.flower.models import last_model
 from umbel.sim.flower.project import digest_of, project_of
 from umbel.sim.flower.rows import FlowerRows
-from umbel.sim.flower.watching import Seen, watching
+from umbel.sim.flower.watching import Observed, watching
 
 FINISHED_FILE = "finished.json"
 log = logging.getLogger("umbel.sim")
@@ -102,7 +102,7 @@ def run_app(
     devices = devices_of(fleet, trial.seed, base, data)
     app = NodeApp(str(project.folder), project.component("clientapp"), project.run_config, trial.flower.clients)
     shown, attempts = FlowerRows(told), Attempts(trial.run, devices, trial.flower.samples)
-    seen, arrays, failure = Seen(shown.score, expect), None, ""
+    seen, arrays, failure = Observed(shown.score, expect), None, ""
     engine_name, engine_why = str(trial.engine.name), ""
     try:
         with (

@@ -30,7 +30,7 @@ Scored = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(slots=True)
-class Seen:
+class Observed:
     """`scored`, `expected`: are told of measured models, and of the number of rounds. `arrays`: of the model that the
     ServerApp has ended with, if it showed one.
     """
@@ -41,7 +41,7 @@ class Seen:
 
 
 @contextmanager
-def watching(grid: SimulatedGrid, seen: Seen) -> Generator[None]:
+def watching(grid: SimulatedGrid, seen: Observed) -> Generator[None]:
     """See, inside."""
     starts, legacy_fit = Strategy.start, Server.fit
     add_loss, add_metrics = History.add_loss_centralized, History.add_metrics_centralized

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import Task
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import Estimate, TrialResult, Watcher
@@ -87,9 +88,10 @@ class Bars(Watcher):
             self._progress.update(bar, status=f"loss {row.loss:.3g}")
 
     def ends(self, result: TrialResult) -> None:
-        if self._one is not None and (numbers := [row.round for row in result.rows if row.committed]):
-            # A run that had ended before has shown none of its rows.
-            self._progress.update(self._one, total=result.trial.run.rounds.count, completed=numbers[-1])
+        if self._one is not None and result.status is RunStatus.FINISHED:
+            # Of a run that had ended before, no row was shown.
+            last = max((row.round for row in result.rows if row.committed), default=0)
+            self._progress.update(self._one, total=result.trial.run.rounds.count, completed=last)
         if self._all is not None:
             self._progress.advance(self._all)
         self._shown()
