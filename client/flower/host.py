@@ -4,10 +4,10 @@ import importlib
 import sys
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,20 +16,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, Reco
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.common.constant import MessageTypeLegacy
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.compat.common import recorddict_compat as legacy
 from flwr.compat.common.typing import EvaluateIns, FitIns, GetPropertiesIns, Parameters
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.flower.calls import Answer, AppFailed, Call, CallKind, Numbers
 from umbel.client.flower.project import Config
+from umbel.client.flower.records import SAMPLES, SERVER_NODE, TTL_S, message_with, packed, unpacked
 from umbel.client.local.arrays import Array
 from umbel.client.local.devices import seeded
 
-ARRAYS, CONFIG, SAMPLES = "arrays", "config", "num-examples"  # the names of Flower's own strategies
-_SERVER_NODE = 1
-_TTL_S = 43_200.0
+ARRAYS, CONFIG = "arrays", "config"  # the names of Flower's own strategies
 _KINDS: tuple[CallKind, ...] = ("train", "evaluate", "query")
 
 
@@ -50,15 +47,14 @@ class AppHost:
             raise _unusable(f"{call.kind} returned a {type(reply).__name__}; a ClientApp returns a Message")
         if reply.has_error():
             raise _unusable(f"{call.kind} replied with the error {reply.error.code}: {reply.error.reason}")
-        state = recorddict_to_proto(context.state).SerializeToString()
-        return _answer(call, reply.content, state, is_legacy=self._is_legacy)
+        return _answer(call, reply.content, packed(context.state), is_legacy=self._is_legacy)
 
     def _context(self, run: str, client: str, state: bytes) -> Context:
         return Context(
             run_id=number_of(run),
             node_id=number_of(client),
             node_config=dict(self._node_config),
-            state=_unpacked(state),
+            state=unpacked(state),
             run_config=dict(self._run_config),
         )
 
@@ -78,17 +74,15 @@ class AppHost:
         metadata = Metadata(
             run_id=number_of(call.run),
             message_id=str(uuid.uuid4()),
-            src_node_id=_SERVER_NODE,
+            src_node_id=SERVER_NODE,
             dst_node_id=number_of(call.client),
             reply_to_message_id="",
             group_id=str(call.round),
             created_at=time.time(),
-            ttl=_TTL_S,
+            ttl=TTL_S,
             message_type=MessageTypeLegacy.GET_PROPERTIES if is_properties else call.kind,
         )
-        # Outside Flower's own processes only this constructor works, whose argument is not among the declared ones.
-        make = cast(Callable[..., Message], Message)
-        return make(content=_content(call, is_legacy=self._is_legacy), metadata=metadata)
+        return message_with(metadata, _content(call, is_legacy=self._is_legacy))
 
 
 @contextmanager
@@ -219,10 +213,6 @@ def _named(parameters: Parameters, names: list[str]) -> dict[str, Array]:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Numbers]:
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-def _unpacked(state: bytes) -> RecordDict:
-    return recorddict_from_proto(RecordDictProto.FromString(state)) if state else RecordDict()
 
 
 def _unusable(what: str) -> AppFailed:

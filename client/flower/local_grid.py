@@ -12,8 +12,9 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from umbel.client.flower.project import Config
+from umbel.client.flower.records import SERVER_NODE
 
-RUN_NUMBER, SERVER_NODE = 1, 1
+RUN_NUMBER = 1
 
 
 class LocalGrid(Grid):

@@ -24,6 +24,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.ledger import Ending, client_records, round_record
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, ClientId, require_metric_name
+from umbel.client.flower.records import SAMPLES
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name
 from umbel.sim.engines.flower.work import NodeAnswer, bytes_of
@@ -35,7 +36,6 @@ from umbel.sim.fleet.fleet import Devices
 
 EVALUATION_BATCH = 256
 _REPORT_BYTES = 200  # of the reply to an evaluation, before one has come
-SAMPLES = "num-examples"
 TASKS: Mapping[str, Task] = {MessageType.TRAIN: Task.TRAINING, MessageType.EVALUATE: Task.EVALUATION}
 
 NodeNumber = int

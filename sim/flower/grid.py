@@ -14,7 +14,8 @@ from flwr.common.constant import ErrorCode
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.flower.host import number_of
-from umbel.client.flower.local_grid import RUN_NUMBER, SERVER_NODE, LocalGrid
+from umbel.client.flower.local_grid import RUN_NUMBER, LocalGrid
+from umbel.client.flower.records import SERVER_NODE, TTL_S
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name
 from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeCall, SentContent
@@ -25,7 +26,6 @@ from umbel.sim.flower.models import ModelDigests
 from umbel.sim.flower.rows import FlowerRows
 
 log = logging.getLogger("umbel.sim")
-_TTL_S = 43_200.0
 _OLDER = ("fitins.", "evaluateins.")  # what the messages of older strategies hold
 _LOOKS_OF_ONE_ROUND = 4  # Flower's strategies look twice before they send
 _LOOKS_WITH_ALL = 8  # more of them change nothing, so a ServerApp that goes on looking waits for ever
@@ -173,7 +173,7 @@ class SimulatedGrid(LocalGrid):
             "reply_to_message_id": "",
             "group_id": told.group_id,
             "created_at": time.time(),
-            "ttl": told.ttl or _TTL_S,
+            "ttl": told.ttl or TTL_S,
             "message_type": told.message_type,
         }
         seed = derive_seed(self._seed, "flower node", node, n)

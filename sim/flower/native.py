@@ -27,13 +27,14 @@ from umbel.client.flower.host import AppHost, array_record, arrays_of, load_obje
 from umbel.client.flower.in_process import InProcess
 from umbel.client.flower.local_grid import LocalGrid, run_server_app
 from umbel.client.flower.project import Config, FlowerProject
+from umbel.client.flower.records import SAMPLES
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation
 from umbel.client.training.array_client import ArrayClient
 from umbel.client.user_code import where_raised
 from umbel.sim.engines.flower.section import FlowerSection
-from umbel.sim.flower.attempts import SAMPLES, is_metric
+from umbel.sim.flower.attempts import is_metric
 from umbel.sim.flower.project import digest_of, project_of
 from umbel.sim.flower.rows import scored_names
 

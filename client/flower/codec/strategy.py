@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
@@ -21,6 +21,7 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.flower.codec.arrays import FirstDtypes, StartArrays
 from umbel.client.flower.codec.terms import Terms, is_written, put_in, update_in
+from umbel.client.flower.records import error_with, message_with
 from umbel.client.toml_file import findings
 
 MAX_ABS = 64.0  # as in a run file
@@ -170,7 +171,7 @@ class Compressed(Strategy):
             if len(records) != 1:
                 raise ValueError("it has other ArrayRecords beside the update")
             ((name, record),) = records.items()
-            return _with_content(reply, RecordDict({**reply.content, name: self._decoded(record, one)}))
+            return message_with(reply.metadata, RecordDict({**reply.content, name: self._decoded(record, one)}))
         except (UpdateRefused, ValueError) as error:
             log.warning("umbel's compression: the update of node %d cannot be used: %s", node, error)
             return _with_error(reply, f"umbel's compression: the update cannot be used: {error}")
@@ -249,11 +250,6 @@ def _section_of(codec: Mapping[str, object]) -> CodecSection:
     return section
 
 
-def _with_content(reply: Message, content: RecordDict) -> Message:
-    """A message like this one, with another content. Only this constructor takes the metadata of a reply."""
-    return cast(Callable[..., Message], Message)(content=content, metadata=reply.metadata)
-
-
 def _with_error(reply: Message, why: str) -> Message:
     error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
-    return cast(Callable[..., Message], Message)(error=error, metadata=reply.metadata)
+    return error_with(reply.metadata, error)

@@ -2,10 +2,8 @@
 
 import logging
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
@@ -14,9 +12,9 @@ from flwr.common.constant import ErrorCode
 
 from umbel.client.flower.calls import AppFailed
 from umbel.client.flower.host import load_object
+from umbel.client.flower.records import message_with, packed, unpacked
 from umbel.client.local.devices import seeded
 from umbel.client.user_code import where_raised
-from umbel.sim.engines.flower.pieces import packed, unpacked
 from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall
 from umbel.sim.engines.work import EngineError
 
@@ -33,8 +31,6 @@ class Nodes:
     def answer(self, call: NodeCall, content: RecordDict) -> NodeAnswer:
         """The app's answer. `content`: of the message, which the app may change."""
         metadata = Metadata(**call.metadata)
-        # Outside Flower's own processes only this constructor works, whose argument is not among the declared ones.
-        message = cast(Callable[..., Message], Message)(content=content, metadata=metadata)
         context = Context(
             run_id=metadata.run_id,
             node_id=metadata.dst_node_id,
@@ -44,7 +40,7 @@ class Nodes:
         )
         try:
             with seeded(call.seed, torch.device("cpu")):
-                reply: object = self._made(message, context)
+                reply: object = self._made(message_with(metadata, content), context)
         except (Exception, SystemExit) as error:  # whatever the app raises
             self._log(call.number, error)
             return _failed(call, f"its own code failed with {type(error).__name__}: {error}")

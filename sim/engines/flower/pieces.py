@@ -8,21 +8,9 @@ from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
+from umbel.client.flower.records import packed, unpacked
 from umbel.sim.engines.workers.worker_process import SharedTensor, mapped
-
-
-def packed(record: RecordDict) -> bytes:
-    """As Flower's own wire has it."""
-    data: bytes = recorddict_to_proto(record).SerializeToString()
-    return data
-
-
-def unpacked(data: bytes) -> RecordDict:
-    """The inverse of `packed`; no bytes are an empty record."""
-    return recorddict_from_proto(RecordDictProto.FromString(data)) if data else RecordDict()
 
 
 def pieces_of(record: RecordDict) -> list[bytes]:

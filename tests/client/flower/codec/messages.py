@@ -1,18 +1,17 @@
 """Messages, contents and ClientApps for the tests of the codec, and a grid whose nodes run one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.supercore.task_identity import TaskIdentity
 
 from umbel.client.flower.local_grid import LocalGrid
+from umbel.client.flower.records import message_with, packed, unpacked
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Training = Callable[[Arrays, int], Arrays]
@@ -35,7 +34,7 @@ def arrays_in(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
 def message_of(content: RecordDict, kind: str = "train") -> Message:
     """As a node gets it."""
     metadata = Metadata(1, "m", 1, 2, "", "", 0.0, 1e9, kind)
-    return cast(Callable[..., Message], Message)(content=content, metadata=metadata)
+    return message_with(metadata, content)
 
 
 def context_of(node: int = 0) -> Context:
@@ -72,8 +71,7 @@ def app_of(train: Training = moved, mods: Sequence[Mod] = ()) -> ClientApp:
 
 def over_the_wire(content: RecordDict) -> RecordDict:
     """As the other end reads it."""
-    data: bytes = recorddict_to_proto(content).SerializeToString()
-    return recorddict_from_proto(RecordDictProto.FromString(data))
+    return unpacked(packed(content))
 
 
 class AppGrid(LocalGrid):
@@ -96,7 +94,7 @@ class AppGrid(LocalGrid):
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id - 2
         self.sent.append(message.content)
-        here = cast(Callable[..., Message], Message)(content=over_the_wire(message.content), metadata=message.metadata)
+        here = message_with(message.metadata, over_the_wire(message.content))
         reply = self._apps[node](here, self.contexts[node])
         if reply.has_error():
             return Message(reply.error, reply_to=message)
