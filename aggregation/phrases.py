@@ -1,6 +1,7 @@
 """Names, reasons and numbers in a sentence. Pure."""
 
 import math
+import signal
 from collections.abc import Sequence
 
 _SHOWN = 5
@@ -28,6 +29,14 @@ def lasting(seconds: float) -> str:
         return f"{max(0.0, seconds):.1f} s"
     minutes, rest_s = divmod(math.ceil(seconds), 60)
     return f"{minutes} min {rest_s} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def exit_words(status: int) -> str:
+    """How a process ended. `status`: as `subprocess` gives it, below 0 for a signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    is_named = -status in {one.value for one in signal.Signals}
+    return f"killed by {signal.Signals(-status).name if is_named else f'signal {-status}'}"
 
 
 def agreeing(n: int, one: str, many: str) -> str:

@@ -12,6 +12,7 @@ import json
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FDS_MAX = 8
+_HEADER_BYTES_MAX = 1 << 28
 _LENGTH = struct.Struct("<Q")
 
 
@@ -54,17 +56,28 @@ class Channel:
             self._socket.sendall(array.tobytes())
 
     def receive(self) -> ChannelMessage:
-        """Wait for the next message. Raises `EOFError` if the other end is gone."""
+        """Wait for the next message. Raises `EOFError` if the other end is gone.
+
+        If the other end writes something else, raises `ValueError`, `TypeError`, `LookupError`, `OverflowError` or
+        `MemoryError`.
+        """
         try:
             start, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _FDS_MAX)
             if not start:
                 raise EOFError
             (length,) = _LENGTH.unpack(start + self._exactly(_LENGTH.size - len(start)))
+            if length > _HEADER_BYTES_MAX:
+                raise ValueError(f"a header of {length} bytes")
             fields = json.loads(self._exactly(length))
             arrays = [self._array(np.dtype(name), shape) for name, shape in fields.pop("arrays")]
         except ConnectionError as error:
             raise EOFError from error
         return ChannelMessage(fields.pop("kind"), fields, arrays, fds)
+
+    def shut_down(self) -> None:
+        """End what another thread sends or receives at this moment."""
+        with suppress(OSError):  # the other end is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from umbel.aggregation.phrases import exit_words
+
 STOP_GRACE_S = 5.0
 LOG_TAIL_LINES = 15
 
@@ -52,7 +54,9 @@ class Child:
         """Raise `ChildDied` if it has ended; with `may_finish`, unless its exit status is 0."""
         code = self.process.poll()
         if code is not None and not (may_finish and code == 0):
-            raise ChildDied(f"{self.name} ended unexpectedly ({_how(code)}). The end of {self.log}:\n{self.log_tail()}")
+            raise ChildDied(
+                f"{self.name} ended unexpectedly ({exit_words(code)}). The end of {self.log}:\n{self.log_tail()}"
+            )
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -152,10 +156,6 @@ def stopping(children: list[Child]) -> Generator[list[Child]]:
 
 def _has_text(path: Path) -> bool:
     return path.exists() and bool(path.read_text().strip())
-
-
-def _how(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:

@@ -1,12 +1,12 @@
 """The process of one run, as its agent sees it: start it, ask it to leave, learn how it ended."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from umbel.aggregation.phrases import exit_words
 from umbel.client.agent.notes import Doing, Note, forget_note, last_note
 from umbel.client.agent.order import EARLIER_AT_WORK, LEAVE, RETIRE, WITHDRAW, ChildOrder
 
@@ -97,8 +97,6 @@ class RunProcess:
 
 def _how(status: int) -> str:
     """How a process ended that has not noted it."""
-    if status < 0:
-        return f"its process was ended by {signal.Signals(-status).name}"
     if status == 0:  # the note could not be written, as on a full disk
         return "its process ended without an error, and could not note why; the log says more"
-    return f"exit status {status}"
+    return f"its process was {exit_words(status)}" if status < 0 else exit_words(status)

@@ -13,17 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
+from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.state import State
 from umbel.client.errors import AppError, TooLittleDone, TrainingFailed, WorkRefused
 from umbel.client.flower.calls import Answer, AppCaller, AppFailed, AppStopped, Call, CallKind, FirstMessage, Numbers
 from umbel.client.flower.process import AppProcess
 from umbel.client.flower.project import Config, ConfigValue, config_of, read_project
-from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of
+from umbel.client.local.arrays import Array, ArrayModel, NamedArrays
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
-from umbel.client.state.model_files import read_tensors
+from umbel.client.state.model_files import layout_in, read_tensors
 from umbel.client.training.array_client import ArrayClient
 
 _STATE = "flower.context.state"  # in `plan.state`
@@ -36,16 +38,16 @@ class FlowerClient(ArrayClient):
     Args:
         caller: calls the app.
         kinds: what the app can be asked.
-        arrays: the first model.
+        model: the first model.
         sample_count: the samples that the site trains on; None: the app is asked when a run needs the number.
     """
 
     trains_in_one_call = True
 
     def __init__(
-        self, caller: AppCaller, kinds: tuple[CallKind, ...], arrays: NamedArrays, sample_count: int | None = None
+        self, caller: AppCaller, kinds: tuple[CallKind, ...], model: ArrayModel, sample_count: int | None = None
     ) -> None:
-        self.model = ArrayModel(arrays)
+        self.model = model
         self._caller, self._kinds, self._known_count = caller, kinds, sample_count
         self._plan = LocalPlan()  # of the round
         self._left_out = set[str]()  # metrics that are no numbers
@@ -85,7 +87,7 @@ class FlowerClient(ArrayClient):
         call = Call(
             kind,
             _config_of(plan),
-            {} if kind == "query" else {name: _known_to_flower(one) for name, one in arrays.items()},
+            {} if kind == "query" else arrays,
             b"" if state is None else state.tobytes(),
             plan.run,
             plan.client,
@@ -147,11 +149,11 @@ def flower_client(
     """
     project = read_project(app, run_config)
     process = AppProcess(project, config_of(node_config, "--node-config") if node_config else {})
-    arrays = process.first_message().arrays if model is None else _arrays_in(Path(model))
+    first = ArrayModel(process.first_message().arrays) if model is None else _model_in(Path(model))
     process.start()
     if "train" not in process.kinds:
         raise AppError(f"the ClientApp {project.component('clientapp')} has no train function (@app.train())")
-    return FlowerClient(process, tuple(process.kinds), arrays, sample_count)
+    return FlowerClient(process, tuple(process.kinds), first, sample_count)
 
 
 def first_message_of(app: str, run_config: str, seed: int) -> FirstMessage:
@@ -162,9 +164,21 @@ def first_message_of(app: str, run_config: str, seed: int) -> FirstMessage:
     return AppProcess(read_project(app, run_config), {}).first_message(seed)
 
 
-def _arrays_in(path: Path) -> dict[str, Array]:
-    tensors: State = read_tensors(path)[1]
-    return {name: array_of(one, np.dtype(str(one.dtype).removeprefix("torch."))) for name, one in tensors.items()}
+def _model_in(path: Path) -> ArrayModel:
+    """The model in a file. Its bfloat16 tensors are float32 arrays, because Flower's arrays know no bfloat16.
+
+    Raises `AppError` with a sentence.
+    """
+    try:
+        layout_in(path)  # refuses what is no model
+        tensors: State = read_tensors(path)[1]
+    except (LayoutError, OSError) as error:
+        raise AppError(f"cannot read the first model: {error}") from error
+    # Flower numbers arrays without names, and such an app reads them by their places. A file has its names sorted.
+    names = sorted(tensors, key=int) if all(map(str.isdecimal, tensors)) else [*tensors]
+    half = {name: tensors[name].dtype for name in names if tensors[name].dtype is torch.bfloat16}
+    arrays = {name: (tensors[name].float() if name in half else tensors[name]).numpy() for name in names}
+    return ArrayModel(arrays, half)
 
 
 def _array_model(model: nn.Module) -> ArrayModel:
@@ -194,8 +208,3 @@ def _require_possible(plan: LocalPlan) -> None:
         )
     if plan.proximal_mu:
         plan.applied_by_site("proximal_mu")  # as with Flower's FedProx, the app adds the term
-
-
-def _known_to_flower(array: Array) -> Array:
-    """bfloat16 as float32, because Flower's arrays know no bfloat16."""
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

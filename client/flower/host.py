@@ -1,6 +1,7 @@
 """Calls a ClientApp as Flower would: builds its messages and its context, and reads its replies."""
 
 import importlib
+import logging
 import sys
 import time
 import uuid
@@ -27,6 +28,7 @@ from umbel.client.local.arrays import Array
 from umbel.client.local.devices import seeded
 
 ARRAYS, CONFIG = "arrays", "config"  # the names of Flower's own strategies
+log = logging.getLogger("umbel.client")
 _KINDS: tuple[CallKind, ...] = ("train", "evaluate", "query")
 
 
@@ -54,7 +56,7 @@ class AppHost:
             run_id=number_of(run),
             node_id=number_of(client),
             node_config=dict(self._node_config),
-            state=unpacked(state),
+            state=_state_of(state),
             run_config=dict(self._run_config),
         )
 
@@ -213,6 +215,17 @@ def _named(parameters: Parameters, names: list[str]) -> dict[str, Array]:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Numbers]:
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _state_of(kept: bytes) -> RecordDict:
+    try:
+        return unpacked(kept)
+    except Exception as error:  # protobuf's, or whatever Flower makes of other bytes
+        log.warning(
+            "the context.state that was kept for this run cannot be read (%s): the app starts with an empty one",
+            type(error).__name__,
+        )
+        return RecordDict()
 
 
 def _unusable(what: str) -> AppFailed:

@@ -2,21 +2,28 @@
 
 import logging
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any
+from threading import Thread
+from typing import Any, TypeAlias, TypeVar
 
+from umbel.aggregation.phrases import exit_words
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.client.errors import AppError
 from umbel.client.flower.calls import Answer, AppFailed, AppStopped, Call, CallKind, FirstMessage, StopQuestion
 from umbel.client.flower.project import Config, FlowerProject
+from umbel.client.local.arrays import Array
 
+T = TypeVar("T")
+OutgoingMessage: TypeAlias = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Sequence[Array]]
 _LOOK_S = 0.1  # between two looks whether to stop
+_LAST_WORDS_S = 1.0  # for what an ended process has sent, and for the end of one that has closed its socket
+_DIED = "the client's app died"
 log = logging.getLogger("umbel.client")
 
 
@@ -55,9 +62,7 @@ class AppProcess:
         asked = {**self._app, "server": self._project.component("serverapp"), "seed": seed}
         self.close()
         try:
-            channel = self._begun()
-            channel.send("first", asked)
-            message = self._heard(channel, _go_on)
+            return self._exchanged(self._begun(), ("first", asked), _first_message, _go_on)
         except AppFailed as error:
             raise AppError(
                 f"the first model is what the app's ServerApp sends first, but {error}. If it cannot run here, name "
@@ -65,18 +70,14 @@ class AppProcess:
             ) from error
         finally:
             self.close()
-        return FirstMessage(dict(zip(message.fields["names"], message.arrays, strict=True)), message.fields["config"])
 
     def call(self, call: Call, should_stop: StopQuestion) -> Answer:
         """As `AppCaller.call`."""
+        message = "call", *call.packed()
         try:
-            channel = self._running(should_stop)
-            channel.send("call", *call.packed())
-        except OSError:  # it was killed since the last call
-            self.close()
-            channel = self._running(should_stop)
-            channel.send("call", *call.packed())
-        return Answer.of(self._heard(channel, should_stop))
+            return self._exchanged(self._running(should_stop), message, Answer.of, should_stop)
+        except OSError:  # it was killed at this moment
+            return self._exchanged(self._running(should_stop), message, Answer.of, should_stop)
 
     def close(self) -> None:
         """End the process and what the app has started, whatever they do."""
@@ -87,17 +88,19 @@ class AppProcess:
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._channel.shut_down()  # for a thread that waits for it
         self._channel.close()
         self._process, self._channel = None, None
 
     def _running(self, should_stop: StopQuestion) -> Channel:
         """The process with the app made."""
+        if self._process is not None and self._process.poll() is not None:  # it was killed since the last call
+            self.close()
         if self._channel is not None:
             return self._channel
         channel = self._begun()
-        channel.send("app", self._app)
         try:
-            self.kinds = self._heard(channel, should_stop).fields["kinds"]
+            self.kinds = self._exchanged(channel, ("app", self._app), _kinds, should_stop)
         except AppFailed:
             self.close()
             raise
@@ -117,21 +120,38 @@ class AppProcess:
         self._channel = Channel(ours)
         return self._channel
 
-    def _heard(self, channel: Channel, should_stop: StopQuestion) -> ChannelMessage:
-        """The next message of the process. Ends the process unless it can take another call."""
+    def _exchanged(
+        self,
+        channel: Channel,
+        message: OutgoingMessage,
+        read: Callable[[ChannelMessage], T],
+        should_stop: StopQuestion,
+    ) -> T:
+        """What the process answers to a message, as `read` has it. Ends the process unless it can take another call.
+
+        Another thread sends and receives, because an app can halt either in the middle. Raises `OSError` if the process
+        was gone before.
+        """
+        heard = Future[ChannelMessage]()
+        Thread(target=_exchange, args=(channel, message, heard), daemon=True).start()
         try:
-            self._await(channel, should_stop)
-            message = channel.receive()
+            self._await(heard, should_stop)
+            answer = heard.result()
+            if answer.kind != "failed":
+                return read(answer)
+            failure = self._failure(answer.fields)
         except EOFError:
             how = self._how_it_ended()
             self.close()
-            raise AppFailed(f"the process of the Flower app ended by itself ({how})", "the client's app died") from None
+            raise AppFailed(f"the process of the Flower app ended by itself ({how})", _DIED) from None
+        except (LookupError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+            self.close()
+            what = f"the process of the Flower app sent what is no answer ({type(error).__name__})"
+            raise AppFailed(what, _DIED) from None
         except BaseException:
             self.close()
             raise
-        if message.kind == "failed":
-            raise self._failure(message.fields)
-        return message
+        raise failure
 
     def _failure(self, told: Mapping[str, Any]) -> AppFailed:
         if told["traceback"]:
@@ -140,17 +160,37 @@ class AppProcess:
         hint = "; --node-config gives the app its context.node_config, and there is none" if wants_more else ""
         return AppFailed(f"{told['what']}{hint}", told["public"])
 
-    def _await(self, channel: Channel, should_stop: StopQuestion) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(channel, selectors.EVENT_READ)
-            while not selector.select(_LOOK_S):
-                if (reason := should_stop()) is not None:
-                    raise AppStopped(reason)
+    def _await(self, heard: "Future[ChannelMessage]", should_stop: StopQuestion) -> None:
+        """Wait until there is an answer. Raises `AppStopped`, and `EOFError` if the process ended without one."""
+        assert self._process is not None
+        while not wait([heard], _LOOK_S).done:
+            if self._process.poll() is not None and not wait([heard], _LAST_WORDS_S).done:
+                raise EOFError  # what the app has started may hold the socket open
+            if (reason := should_stop()) is not None:
+                raise AppStopped(reason)
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
-        code = self._process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        try:
+            return exit_words(self._process.wait(_LAST_WORDS_S))
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+
+
+def _exchange(channel: Channel, message: OutgoingMessage, heard: "Future[ChannelMessage]") -> None:
+    try:
+        channel.send(*message)
+        heard.set_result(channel.receive())
+    except BaseException as error:
+        heard.set_exception(error)
+
+
+def _first_message(message: ChannelMessage) -> FirstMessage:
+    return FirstMessage(dict(zip(message.fields["names"], message.arrays, strict=True)), message.fields["config"])
+
+
+def _kinds(message: ChannelMessage) -> list[CallKind]:
+    return [*message.fields["kinds"]]
 
 
 def _go_on() -> None:

@@ -1,6 +1,7 @@
 """Named numpy arrays as a model and as data, for training in scikit-learn, JAX, TensorFlow and other frameworks."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -60,10 +61,14 @@ class ArrayModel(_Branch):
     Floating-point arrays are parameters. Integers, bools and arrays that are named as the running statistics of
     normalization layers are buffers. Any text may be a name.
 
+    Args:
+        arrays: the first values.
+        dtypes: of tensors that have another dtype than their array, such as bfloat16, which numpy does not have.
+
     Raises `TypeError` for a name that is no text, `ValueError` for a dtype that no model can have.
     """
 
-    def __init__(self, arrays: NamedArrays) -> None:
+    def __init__(self, arrays: NamedArrays, dtypes: Mapping[str, torch.dtype] = MappingProxyType({})) -> None:
         super().__init__()
         self._dtypes: dict[str, np.dtype[Any]] = {}
         for name, value in arrays.items():
@@ -71,12 +76,15 @@ class ArrayModel(_Branch):
             if not isinstance(cast(object, name), str) or not name:
                 raise TypeError(f"the name of an array must be a text that is not empty, not {name!r:.80}")
             self._dtypes[name] = array.dtype
-            self._put(name, tensor_of(array, name).clone())
+            tensor = tensor_of(array, name)
+            self._put(name, tensor.to(dtypes.get(name, tensor.dtype), copy=True))
 
     def arrays(self) -> dict[str, Array]:
         """Copies of the arrays as they are now, in the order and with the dtypes of the first values."""
         state = self.state_dict()
-        return {name: array_of(state[name], dtype) for name, dtype in self._dtypes.items()}
+        return {
+            name: array_of(state[name].to(getattr(torch, dtype.name)), dtype) for name, dtype in self._dtypes.items()
+        }
 
     def set_arrays(self, arrays: NamedArrays) -> None:
         """Overwrite all arrays. Raises `ValueError` for other names, shapes or dtypes, or values that are not finite;
@@ -89,9 +97,23 @@ class ArrayModel(_Branch):
             )
         if extra := [name for name in arrays if name not in state]:
             raise ValueError(f"array {extra[0]!r:.200} is not one of the model's: {', '.join(state)[:500]}")
-        found = {name: _fitting(name, value, state[name]) for name, value in arrays.items()}
+        found = {name: self._fitting(name, value, state[name]) for name, value in arrays.items()}
         for name, tensor in found.items():
             state[name].copy_(tensor)
+
+    def _fitting(self, name: str, value: npt.ArrayLike, old: Tensor) -> Tensor:
+        new = tensor_of(value, name)
+        if new.shape != old.shape or new.dtype != getattr(torch, self._dtypes[name].name):
+            raise ValueError(
+                f"array {name!r} has the shape {_shape(new)}, but the model's has "
+                f"{self._dtypes[name]}{list(old.shape)}: return it with the shape and dtype of the model"
+            )
+        if new.is_floating_point() and not bool(torch.isfinite(new.to(old.dtype)).all()):
+            raise ValueError(
+                f"array {name!r} with the shape {_shape(new)} holds a NaN or an infinity: check the data, then try a "
+                "smaller learning rate"
+            )
+        return new
 
 
 def tensor_of(value: npt.ArrayLike, name: str) -> Tensor:
@@ -127,21 +149,6 @@ def require_gradient(name: str, gradient: Tensor, weight: Tensor | None) -> None
             f"the gradient of array {name!r} has the shape {_shape(gradient)}, and the array {_shape(weight)}: a "
             "gradient needs the shape of its array, and only floating-point arrays have one"
         )
-
-
-def _fitting(name: str, value: npt.ArrayLike, old: Tensor) -> Tensor:
-    new = tensor_of(value, name)
-    if (new.shape, new.dtype) != (old.shape, old.dtype):
-        raise ValueError(
-            f"array {name!r} has the shape {_shape(new)}, but the model's has {_shape(old)}: return it with the shape "
-            "and dtype of the model"
-        )
-    if new.is_floating_point() and not bool(torch.isfinite(new).all()):
-        raise ValueError(
-            f"array {name!r} with the shape {_shape(new)} (the model's: {_shape(old)}) holds a NaN or an infinity: "
-            "check the data, then try a smaller learning rate"
-        )
-    return new
 
 
 def _shape(tensor: Tensor) -> str:

@@ -207,7 +207,7 @@ def make_client(number: int, of: int, folder: str, run_config: str, samples: int
     host = AppHost(app, project.run_config, {"partition-id": number, "num-partitions": of})
     # Client 0 is made with the run's seed, and has the first model; of others only the shapes count.
     arrays = arrays_of(_started(project, of).arrays) if number == 0 else _shapes(folder, run_config, of)
-    return NodeClient(InProcess(host), tuple(host.kinds), arrays, samples)
+    return NodeClient(InProcess(host), tuple(host.kinds), ArrayModel(arrays), samples)
 
 
 def make_tester(folder: str, run_config: str) -> Client:

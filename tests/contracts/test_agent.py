@@ -278,7 +278,7 @@ def test_after_a_kill_in_a_round_everything_goes_on(house: House, tmp_path: Path
         (tmp_path / "training-ward-one").unlink()
         if whom == "run":
             os.kill(child, signal.SIGKILL)
-            wait_until("its failure in the log", lambda: "ended by SIGKILL" in site.words(), site.words)
+            wait_until("its failure in the log", lambda: "killed by SIGKILL" in site.words(), site.words)
         else:
             site.signal(signal.SIGKILL)
             wait_until("the end of its run's process", lambda: not _is_there(child))

@@ -184,3 +184,16 @@ def test_equal_seeds_give_equal_draws_and_the_process_is_left_as_it_was() -> Non
 
 def _array(values: Any) -> Any:
     return FlowerArray(np.asarray(values, order="C"))
+
+
+def test_a_state_that_cannot_be_read_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return reply(message, {"num-examples": 1, "records": len(context.state)})
+
+    for kept in (b"\xff" * 9, b"\x0a\x04\x0a\x02\xff\xff"):
+        caplog.clear()
+        assert host_of(app).answer(Call("train", {}, WEIGHTS, kept)).metrics == {"records": 0}
+        assert "cannot be read" in caplog.text

@@ -80,6 +80,61 @@ def test_a_call_that_must_stop_ends_the_process_and_the_next_call_has_another(tm
     process.close()
 
 
+SOCKET = "import os, socket, sys, time; end = socket.socket(fileno=os.dup(int(sys.argv[1]))); "
+
+
+def in_train(code: str) -> str:
+    return TRAINS.replace("    arrays = {", f"    {code}\n    arrays = {{", 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (SOCKET + "end.shutdown(socket.SHUT_WR); time.sleep(1000)", "it closed its socket"),
+        ("import os, time; os.closerange(3, 200); time.sleep(1000)", "it closed its socket"),
+        ("import os, time; os.fork() or time.sleep(1000); os._exit(3)", "exit status 3"),  # the socket stays open
+        ("import os; os.kill(os.getpid(), 37); import time; time.sleep(1000)", "killed by signal 37"),
+        (SOCKET + "end.send((10).to_bytes(8, 'little') + b'abcdefghij'); time.sleep(1000)", "what is no answer"),
+        (SOCKET + "end.send(b'\\xff' * 8); time.sleep(1000)", "what is no answer"),
+        (SOCKET + "end.send((2).to_bytes(8, 'little') + b'[]'); time.sleep(1000)", "what is no answer"),
+    ],
+)
+def test_an_app_that_spoils_its_socket_is_ended(tmp_path: Path, code: str, words: str) -> None:
+    process = process_of(tmp_path, in_train(code))
+    process.start()
+    pid = process.pid
+    assert pid is not None
+    with pytest.raises(AppFailed, match=words):
+        process.call(Call("train", {}, WEIGHTS), no)
+    assert ended(pid)
+    assert process.pid is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        SOCKET + "end.send(b'\\x10\\0\\0'); time.sleep(1000)",  # it stops in the middle of a message
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+)
+def test_an_app_that_halts_anywhere_can_be_stopped(tmp_path: Path, code: str) -> None:
+    process, looks = process_of(tmp_path, in_train(code)), iter([None] * 3)
+    process.start()
+    with pytest.raises(AppStopped, match="leaving"):
+        process.call(Call("train", {}, WEIGHTS), lambda: next(looks, "leaving"))
+    assert process.pid is None
+
+
+def test_an_app_that_reads_no_more_can_be_stopped(process: AppProcess) -> None:
+    process.start()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    large, looks = {"w": np.zeros(10_000_000, dtype=np.float32)}, iter([None] * 3)
+    with pytest.raises(AppStopped, match="leaving"):
+        process.call(Call("train", {}, large), lambda: next(looks, "leaving"))
+    assert process.pid is None
+
+
 def test_a_process_that_is_killed_between_two_calls_is_replaced(process: AppProcess) -> None:
     process.start()
     pid = process.pid
