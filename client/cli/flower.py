@@ -1,6 +1,7 @@
 """The flags of Flower apps, and the client that `--app` or `--flower-app` names."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ if TYPE_CHECKING:  # it imports torch
     from torch import nn
 
     from umbel.client.app import Client
-    from umbel.client.flower.project import Config
+    from umbel.client.flower.project import Config, ConfigValue
 
 EitherApp = Annotated[
     str | None,
@@ -99,7 +100,7 @@ class NamedApp:
 
         assert self.flower_app is not None
         first = first_message_of(self.flower_app, self.run_config or "", seed)
-        return ArrayModel(first.arrays), for_the_run_file(first.config)
+        return ArrayModel(first.arrays), "\n".join([*for_the_run_file(first.config), *_without(first.strategy)])
 
     def _flower_flags(self) -> Mapping[str, object]:
         given = {
@@ -111,13 +112,34 @@ class NamedApp:
         return {flag: value for flag, value in given.items() if value is not None}
 
 
-def for_the_run_file(config: "Config") -> str:
-    """What the app's strategy tells clients that train, as keys of a run file."""
-    own = {key: value for key, value in config.items() if key not in ("server-round", "lr", "proximal-mu")}
-    lines = [f"learning_rate = {config['lr']}"] if "lr" in config else []
-    lines += [f"proximal_mu = {config['proximal-mu']}"] if "proximal-mu" in config else []
-    if lines:
-        lines = ["[training]", *lines]
+def for_the_run_file(config: "Config") -> list[str]:
+    """What the app's strategy tells clients that train, as keys of a run file, in lines."""
+    named = {"lr": "learning_rate", "proximal-mu": "proximal_mu"}
+    training = {named[key]: value for key, value in config.items() if key in named and _is_rate(value)}
+    own = {key: one for key, one in config.items() if key != "server-round" and named.get(key) not in training}
+    lines = ["[training]", *(f"{key} = {_as_toml(value)}" for key, value in training.items())] if training else []
     if own:
-        lines += ["[training.options]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in own.items())]
-    return "\n".join(["for the run file:", *lines]) if lines else ""
+        lines += ["[training.options]  # as in round 1: the app gets the same in every round"]
+        lines += [f"{_as_toml(key)} = {_as_toml(value)}" for key, value in own.items()]
+    return ["for the run file:", *lines] if lines else []
+
+
+def _is_rate(value: "ConfigValue") -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _as_toml(value: "ConfigValue") -> str:
+    """As TOML has it: texts as JSON has them, but for two characters; numbers as Python has them."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _without(strategy: str) -> list[str]:
+    """What is said of a strategy that is more than a weighted mean; nothing for Flower's FedAvg and FedProx."""
+    if not strategy or (strategy.startswith("flwr.") and strategy.endswith((".FedAvg", ".FedProx"))):
+        return []
+    return [
+        f"the app's strategy, {strategy}, does not run on umbel: the coordinator takes the weighted mean of what "
+        "clients send, as Flower's FedAvg does"
+    ]

@@ -67,10 +67,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FirstMessage:
-    """`arrays`: of the first model, in the app's order. `config`: what the strategy tells clients that train."""
+    """`arrays`: of the first model, in the app's order. `config`: what the strategy tells clients that train.
+
+    `strategy`: the name of its class with the module; empty if the ServerApp has none.
+    """
 
     arrays: Mapping[str, Array] = field(repr=False)
     config: Config
+    strategy: str = ""
 
 
 class AppStopped(ClientError):

@@ -60,7 +60,8 @@ def _tell_first(channel: Channel, fields: Mapping[str, Any]) -> None:
 
     def tell(first: FirstMessage) -> None:
         only_one.acquire()
-        channel.send("first", {"config": dict(first.config), "names": [*first.arrays]}, [*first.arrays.values()])
+        told = {"config": dict(first.config), "names": [*first.arrays], "strategy": first.strategy}
+        channel.send("first", told, [*first.arrays.values()])
         os._exit(0)  # the ServerApp would wait for replies
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # it would tell of rounds that never are

@@ -186,7 +186,9 @@ def _exchange(channel: Channel, message: OutgoingMessage, heard: "Future[Channel
 
 
 def _first_message(message: ChannelMessage) -> FirstMessage:
-    return FirstMessage(dict(zip(message.fields["names"], message.arrays, strict=True)), message.fields["config"])
+    told = message.fields
+    arrays = dict(zip(told["names"], message.arrays, strict=True))
+    return FirstMessage(arrays, told["config"], told["strategy"])
 
 
 def _kinds(message: ChannelMessage) -> list[CallKind]:

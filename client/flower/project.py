@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from umbel.client.errors import AppError
 
@@ -34,6 +34,11 @@ class FlowerProject:
     def component(self, wanted: Component) -> str:
         """Raises `AppError` with a sentence if the project does not name it."""
         if (found := self.components.get(wanted)) is None:
+            if not (self.folder / _FILE).exists():
+                raise AppError(
+                    f"there is no {_FILE} in {self.folder}, so the {_NAMES[wanted]} is not known: name the folder of "
+                    "the Flower app, or start umbel there"
+                )
             raise AppError(
                 f"{self.folder / _FILE} does not name the {_NAMES[wanted]}: add a line such as "
                 f'{wanted} = "my_app.{wanted[:-3]}_app:app" to its section [tool.flwr.app.components]'
@@ -63,22 +68,22 @@ def read_project(name: str, run_config: str = "") -> FlowerProject:
     folder = Path(name)
     if folder.is_dir():
         whole = _table(folder / _FILE)
-        table = _flower_table(whole)
-        if table is None:
+        table = _flower_table(folder / _FILE, whole)
+        if not table:
             raise AppError(f"{folder / _FILE} has no section [tool.flwr.app], so {folder} is no Flower app")
         components = _components(folder / _FILE, table)
     elif ":" in name:
         folder = Path.cwd()
         whole = _table(folder / _FILE) if (folder / _FILE).exists() else {}
-        table = _flower_table(whole) or {}
+        table = _flower_table(folder / _FILE, whole)
         components = {**_components(folder / _FILE, table), "clientapp": name}
     else:
         raise AppError(
             f"there is no folder {name}: name the folder of a Flower app, which holds its {_FILE}, or the ClientApp as "
             "module:attribute, such as my_app.client_app:app"
         )
-    known = flattened(table.get("config", {}), folder / _FILE)
-    folder, own_name = folder.absolute(), whole.get("project", {}).get("name")
+    known = flattened(_section(folder / _FILE, table, "config"), folder / _FILE)
+    folder, own_name = folder.absolute(), _section(folder / _FILE, whole, "project").get("name")
     return FlowerProject(folder, components, {**known, **overrides(run_config, known)}, str(own_name or folder.name))
 
 
@@ -122,10 +127,19 @@ def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> 
     return found
 
 
-def _flower_table(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section [tool.flwr.app], or None if there is none."""
-    found: Mapping[str, Any] | None = whole.get("tool", {}).get("flwr", {}).get("app")
-    return found
+def _flower_table(path: Path, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section [tool.flwr.app]; empty if there is none."""
+    for key in ("tool", "flwr", "app"):
+        whole = _section(path, whole, key)
+    return whole
+
+
+def _section(path: Path, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table in a table; empty if there is none. Raises `AppError`."""
+    found: object = table.get(key, {})
+    if not isinstance(found, Mapping):
+        raise AppError(f"{path}: {key} must be a section, not {found!r:.80}")
+    return cast(Mapping[str, Any], found)
 
 
 def _table(path: Path) -> Mapping[str, Any]:
@@ -140,7 +154,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 def _components(path: Path, table: Mapping[str, Any]) -> dict[Component, str]:
     found = dict[Component, str]()
     for name in _NAMES:
-        value = table.get("components", {}).get(name)
+        value = _section(path, table, "components").get(name)
         if value is not None:
             if not isinstance(value, str) or ":" not in value:
                 raise AppError(f"{path}: {name} must look like module:attribute, not {value!r}")

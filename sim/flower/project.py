@@ -52,7 +52,8 @@ def found_project(folder: Path) -> FlowerProject:
 def digest_of(folder: Path) -> str:
     """The SHA-256 of the app's code and configuration."""
     digest = hashlib.sha256()
-    own = (path for path in folder.rglob("*.py") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    found = (path for path in folder.rglob("*.py") if path.is_file())
+    own = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
     for path in sorted([*own, folder / "pyproject.toml"]):
         digest.update(f"{path.relative_to(folder)}\0".encode())
         digest.update(path.read_bytes())

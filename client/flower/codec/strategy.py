@@ -5,6 +5,7 @@ import logging
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from statistics import median
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
@@ -61,9 +62,12 @@ class _Round:
 
     @property
     def shown(self) -> RoundShown:
-        """What the next round's codec follows from."""
-        mean = sum(self.rms) / len(self.rms) if self.rms else None
-        return RoundShown(window_s=0.0, n_values=self.n_values, update_rms=mean)  # only "auto" reads the window
+        """What the next round's codec follows from.
+
+        The median: a few clients with far larger updates must not make the step too coarse for all others.
+        """
+        rms = median(self.rms) if self.rms else None
+        return RoundShown(window_s=0.0, n_values=self.n_values, update_rms=rms)  # only "auto" reads the window
 
 
 class Compressed(Strategy):

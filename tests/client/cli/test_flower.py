@@ -1,5 +1,6 @@
 """A site names its own code or a Flower app, with the flags that belong to it."""
 
+import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -32,16 +33,23 @@ def test_flags_of_flower_need_a_flower_app(flag: str, given: dict[str, object]) 
 
 def test_what_a_strategy_tells_clients_is_said_in_the_words_of_a_run_file() -> None:
     told: Config = {"server-round": 1, "lr": 0.1, "proximal-mu": 0.5, "local steps": 3, "note": 'a "b"'}
-    assert for_the_run_file(told).splitlines() == [
+    assert for_the_run_file(told) == [
         "for the run file:",
         "[training]",
         "learning_rate = 0.1",
         "proximal_mu = 0.5",
-        "[training.options]",
+        "[training.options]  # as in round 1: the app gets the same in every round",
         '"local steps" = 3',
         '"note" = "a \\"b\\""',
     ]
-    assert for_the_run_file({"server-round": 1}) == ""
+    assert for_the_run_file({"server-round": 1}) == []
+
+
+def test_what_a_strategy_tells_clients_is_toml_whatever_it_is() -> None:
+    told: Config = {"lr": "x\n[rounds]", "a.b\x7f": "\U0001f600\x7f\x00", "e": 1e-30, "n": float("nan"), "yes": True}
+    found = tomllib.loads("\n".join(for_the_run_file(told)[1:]))["training"]
+    assert found["options"].pop("n") != 0
+    assert found == {"options": {name: value for name, value in told.items() if name != "n"}}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_client_app_is_named_in_the_current_folder(tmp_path: Path, monkeypatch
     (tmp_path / "pyproject.toml").unlink()
     alone = read_project("small.client_app:app")
     assert alone.run_config == {}
-    with pytest.raises(AppError, match="does not name the ServerApp"):
+    with pytest.raises(AppError, match=r"there is no pyproject.toml in .*: name the folder of the Flower app"):
         alone.component("serverapp")
 
 
@@ -53,6 +53,12 @@ def test_a_client_app_is_named_in_the_current_folder(tmp_path: Path, monkeypatch
         ("[project]\nname='x'", r"no section \[tool.flwr.app\]"),
         ("[tool.flwr.app.components]\nclientapp = 3", "must look like module:attribute"),
         ("[tool.flwr.app.config]\ndates = [1, 2]", "dates must be a number"),
+        ("tool = 1", "tool must be a section, not 1"),
+        ("[tool]\nflwr = [1]", "flwr must be a section"),
+        ("[tool.flwr]\napp = 3", "app must be a section"),
+        ("[tool.flwr.app]\ncomponents = [1]", "components must be a section"),
+        ("[tool.flwr.app]\nconfig = 'x'", "config must be a section"),
+        ("project = 'x'\n[tool.flwr.app]\na = 1", "project must be a section"),
     ],
 )
 def test_a_folder_that_is_no_app_is_named_with_what_is_wrong(tmp_path: Path, text: str | None, words: str) -> None:

@@ -115,3 +115,20 @@ def test_equal_seeds_give_equal_models(tmp_path: Path) -> None:
 def test_a_server_app_without_a_first_model_is_told(tmp_path: Path, server: str, words: str) -> None:
     with pytest.raises(AppError, match=words):
         process_of(tmp_path, server).first_message()
+
+
+def test_the_class_of_the_strategy_is_told(tmp_path: Path) -> None:
+    own = SERVES.replace("FedAvg(", "Mine(").replace(
+        "app = ServerApp()", "class Mine(FedAvg): ...\n\napp = ServerApp()"
+    )
+    legacy = LEGACY.format(first="first = ndarrays_to_parameters([np.ones(2, dtype=np.float32)])")
+    found = [
+        process_of(tmp_path / name, server).first_message().strategy
+        for name, server in {"plain": SERVES, "own": own, "legacy": legacy, "main": OWN_MAIN}.items()
+    ]
+    assert found == [
+        "flwr.serverapp.strategy.fedavg.FedAvg",
+        "small.server_app.Mine",
+        "flwr.server.strategy.fedavg.FedAvg",
+        "",
+    ]

@@ -245,6 +245,20 @@ def test_the_step_follows_the_updates() -> None:
     assert max(lasts) < 1.02 * min(lasts)
 
 
+def test_one_hostile_client_does_not_make_the_step_coarse_for_a_robust_strategy() -> None:
+    def train(arrays: Arrays, node: int) -> Arrays:
+        return {
+            name: one + np.where(node == 0, 63, 0.3 * (0.5 - one)).astype(one.dtype) for name, one in arrays.items()
+        }
+
+    grid = AppGrid([app_of(train, [compressing])] * 9)
+    first = {"w": np.zeros((20, 30), np.float32)}
+    result = Compressed(FedMedian(fraction_evaluate=0.0)).start(
+        grid=grid, initial_arrays=record_of(first), num_rounds=12
+    )
+    assert np.abs(arrays_in(result.arrays)["w"] - 0.5).mean() < 0.05
+
+
 def test_a_counter_stays_an_integer_whatever_mean_the_strategy_makes() -> None:
     grid = grid_of()
     result = ended(Compressed(FedAvg()), grid, rounds=3)
