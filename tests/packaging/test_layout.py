@@ -14,7 +14,10 @@ FILES_MAX = 20
 PARTS = ("aggregation", "client", "server", "sim")
 NEEDING_TRITON = ("umbel.aggregation.kernels.cuda", "umbel.aggregation.kernels.triton_kernels")
 NEEDING_FLOWER = (
-    *(f"umbel.client.flower.{name}" for name in ("child", "codec", "host", "in_process", "local_grid", "server_app")),
+    *(
+        f"umbel.client.flower.{name}"
+        for name in ("child", "codec", "host", "in_process", "local_grid", "records", "server_app")
+    ),
     *(f"umbel.client.flower.codec.{name}" for name in ("arrays", "mod", "strategy", "terms")),
     *(
         f"umbel.sim.engines.flower.{name}"

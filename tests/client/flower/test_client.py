@@ -136,6 +136,7 @@ def test_the_first_model_in_a_file_has_float32_for_bfloat16_and_numbered_arrays_
         result = client.train(client.model, PLAN)
     finally:
         vars(client)["_caller"].close()
+    assert isinstance(client.model, ArrayModel)
     state = client.model.state_dict()
     assert result.sample_count == 10
     assert [*client.model.arrays()] == [str(i) for i in range(12)]
