@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -51,10 +51,11 @@ class PoolWorker:
     n_failed_starts: int = 0
 
     def end(self) -> str:
-        """Kill it if it runs; say how it ended."""
+        """Kill it, and the processes that it started; say how it ended."""
         if self.process is None or self.channel is None:
             return "it was not running"
-        self.process.kill()
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses it for a process that has ended
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads its group, and is in the system until `wait`
         code = self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
