@@ -64,14 +64,18 @@ class SimulatedGrid(LocalGrid):
         """The nodes that are present. If a ServerApp looks again and again, it waits for more: then time passes until
         more are. Looks from other threads do not count: Flower's older server has one that only looks.
         """
-        present, n_nodes = self._present(), len(self._numbers)
         if threading.get_ident() != self._thread:
-            return self._ids_of(present)
+            return self._ids_of(self._present())
+        with self._answering:
+            return self._ids_of(self._look())
+
+    def _look(self) -> Indices:
+        present, n_nodes = self._present(), len(self._numbers)
         self._looks += 1
         if self._looks > _LOOKS_WITH_ALL if len(present) == n_nodes else self._looks > _LOOKS_OF_ONE_ROUND:
             present = self._more_than(self._n_seen)
         self._n_seen = len(present)
-        return self._ids_of(present)
+        return present
 
     @property
     def now_s(self) -> float:
@@ -158,6 +162,7 @@ class SimulatedGrid(LocalGrid):
     def _called(self, calls: Sequence[NodeCall]) -> dict[NodeNumber, NodeAnswer]:
         answers = dict[NodeNumber, NodeAnswer]()
         for position, answer in self._engine.run(calls):
+            self.require_open()
             answers[calls[position].number] = answer
             self._kept.states[calls[position].number] = answer.state
         return {call.number: answers[call.number] for call in calls}  # in the order of the calls

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,47 @@ def test_a_thread_of_the_older_server_that_only_looks_ends_no_run(tmp_path: Path
 """
     server = ONE_ROUND.replace("    FedAvg(", looks + "    FedAvg(", 1)
     assert len(training(simulated(project(tmp_path / "app", TRAINS, server)))) == 1
+
+
+THREADS = """
+import pathlib
+import threading
+import time
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    def asked():
+        content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})})
+        return len(list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()])))
+
+    def late():
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        try:
+            asked()
+        except RuntimeError as error:
+            pathlib.Path("late").write_text(str(error))
+
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(asked())) for _ in range(4)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    assert found == [4] * 4, found
+    threading.Thread(target=late, name="late").start()
+"""
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_threads_of_a_server_app_are_answered_in_turn_and_not_after_its_end(tmp_path: Path, engine: str) -> None:
+    app = project(tmp_path / "app", TRAINS, THREADS)
+    results = simulated(app, engine={"name": engine, "workers": 2})
+    assert [(row.selected, row.reported) for row in training(results)] == [(4, 4)] * 4
+    (late,) = [one for one in threading.enumerate() if one.name == "late"]
+    Path("go").touch()
+    late.join()
+    assert "the run is over, so its nodes answer no more" in Path("late").read_text()
