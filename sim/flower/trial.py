@@ -114,6 +114,7 @@ def run_app(
                 _serve(project, grid, trial.seed)
             engine_name, engine_why = engine.name, engine.why
             arrays = seen.arrays if seen.arrays is not None else grid.arrays
+            grid.warn_of(arrays)
     except (EngineError, SimulationError) as error:
         failure = str(error)
     model, body = last_model(arrays)

@@ -130,6 +130,23 @@ def test_mods_and_the_state_of_each_context_last_over_rounds(tmp_path: Path, eng
     assert [row.train_metrics["calls"] for row in rows] == [1.0, 2.0, 3.0]
 
 
+def test_a_last_model_that_is_no_number_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = TRAINS.replace("one.numpy() + 1", "one.numpy() + np.nan")
+    simulated(project(tmp_path / "app", client, ONE_ROUND))
+    assert "the model after round 1 holds a NaN or an infinity" in caplog.text
+
+
+def test_nothing_is_said_of_samples_of_nodes_that_were_never_in_time(tmp_path: Path) -> None:
+    app = project(tmp_path / "app", TRAINS, ONE_ROUND.replace("num_rounds=1", "num_rounds=3"))
+    results = simulated(app, clients=13, fleet={}, rounds={"over_selection": 1.3})
+    (point,) = results.points
+    assert point.left_out_share is not None
+    assert point.left_out_share.mean > 0
+    assert point.samples_share is None
+    assert "left out" in point.lean.words
+    assert "sample" not in point.lean.words
+
+
 def test_what_the_server_app_measures_are_the_scores(tmp_path: Path) -> None:
     rows = training(simulated(project(tmp_path / "app", TRAINS, MEASURES)))
     assert [row.round for row in rows] == [1, 2, 3]
