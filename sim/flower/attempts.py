@@ -18,7 +18,7 @@ from flwr.app import MessageType, RecordDict
 
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX
 from umbel.aggregation.plans.round import Task
-from umbel.aggregation.reports import EvaluationDone, Work, WorkDone
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
@@ -42,6 +42,7 @@ TASKS: Mapping[str, Task] = {MessageType.TRAIN: Task.TRAINING, MessageType.EVALU
 
 log = logging.getLogger("umbel.sim")
 NodeNumber = int
+PlainWork = EvaluationDone | WorkDone
 Answers = Mapping[NodeNumber, NodeAnswer]
 
 
@@ -136,12 +137,13 @@ class Attempts:
         known = self._n_samples[task]
         return known.get(node) or (round(sum(known.values()) / len(known)) if known else self.samples)
 
-    def _done(self, task: Task, node: NodeNumber, content: RecordDict, expected: Work) -> Work:
+    def _done(self, task: Task, node: NodeNumber, content: RecordDict, expected: PlainWork) -> PlainWork:
         """What the node has reported. Without a number of samples that umbel's records take, they have the estimate."""
         metrics = numbers_of(content)
         said = metrics.pop(SAMPLES, None)
-        if is_told := said is not None and 1 <= said <= SAMPLE_COUNT_MAX:
-            self._n_samples[task][node] = int(said)
+        count = expected.sample_count
+        if said is not None and 1 <= said <= SAMPLE_COUNT_MAX:
+            count = self._n_samples[task][node] = int(said)
         elif said is not None and not self._is_warned:
             self._is_warned = True
             log.warning(
@@ -151,9 +153,8 @@ class Attempts:
                 SAMPLES,
                 said,
             )
-        count = int(said) if is_told else expected.sample_count
         if isinstance(expected, EvaluationDone):
-            return replace(expected, sample_count=count, evaluation=metrics)
+            return EvaluationDone(count, metrics)
         return replace(expected, sample_count=count, metrics=metrics)
 
     def _samples(self, asked: Asked, played: Played) -> tuple[int, int] | None:
@@ -223,7 +224,7 @@ def _unreadable(names: Sequence[ClientId], fates: Fates) -> dict[ClientId, str]:
     return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
 
-def _expected(task: Task, size: int, n_steps: int) -> Work:
+def _expected(task: Task, size: int, n_steps: int) -> PlainWork:
     """What a node would report, before it has worked."""
     if task is Task.EVALUATION:
         return EvaluationDone(size, {})

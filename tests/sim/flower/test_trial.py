@@ -147,6 +147,15 @@ def test_nothing_is_said_of_samples_of_nodes_that_were_never_in_time(tmp_path: P
     assert "sample" not in point.lean.words
 
 
+def test_an_app_that_changes_the_current_directory_finds_no_other_place_for_the_results(tmp_path: Path) -> None:
+    project(Path("app"), TRAINS.replace("    arrays =", "    import os; os.chdir('/')\n    arrays =", 1), MEASURES)
+    here = Path.cwd()
+    results = simulated(Path("app"), Path("out"), seeds=[0, 1], engine={"name": "sequential"})
+    assert [run.status for run in results.trials] == [RunStatus.FINISHED] * 2
+    assert Path.cwd() != here
+    assert {"curves.png", "rounds.jsonl", "runs"} <= {path.name for path in (here / "out").iterdir()}
+
+
 def test_what_the_server_app_measures_are_the_scores(tmp_path: Path) -> None:
     rows = training(simulated(project(tmp_path / "app", TRAINS, MEASURES)))
     assert [row.round for row in rows] == [1, 2, 3]
@@ -229,6 +238,20 @@ def test_what_is_no_app_is_said_before_anything_is_simulated_or_written(tmp_path
 def test_a_plot_does_not_say_that_umbel_has_measured_the_models(tmp_path: Path) -> None:
     results = simulated(project(tmp_path / "app", TRAINS, MEASURES))
     assert results.plot().axes[0].get_title("left") == "accuracy, over rounds"
+
+
+def test_bars_of_attempts_are_those_at_training(tmp_path: Path) -> None:
+    server = ONE_ROUND.replace("fraction_evaluate=0.0, ", "min_evaluate_nodes=1, ").replace(
+        "num_rounds=1", "num_rounds=3"
+    )
+    results = simulated(project(tmp_path / "app", TRAINS + EVALUATES, server))
+    assert len(results.trials[0].rows) == 6, "each round trains and evaluates"
+    (axes,) = [
+        one for one in results.plot().axes if one.get_title("left") == "clients asked to train, and their outcome"
+    ]
+    assert [(bars.get_label(), len(bars)) for bars in axes.containers] == [
+        (name, 3) for name in ("counted", "partial work", "left out")
+    ]
 
 
 def test_after_a_run_that_fails_the_next_one_goes_on(tmp_path: Path) -> None:
