@@ -134,11 +134,14 @@ def _simulated(
     one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher, careful: tuple[str, ...]
 ) -> Results:
     calibrations = calibrate(one.trials, one.folder)
-    splits, results = Splits(one, folder), list[TrialResult]()
+    # The experiment's own code may change the current directory.
+    out, base, files = (None if path is None else path.absolute() for path in (folder, one.folder, data))
+    assert base is not None
+    splits, results = Splits(one, out), list[TrialResult]()
     for trial in one.trials:
         watcher.begins(trial)
-        place = None if folder is None else folder / RUNS_FOLDER / trial.folder
-        where, tell = (place, one.folder, data), _teller(watcher, trial)
+        place = None if out is None else out / RUNS_FOLDER / trial.folder
+        where, tell = (place, base, files), _teller(watcher, trial)
         if trial.flower is None:
             results.append(run_trial(trial, *where, tell, partial(splits.look, trial)))
         else:
@@ -149,8 +152,8 @@ def _simulated(
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
     notes = (*one.notes, *(f"Careful: {words}." for words in careful))
     found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point, notes)
-    if folder is not None:
-        found.write(folder)
+    if out is not None:
+        found.write(out)
     return found
 
 

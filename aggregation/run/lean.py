@@ -46,12 +46,14 @@ class Lean:
     samples_in: int = 0  # of the clients in `reported`, as are the next two of theirs
     samples_left_out: int = 0
     samples_passed_over: int = 0
+    unknown: int = 0  # rounds without any sample count: then nothing is known of the samples of all rounds
 
     @classmethod
     def of(cls, rounds: Iterable[Attendance]) -> "Lean":
         """Of these rounds, which should be committed rounds of training."""
         total = cls()
         for one in rounds:
+            n_asked, n_samples = one.reported + one.dropped, one.samples_in + one.samples_left_out
             total += cls(
                 reported=one.reported,
                 partial=one.partial,
@@ -60,6 +62,7 @@ class Lean:
                 samples_in=one.samples_in,
                 samples_left_out=one.samples_left_out,
                 samples_passed_over=one.samples_passed_over,
+                unknown=int(n_asked > 0 and n_samples == 0),
             )
         return total
 
@@ -79,9 +82,11 @@ class Lean:
 
     @property
     def samples_share(self) -> float | None:
-        """The share of the asked clients' samples whose reports count, 0 to 1; None if masks hide the counts."""
+        """The share of the asked clients' samples whose reports count, 0 to 1; None if a round's counts are not known,
+        because masks hide them or clients have not said them.
+        """
         asked = self.samples_in + self.samples_left_out
-        return self.samples_in / asked if asked else None
+        return self.samples_in / asked if asked and not self.unknown else None
 
     @property
     def mean_in(self) -> float | None:

@@ -1,5 +1,6 @@
 """A Flower `Grid` in this process, and how a ServerApp is run over it."""
 
+import threading
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,16 @@ class LocalGrid(Grid):
 
     A message without an answer: `send_and_receive` leaves it out, as after its timeout; `pull_messages` has an error,
     because a ServerApp may pull until it has an answer to each message.
+
+    A ServerApp may have several threads: their messages are answered one push after another. After `close`, a push
+    raises `RuntimeError`.
     """
 
     def __init__(self) -> None:
         self._run = Run.create_empty(run_id=RUN_NUMBER)
         self._waiting: dict[str, Message] = {}
+        self._answering = threading.RLock()
+        self._is_closed = False
 
     @abstractmethod
     def answers(self, messages: Sequence[Message], *, timeout_s: float | None) -> Sequence[Message | None]:
@@ -56,7 +62,8 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._waiting.pop(name) for name in message_ids if name in self._waiting]
+        found = (self._waiting.pop(name, None) for name in message_ids)
+        return [message for message in found if message is not None]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return [reply for reply in self._replies_to([*messages], timeout) if reply is not None]
@@ -64,7 +71,23 @@ class LocalGrid(Grid):
     def _replies_to(self, messages: Sequence[Message], timeout_s: float | None) -> Sequence[Message | None]:
         for message in messages:  # as Flower's own grids do
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-        return self.answers(messages, timeout_s=timeout_s)
+        with self._answering:
+            self.require_open()
+            return self.answers(messages, timeout_s=timeout_s)
+
+    def require_open(self) -> None:
+        """Raise `RuntimeError` after `close`. A grid whose answers take long asks this between them."""
+        if self._is_closed:
+            raise RuntimeError(
+                "the run is over, so its nodes answer no more: a ServerApp must wait for its own threads before its "
+                "main function returns"
+            )
+
+    def close(self) -> None:
+        """Refuse further messages, and wait until a thread whose messages are being answered has stopped."""
+        self._is_closed = True
+        with self._answering:
+            return
 
 
 def run_server_app(app: ServerApp, grid: Grid, run_config: Config) -> None:

@@ -6,6 +6,7 @@ place.
 """
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,15 +16,16 @@ from typing import TypeGuard
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
+from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX
 from umbel.aggregation.plans.round import Task
-from umbel.aggregation.reports import EvaluationDone, Work, WorkDone
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.ledger import Ending, client_records, round_record
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, ClientId, require_metric_name
+from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, SAMPLE_COUNT_MAX, ClientId, require_metric_name
 from umbel.client.flower.records import SAMPLES
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name
@@ -38,7 +40,9 @@ EVALUATION_BATCH = 256
 _REPORT_BYTES = 200  # of the reply to an evaluation, before one has come
 TASKS: Mapping[str, Task] = {MessageType.TRAIN: Task.TRAINING, MessageType.EVALUATE: Task.EVALUATION}
 
+log = logging.getLogger("umbel.sim")
 NodeNumber = int
+PlainWork = EvaluationDone | WorkDone
 Answers = Mapping[NodeNumber, NodeAnswer]
 
 
@@ -62,7 +66,7 @@ class PlayedAttempt:
     played: Played
     answers: Answers
     declines: Mapping[ClientId, str]
-    are_sizes_known: bool  # whether every node that was asked has said before how many samples it has
+    samples: tuple[int, int] | None  # of nodes that were in time, and of the others; None: some have never said it
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Attempts:
     _n_samples: dict[Task, dict[NodeNumber, int]] = field(default_factory=lambda: {task: {} for task in Task})
     _n_attempts: dict[tuple[Task, int], int] = field(default_factory=dict[tuple[Task, int], int])
     _reply_bytes: dict[Task, int] = field(default_factory=dict[Task, int])  # of the last attempt, the mean
+    _is_warned: bool = False  # of a number of samples that no record holds
 
     def play(self, asked: Asked, work: Callable[[Sequence[NodeNumber]], Answers]) -> PlayedAttempt:
         """Play one attempt. `work`: calls nodes, each once."""
@@ -87,7 +92,6 @@ class Attempts:
         sizes = np.array([self._size(asked.task, node) for node in nodes], dtype=np.int64)
         steps = self._steps(asked, sizes)
         fates = self._fates(opened, nodes, steps, sent)
-        are_sizes_known = all(node in self._n_samples[asked.task] for node in nodes)
         works = [_expected(asked.task, int(size), int(n)) for size, n in zip(sizes, steps, strict=True)]
         declines, answers = _unreadable(names, fates), dict[NodeNumber, NodeAnswer]()
         while True:
@@ -103,10 +107,9 @@ class Attempts:
                     assert answer.error is not None, "an answer has a content or an error"
                     declines[names[i]] = answer.error[1] or "it answered with an error"
                 else:
-                    works[i] = _done(asked.task, answer.content, works[i], int(steps[i]))
-                    self._n_samples[asked.task][nodes[i]] = works[i].sample_count
+                    works[i] = self._done(asked.task, nodes[i], answer.content, works[i])
         record, counted = self._ended(asked, played, nodes, answers, declines)
-        return PlayedAttempt(record, played, counted, played.declined(declines), are_sizes_known)
+        return PlayedAttempt(record, played, counted, played.declined(declines), self._samples(asked, played))
 
     def _opened(self, asked: Asked) -> Training:
         """The window of these nodes, and of no other."""
@@ -122,6 +125,7 @@ class Attempts:
             minimum=1,
             window_s=window_s,
             task=asked.task,
+            sample_count_max=min(self.file.aggregation.sample_count_max, TOTAL_WEIGHT_MAX // n),
         )
         candidates = tuple(Candidate(client_name(node), self._size(asked.task, node)) for node in asked.nodes)
         opened, _ = advance(Recruiting(plan, since=self.now), Gathered(self.now, candidates))
@@ -132,6 +136,34 @@ class Attempts:
         """How many samples the node has: as it last said, or else as other nodes have said, in the mean."""
         known = self._n_samples[task]
         return known.get(node) or (round(sum(known.values()) / len(known)) if known else self.samples)
+
+    def _done(self, task: Task, node: NodeNumber, content: RecordDict, expected: PlainWork) -> PlainWork:
+        """What the node has reported. Without a number of samples that umbel's records take, they have the estimate."""
+        metrics = numbers_of(content)
+        said = metrics.pop(SAMPLES, None)
+        count = expected.sample_count
+        if said is not None and 1 <= said <= SAMPLE_COUNT_MAX:
+            count = self._n_samples[task][node] = int(said)
+        elif said is not None and not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "node %d says %s = %g, and umbel's records take 1 to 2^40: they have an estimate in its place. The "
+                "ServerApp gets the reply as it is",
+                node,
+                SAMPLES,
+                said,
+            )
+        if isinstance(expected, EvaluationDone):
+            return EvaluationDone(count, metrics)
+        return replace(expected, sample_count=count, metrics=metrics)
+
+    def _samples(self, asked: Asked, played: Played) -> tuple[int, int] | None:
+        """Of the nodes that were in time, and of the others, as they have said by now."""
+        known, accepted = self._n_samples[asked.task], played.ended.accepted
+        if any(node not in known for node in asked.nodes):
+            return None
+        n_in = sum(known[node] for node in asked.nodes if client_name(node) in accepted)
+        return n_in, sum(known[node] for node in asked.nodes) - n_in
 
     def _steps(self, asked: Asked, sizes: Indices) -> Indices:
         if asked.task is Task.EVALUATION:
@@ -192,7 +224,7 @@ def _unreadable(names: Sequence[ClientId], fates: Fates) -> dict[ClientId, str]:
     return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
 
-def _expected(task: Task, size: int, n_steps: int) -> Work:
+def _expected(task: Task, size: int, n_steps: int) -> PlainWork:
     """What a node would report, before it has worked."""
     if task is Task.EVALUATION:
         return EvaluationDone(size, {})
@@ -202,15 +234,6 @@ def _expected(task: Task, size: int, n_steps: int) -> Work:
 _NO_UPDATE = hashlib.sha256().hexdigest()  # Flower's replies have no digest, and nobody reads it
 
 
-def _done(task: Task, content: RecordDict, expected: Work, n_steps: int) -> Work:
-    """What the node has reported."""
-    metrics = numbers_of(content)
-    count = max(1, int(metrics.pop(SAMPLES, expected.sample_count)))
-    if task is Task.EVALUATION:
-        return EvaluationDone(count, metrics)
-    return WorkDone(count, n_steps, n_steps, _NO_UPDATE, metrics=metrics)
-
-
 def numbers_of(content: RecordDict) -> dict[str, float]:
     """The finite numbers of a reply that can be metrics of umbel's, by name, and `SAMPLES`."""
     records: list[Mapping[str, object]] = [*content.metric_records.values()]
@@ -218,7 +241,8 @@ def numbers_of(content: RecordDict) -> dict[str, float]:
     records += [one for name, one in content.config_records.items() if name.endswith("res.metrics")]
     fit = {name: value for one in records for name, value in one.items() if is_metric(value, name)}
     named = {_LEGACY_NAMES.get(name, name): float(value) for name, value in fit.items()}
-    return dict(sorted(named.items())[:METRICS_MAX])
+    first = sorted(named.items(), key=lambda one: (one[0] != SAMPLES, one))
+    return dict(sorted(first[: METRICS_MAX + (SAMPLES in named)]))
 
 
 _LEGACY_NAMES = {"num_examples": SAMPLES}

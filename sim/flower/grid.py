@@ -64,14 +64,18 @@ class SimulatedGrid(LocalGrid):
         """The nodes that are present. If a ServerApp looks again and again, it waits for more: then time passes until
         more are. Looks from other threads do not count: Flower's older server has one that only looks.
         """
-        present, n_nodes = self._present(), len(self._numbers)
         if threading.get_ident() != self._thread:
-            return self._ids_of(present)
+            return self._ids_of(self._present())
+        with self._answering:
+            return self._ids_of(self._look())
+
+    def _look(self) -> Indices:
+        present, n_nodes = self._present(), len(self._numbers)
         self._looks += 1
         if self._looks > _LOOKS_WITH_ALL if len(present) == n_nodes else self._looks > _LOOKS_OF_ONE_ROUND:
             present = self._more_than(self._n_seen)
         self._n_seen = len(present)
-        return self._ids_of(present)
+        return present
 
     @property
     def now_s(self) -> float:
@@ -128,7 +132,7 @@ class SimulatedGrid(LocalGrid):
         else:
             first = messages[group[0]]
             self.arrays = next(iter(first.content.array_records.values()), self.arrays)
-            self._warn_of(self.arrays)
+            self.warn_of(self.arrays)
             asked = Asked(
                 TASKS[kind],
                 self._round_of(first, is_new=TASKS[kind].makes_model),
@@ -144,20 +148,18 @@ class SimulatedGrid(LocalGrid):
         for node, answer in answers.items():
             found[place[node]] = _reply(answer, messages[place[node]])
 
-    def _warn_of(self, arrays: ArrayRecord | None) -> None:
-        """Say once that the model holds a NaN or an infinity: its metrics are no numbers any more."""
-        if arrays is None or self._is_warned:
+    def warn_of(self, arrays: ArrayRecord | None) -> None:
+        """Say once that this model, of the last round, holds a NaN or an infinity: its metrics are no numbers."""
+        if arrays is None or self._is_warned or not _holds_no_number(arrays):
             return
-        values = (one.numpy() for one in arrays.values())
-        if not all(np.isfinite(one).all() for one in values if one.dtype.kind in "fc"):
-            self._is_warned = True
-            log.warning(
-                "the model that the ServerApp sends holds a NaN or an infinity, from round %d on", self._n_rounds
-            )
+        self._is_warned = True
+        which = f"the model after round {self._n_rounds}" if self._n_rounds else "the first model"
+        log.warning("%s holds a NaN or an infinity, so metrics and later models that depend on it are useless", which)
 
     def _called(self, calls: Sequence[NodeCall]) -> dict[NodeNumber, NodeAnswer]:
         answers = dict[NodeNumber, NodeAnswer]()
         for position, answer in self._engine.run(calls):
+            self.require_open()
             answers[calls[position].number] = answer
             self._kept.states[calls[position].number] = answer.state
         return {call.number: answers[call.number] for call in calls}  # in the order of the calls
@@ -203,6 +205,15 @@ class SimulatedGrid(LocalGrid):
         said = round_said(message)
         self._n_rounds = max(1, self._n_rounds + is_new) if said is None else self._n_before + said
         return self._n_rounds
+
+
+def _holds_no_number(arrays: ArrayRecord) -> bool:
+    """Whether a value is a NaN or an infinity."""
+    try:
+        values = [one.numpy() for one in arrays.values()]
+    except (TypeError, ValueError):  # bytes that are no array
+        return False
+    return not all(np.isfinite(one).all() for one in values if one.dtype.kind in "fc")
 
 
 def round_said(message: Message) -> int | None:

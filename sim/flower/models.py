@@ -15,7 +15,7 @@ def model_file(record: ArrayRecord) -> bytes | None:
     """A safetensors file of its arrays; None if they cannot be a model of umbel's."""
     try:
         return encode_model({name: torch.from_numpy(array.numpy()) for name, array in record.items()})
-    except (LayoutError, TypeError):
+    except (LayoutError, TypeError, ValueError):  # a `ValueError`: bytes that are no array
         return None
 
 

@@ -32,8 +32,8 @@ class FlowerRows:
         device_time, declines = attempt.played.device_time, attempt.declines.values()
         row = Row.of(record, None, now - self._last, ended_at, device_time, declines=declines)
         self._last = now
-        if not attempt.are_sizes_known:
-            row = replace(row, samples_in=0, samples_left_out=0)
+        samples_in, samples_left_out = attempt.samples or (0, 0)  # the record has estimates
+        row = replace(row, samples_in=samples_in, samples_left_out=samples_left_out)
         if record.task is Task.TRAINING:
             self._held = [replace(row, model_sha256=None, train_loss=named(row.train_metrics, _LOSS))]
             return

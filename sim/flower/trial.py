@@ -110,10 +110,11 @@ def run_app(
             closing(flower_engine(trial.engine.name, app, trial.engine.workers)) as engine,
         ):
             grid = SimulatedGrid(attempts, engine, shown, trial.flower.clients, trial.seed)
-            with _flowers_log_kept_short(), watching(grid, seen):
+            with closing(grid), _flowers_log_kept_short(), watching(grid, seen):
                 _serve(project, grid, trial.seed)
             engine_name, engine_why = engine.name, engine.why
             arrays = seen.arrays if seen.arrays is not None else grid.arrays
+            grid.warn_of(arrays)
     except (EngineError, SimulationError) as error:
         failure = str(error)
     model, body = last_model(arrays)
@@ -147,7 +148,9 @@ def _serve(project: FlowerProject, grid: SimulatedGrid, seed: int) -> None:
         raise EngineError(str(error)) from error
     except (EngineError, SimulationError):
         raise
-    except (Exception, SystemExit) as error:  # whatever the app raises
+    except KeyboardInterrupt:  # of the user
+        raise
+    except BaseException as error:  # whatever the app raises
         log.error("the ServerApp failed\n%s", "".join(traceback.format_exception(error)).rstrip())
         raise EngineError(f"the ServerApp {name} failed with {where_raised(error)}") from error
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.trace import Trace
 from umbel.sim.experiment.file import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
@@ -30,7 +31,7 @@ Floats = NDArray[np.float64]
 Groups = Sequence[tuple[str, list[TrialResult]]]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
+_PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("left out", "#b8c4cf"))
 _SHOWN_MAX = 14
 _BAND_SEEDS_MIN = 3  # with two, Student's interval would hide all lines
 _ALIKE = 8.0  # if run times differ by a larger factor, the scale is logarithmic
@@ -186,16 +187,18 @@ def _line(one: TrialResult, place: Callable[[Row, int], float], what: _Quantity)
 def _take_part(axes: Axes, groups: Groups) -> None:
     """How many of the asked clients counted: in each attempt of one point, or on average for several points."""
     if len(groups) == 1:
-        rows = [row for row in groups[0][1][0].rows if row.selected]
+        rows = _asking(groups[0][1][0])
         x = np.arange(1, len(rows) + 1, dtype=np.float64)
-        unit, title = "attempt", "clients asked, and their outcome"
+        unit, title = "attempt", f"clients asked{_for_what(rows)}, and their outcome"
         if len(groups[0][1]) > 1:
             title += f" (seed {groups[0][1][0].trial.seed})"
         shares = np.array([_parts(row) for row in rows], dtype=np.float64).reshape(-1, 3)
     else:
         x = np.arange(len(groups), dtype=np.float64)
-        unit, title = "", "clients asked in an attempt, and their outcome, on average"
-        means = [[_parts(row) for one in group for row in one.rows if row.selected] for _, group in groups]
+        asking = [[row for one in group for row in _asking(one)] for _, group in groups]
+        what = _for_what([row for rows in asking for row in rows])
+        unit, title = "", f"clients asked{what} in an attempt, and their outcome, on average"
+        means = [[_parts(row) for row in rows] for rows in asking]
         shares = np.array([np.mean(one, axis=0) if one else np.zeros(3) for one in means])
         axes.set_xticks(
             x, [as_drawn(label) for label, _ in groups], rotation=20, ha="right", rotation_mode="anchor", fontsize=7
@@ -209,6 +212,19 @@ def _take_part(axes: Axes, groups: Groups) -> None:
     _dress(axes, title, unit)
     if len(groups) == 1:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _asking(one: TrialResult) -> list[Row]:
+    """The attempts that asked clients: those at training, unless there are none."""
+    asking = [row for row in one.rows if row.selected]
+    return [row for row in asking if Task(row.task).makes_model] or asking
+
+
+def _for_what(rows: Sequence[Row]) -> str:
+    """ "to train", or "to evaluate", or nothing if these attempts are of both kinds, or there are none."""
+    kinds = {Task(row.task) for row in rows}
+    words = {Task.TRAINING: " to train", Task.EVALUATION: " to evaluate"}
+    return words.get(kinds.pop(), "") if len(kinds) == 1 else ""
 
 
 def _parts(row: Row) -> tuple[int, int, int]:

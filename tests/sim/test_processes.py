@@ -33,6 +33,21 @@ print(child.process.pid, flush=True)
 time.sleep(600)
 """
 
+GROUP = """
+import subprocess, sys, time
+from umbel.sim.processes import kill_own_group, when_the_starter_is_gone
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+when_the_starter_is_gone(kill_own_group)
+time.sleep(600)
+"""
+NO_LEADER = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {GROUP!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+child.stdin.close()
+print(child.wait(), flush=True)
+"""
+
 
 def test_a_child_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     with stopping([]) as children:
@@ -79,6 +94,33 @@ def test_a_child_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
         child = psutil.Process(int(starter.stdout.readline()))
         os.kill(starter.pid, signal.SIGKILL)
     waits.wait_until("the child's end", lambda: not is_running(child))
+
+
+def test_a_process_whose_starter_is_gone_takes_along_what_it_started() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", GROUP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        assert leader.stdin is not None
+        started = psutil.Process(int(leader.stdout.readline()))
+        leader.stdin.close()
+        assert leader.wait() == -signal.SIGKILL
+    waits.wait_until("the end of what it started", lambda: not is_running(started))
+
+
+def test_a_process_that_leads_no_group_spares_its_group() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", NO_LEADER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        assert shell.stdout is not None
+        started = psutil.Process(int(shell.stdout.readline()))
+        assert shell.stdout.readline() == "1\n", "it has ended, and its starter goes on"
+        assert is_running(started)
+        started.kill()
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -4,6 +4,7 @@ import logging
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
@@ -15,6 +16,7 @@ from umbel.client.flower.host import load_object
 from umbel.client.flower.records import message_with, packed, unpacked
 from umbel.client.local.devices import seeded
 from umbel.client.user_code import where_raised
+from umbel.sim.engines.flower.pieces import pieces_of
 from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall
 from umbel.sim.engines.work import EngineError
 
@@ -28,8 +30,10 @@ class Nodes:
         self._app, self._made = app, _made(app)
         self._logged = set[object]()  # kinds and places of the errors whose traceback is in the log
 
-    def answer(self, call: NodeCall, content: RecordDict) -> NodeAnswer:
-        """The app's answer. `content`: of the message, which the app may change."""
+    def answer(self, call: NodeCall, content: RecordDict) -> tuple[NodeAnswer, list[bytes]]:
+        """The app's answer, and the pieces of its content, which are none for an error. `content`: of the message,
+        which the app may change. Whatever the app raises or leaves behind is the answer of this node alone.
+        """
         metadata = Metadata(**call.metadata)
         context = Context(
             run_id=metadata.run_id,
@@ -41,15 +45,20 @@ class Nodes:
         try:
             with seeded(call.seed, torch.device("cpu")):
                 reply: object = self._made(message_with(metadata, content), context)
-        except (Exception, SystemExit) as error:  # whatever the app raises
+        except KeyboardInterrupt:  # of the user
+            raise
+        except BaseException as error:  # whatever the app raises
             self._log(call.number, error)
-            return _failed(call, f"its own code failed with {type(error).__name__}: {error}")
+            return _failed(call, f"its own code failed with {type(error).__name__}: {error}"), []
         if not isinstance(reply, Message):
-            return _failed(call, f"it returned a {type(reply).__name__}; a ClientApp returns a Message")
-        state = packed(context.state)
-        if reply.has_error():
-            return NodeAnswer(None, state, (reply.error.code, reply.error.reason or ""))
-        return NodeAnswer(reply.content, state)
+            return _failed(call, f"it returned a {type(reply).__name__}; a ClientApp returns a Message"), []
+        if not isinstance(state := cast(object, context.state), RecordDict):
+            return _failed(call, f"its context.state is a {type(state).__name__}; Flower keeps a RecordDict"), []
+        try:
+            return _answer(reply, context)
+        except Exception as error:  # whatever the app has put there
+            self._log(call.number, error)
+            return _failed(call, f"its reply or state cannot be sent: {type(error).__name__}: {error}"), []
 
     def _log(self, number: int, error: BaseException) -> None:
         """Log the first error of its kind and place. Each node's own words go to the ServerApp."""
@@ -72,12 +81,22 @@ def _copy(one: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | Metri
     return MetricRecord(dict(one)) if isinstance(one, MetricRecord) else ConfigRecord(dict(one))
 
 
+def _answer(reply: Message, context: Context) -> tuple[NodeAnswer, list[bytes]]:
+    """Raises whatever Flower raises for records that its wire cannot hold."""
+    state = packed(context.state)
+    if reply.has_error():
+        return NodeAnswer(None, state, (int(reply.error.code), str(reply.error.reason or ""))), []
+    return NodeAnswer(reply.content, state), pieces_of(reply.content)
+
+
 def _made(app: NodeApp) -> ClientApp:
     try:
         found: ClientApp = load_object(app.name, ClientApp, Path(app.folder))
     except AppFailed as error:
         raise EngineError(str(error)) from error
-    except (Exception, SystemExit) as error:  # whatever the import raises
+    except KeyboardInterrupt:  # of the user
+        raise
+    except BaseException as error:  # whatever the import raises
         raise EngineError(f"the ClientApp {app.name} cannot be imported: {where_raised(error)}") from error
     return found
 

@@ -47,6 +47,10 @@ class SharedPieces:
     def fd(self) -> int:
         return self._memory.fd
 
+    def close(self) -> None:
+        """Close the descriptor. The memory lasts until this object and its readers are gone."""
+        self._memory.close()
+
 
 def read_pieces(fd: int, lengths: Iterable[int]) -> list[bytes]:
     """Copies of the pieces of a `SharedPieces`. The descriptor can be closed afterwards."""

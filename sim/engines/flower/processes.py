@@ -4,6 +4,7 @@ A worker gets *calls*, a few at once, and answers *done*. Contents, and replies 
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -37,11 +38,22 @@ class NodeProcesses:
         return self._pool.pids
 
     def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+        # Calls with the same content follow one another, so few contents are open at once.
+        order = np.argsort([call.content.number for call in calls], kind="stable")
+        n_left = Counter(call.content.number for call in calls)  # that have not been sent
+
         def give(channel: Channel, chunk: WorkerChunk) -> None:
-            send_calls(channel, [calls[position] for position in chunk.positions.tolist()])
+            sent = [calls[position] for position in chunk.positions.tolist()]
+            try:
+                send_calls(channel, sent)
+            finally:
+                n_left.subtract(call.content.number for call in sent)
+                for call in sent:
+                    if n_left[call.content.number] <= 0:  # less than 0: sent again, after a worker died
+                        call.content.close()
 
         n_each = min(_CALLS_MAX, max(1, len(calls) // (_CHUNKS_EACH * len(self._pool))))
-        chunks = (np.arange(start, min(start + n_each, len(calls))) for start in range(0, len(calls), n_each))
+        chunks = (order[start : start + n_each] for start in range(0, len(calls), n_each))
         for done in self._pool.run(chunks, len(calls), give):
             yield from zip(done.chunk.positions.tolist(), answers_of(done.answer), strict=True)
 

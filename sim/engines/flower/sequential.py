@@ -19,7 +19,7 @@ class SequentialNodes:
     def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
         for position, call in enumerate(calls):
             with one_thread():  # so that all engines give the same bits
-                answer = self._nodes.answer(call, copied(call.content.record))
+                answer, _ = self._nodes.answer(call, copied(call.content.record))
             yield position, answer
 
     def close(self) -> None:

@@ -36,6 +36,11 @@ class SentContent:
         """Its pieces, in memory that other processes can read."""
         return SharedPieces(pieces_of(self.record))
 
+    def close(self) -> None:
+        """Release `shared`, which is made again when it is asked for again."""
+        if (made := self.__dict__.pop("shared", None)) is not None:
+            made.close()
+
     @cached_property
     def n_bytes(self) -> int:
         """Its length on a wire."""

@@ -13,11 +13,11 @@ import torch
 
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.sim.engines.flower.nodes import Nodes, copied
-from umbel.sim.engines.flower.pieces import pieces_of, read_pieces, record_of
+from umbel.sim.engines.flower.pieces import read_pieces, record_of
 from umbel.sim.engines.flower.processes import send_answers
 from umbel.sim.engines.flower.work import NodeAnswer, NodeApp, NodeCall, SentContent
 from umbel.sim.engines.work import EngineError
-from umbel.sim.processes import when_the_starter_is_gone
+from umbel.sim.processes import kill_own_group, when_the_starter_is_gone
 
 
 class _Worker:
@@ -47,8 +47,7 @@ class _Worker:
         for fields, state in zip(message.fields["calls"], message.arrays, strict=True):
             content = self._contents[fields["content"]]
             call = NodeCall(fields["number"], content, fields["metadata"], fields["seed"], state.tobytes())
-            answer = self._nodes.answer(call, copied(content.record))
-            answers.append((answer, [] if answer.content is None else pieces_of(answer.content)))
+            answers.append(self._nodes.answer(call, copied(content.record)))
         send_answers(self._channel, answers)
 
     def _read_contents(self, message: ChannelMessage) -> None:
@@ -62,7 +61,7 @@ class _Worker:
 
 
 def main() -> None:
-    when_the_starter_is_gone(lambda: os._exit(1))
+    when_the_starter_is_gone(kill_own_group)
     os.dup2(2, 1)  # what the app prints belongs to the log
     torch.set_num_threads(1)
     try:

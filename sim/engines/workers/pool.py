@@ -14,8 +14,8 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -51,10 +51,11 @@ class PoolWorker:
     n_failed_starts: int = 0
 
     def end(self) -> str:
-        """Kill it if it runs; say how it ended."""
+        """Kill it, and the processes that it started; say how it ended."""
         if self.process is None or self.channel is None:
             return "it was not running"
-        self.process.kill()
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses it for a process that has ended
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads its group, and is in the system until `wait`
         code = self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -102,7 +103,7 @@ class WorkerPool:
         """Send something to every running worker."""
         for worker in self._workers:
             if worker.channel is not None:
-                with suppress(OSError):  # a dead worker is noticed when it is read
+                with _sending(worker):
                     send(worker.channel, worker)
 
     def run(self, chunks: Iterable[Indices], n_clients: int, give: Give) -> Iterator[FinishedChunk]:
@@ -135,7 +136,7 @@ class WorkerPool:
             return
         worker.chunk = waiting.popleft()
         worker.chunk.half, worker.next_half = worker.next_half, 1 - worker.next_half
-        with suppress(OSError):
+        with _sending(worker):
             give(worker.channel, worker.chunk)
 
     def _begin(self, worker: PoolWorker) -> None:
@@ -149,7 +150,7 @@ class WorkerPool:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
             )
         worker.channel = Channel(ours)
-        with suppress(OSError):
+        with _sending(worker):
             self._introduce(worker.channel, worker)
 
     def _ready_to_read(self) -> list[PoolWorker]:
@@ -177,6 +178,19 @@ class WorkerPool:
                 assert chunk is not None
                 self._employ(worker, waiting, give)  # it works while this half of its block is read
                 yield FinishedChunk(worker.number, chunk, message)
+
+
+@contextmanager
+def _sending(worker: PoolWorker) -> Generator[None]:
+    """Ignore that the worker is gone, which is noticed when it is read. Raises `EngineError` if nothing can be sent for
+    another reason, because the worker would wait for ever.
+    """
+    try:
+        yield
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    except OSError as error:
+        raise EngineError(f"nothing can be sent to worker {worker.number}: {error}") from error
 
 
 def _has_died(worker: PoolWorker, waiting: deque[WorkerChunk]) -> None:

@@ -32,7 +32,7 @@ from umbel.sim.engines.model import ModelRecipe
 from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
 from umbel.sim.engines.workers.client_worker import ClientWorker
-from umbel.sim.processes import when_the_starter_is_gone
+from umbel.sim.processes import kill_own_group, when_the_starter_is_gone
 
 
 class SharedTensor:
@@ -159,7 +159,7 @@ def _mapped(message: ChannelMessage) -> list[Tensor]:
 
 
 def main() -> None:
-    when_the_starter_is_gone(lambda: os._exit(1))
+    when_the_starter_is_gone(kill_own_group)
     torch.set_num_threads(1)
     try:
         Worker(Channel(socket.socket(fileno=int(sys.argv[1])))).serve()

@@ -35,10 +35,17 @@ def test_shares_and_means_are_those_of_the_clients_one_by_one(rounds: list[Round
     n_in, n_out = sum(one.reported for one in rounds), sum(one.dropped for one in rounds)
     samples_in, samples_out = sum(one.samples_in for one in rounds), sum(one.samples_left_out for one in rounds)
     assert lean.left_out_share == (n_out / (n_in + n_out) if n_in + n_out else None)
-    known = samples_in + samples_out > 0
+    silent = [one for one in rounds if one.reported + one.dropped and not one.samples_in + one.samples_left_out]
+    known = samples_in + samples_out > 0 and not silent
     assert lean.samples_share == (samples_in / (samples_in + samples_out) if known else None)
     assert lean.mean_in == (samples_in / n_in if n_in and known else None)
     assert lean.mean_left_out == (samples_out / n_out if n_out and known else None)
+
+
+def test_nothing_is_said_of_samples_if_those_of_one_round_are_not_known() -> None:
+    lean = Lean.of([Round(10, samples_in=100), Round(6, dropped=4)])
+    assert lean.samples_share is None
+    assert lean.words == "0 of 16 reports were partial; 4 of 20 asked clients were left out"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,32 @@ def test_mods_and_the_state_of_each_context_last_over_rounds(tmp_path: Path, eng
     assert [row.train_metrics["calls"] for row in rows] == [1.0, 2.0, 3.0]
 
 
+def test_a_last_model_that_is_no_number_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = TRAINS.replace("one.numpy() + 1", "one.numpy() + np.nan")
+    simulated(project(tmp_path / "app", client, ONE_ROUND))
+    assert "the model after round 1 holds a NaN or an infinity" in caplog.text
+
+
+def test_nothing_is_said_of_samples_of_nodes_that_were_never_in_time(tmp_path: Path) -> None:
+    app = project(tmp_path / "app", TRAINS, ONE_ROUND.replace("num_rounds=1", "num_rounds=3"))
+    results = simulated(app, clients=13, fleet={}, rounds={"over_selection": 1.3})
+    (point,) = results.points
+    assert point.left_out_share is not None
+    assert point.left_out_share.mean > 0
+    assert point.samples_share is None
+    assert "left out" in point.lean.words
+    assert "sample" not in point.lean.words
+
+
+def test_an_app_that_changes_the_current_directory_finds_no_other_place_for_the_results(tmp_path: Path) -> None:
+    project(Path("app"), TRAINS.replace("    arrays =", "    import os; os.chdir('/')\n    arrays =", 1), MEASURES)
+    here = Path.cwd()
+    results = simulated(Path("app"), Path("out"), seeds=[0, 1], engine={"name": "sequential"})
+    assert [run.status for run in results.trials] == [RunStatus.FINISHED] * 2
+    assert Path.cwd() != here
+    assert {"curves.png", "rounds.jsonl", "runs"} <= {path.name for path in (here / "out").iterdir()}
+
+
 def test_what_the_server_app_measures_are_the_scores(tmp_path: Path) -> None:
     rows = training(simulated(project(tmp_path / "app", TRAINS, MEASURES)))
     assert [row.round for row in rows] == [1, 2, 3]
@@ -211,6 +238,20 @@ def test_what_is_no_app_is_said_before_anything_is_simulated_or_written(tmp_path
 def test_a_plot_does_not_say_that_umbel_has_measured_the_models(tmp_path: Path) -> None:
     results = simulated(project(tmp_path / "app", TRAINS, MEASURES))
     assert results.plot().axes[0].get_title("left") == "accuracy, over rounds"
+
+
+def test_bars_of_attempts_are_those_at_training(tmp_path: Path) -> None:
+    server = ONE_ROUND.replace("fraction_evaluate=0.0, ", "min_evaluate_nodes=1, ").replace(
+        "num_rounds=1", "num_rounds=3"
+    )
+    results = simulated(project(tmp_path / "app", TRAINS + EVALUATES, server))
+    assert len(results.trials[0].rows) == 6, "each round trains and evaluates"
+    (axes,) = [
+        one for one in results.plot().axes if one.get_title("left") == "clients asked to train, and their outcome"
+    ]
+    assert [(bars.get_label(), len(bars)) for bars in axes.containers] == [
+        (name, 3) for name in ("counted", "partial work", "left out")
+    ]
 
 
 def test_after_a_run_that_fails_the_next_one_goes_on(tmp_path: Path) -> None:
@@ -304,3 +345,47 @@ def test_a_thread_of_the_older_server_that_only_looks_ends_no_run(tmp_path: Path
 """
     server = ONE_ROUND.replace("    FedAvg(", looks + "    FedAvg(", 1)
     assert len(training(simulated(project(tmp_path / "app", TRAINS, server)))) == 1
+
+
+THREADS = """
+import pathlib
+import threading
+import time
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    def asked():
+        content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})})
+        return len(list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()])))
+
+    def late():
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        try:
+            asked()
+        except RuntimeError as error:
+            pathlib.Path("late").write_text(str(error))
+
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(asked())) for _ in range(4)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    assert found == [4] * 4, found
+    threading.Thread(target=late, name="late").start()
+"""
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_threads_of_a_server_app_are_answered_in_turn_and_not_after_its_end(tmp_path: Path, engine: str) -> None:
+    app = project(tmp_path / "app", TRAINS, THREADS)
+    results = simulated(app, engine={"name": engine, "workers": 2})
+    assert [(row.selected, row.reported) for row in training(results)] == [(4, 4)] * 4
+    (late,) = [one for one in threading.enumerate() if one.name == "late"]
+    Path("go").touch()
+    late.join()
+    assert "the run is over, so its nodes answer no more" in Path("late").read_text()
