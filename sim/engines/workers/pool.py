@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from umbel.aggregation.phrases import counted
+from umbel.aggregation.phrases import counted, exit_words
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import EngineError
@@ -61,7 +61,7 @@ class PoolWorker:
         self.process.stdin.close()
         self.channel.close()
         self.process, self.channel, self.is_ready, self.chunk = None, None, False, None
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return exit_words(code)
 
 
 @dataclass(frozen=True, slots=True)
