@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -158,10 +159,11 @@ class SimulatedGrid(LocalGrid):
 
     def _called(self, calls: Sequence[NodeCall]) -> dict[NodeNumber, NodeAnswer]:
         answers = dict[NodeNumber, NodeAnswer]()
-        for position, answer in self._engine.run(calls):
-            self.require_open()
-            answers[calls[position].number] = answer
-            self._kept.states[calls[position].number] = answer.state
+        with closing(self._engine.run(calls)) as found:  # so that an engine has stopped before another thread closes it
+            for position, answer in found:
+                self.require_open()
+                answers[calls[position].number] = answer
+                self._kept.states[calls[position].number] = answer.state
         return {call.number: answers[call.number] for call in calls}  # in the order of the calls
 
     def _call(self, node: NodeNumber, message: Message, content: SentContent) -> NodeCall:

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
@@ -72,7 +72,7 @@ class AutoNodes:
         """Of the chosen engine; "auto" before the first cohort."""
         return self._engine.name if self.why else "auto"
 
-    def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+    def run(self, calls: Sequence[NodeCall]) -> Generator[tuple[int, NodeAnswer]]:
         began = self._clock()
         yield from self._engine.run(calls)
         if not self._is_decided and calls:

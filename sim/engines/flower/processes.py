@@ -5,7 +5,7 @@ A worker gets *calls*, a few at once, and answers *done*. Contents, and replies 
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -37,7 +37,7 @@ class NodeProcesses:
         """Of the running workers."""
         return self._pool.pids
 
-    def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+    def run(self, calls: Sequence[NodeCall]) -> Generator[tuple[int, NodeAnswer]]:
         # Calls with the same content follow one another, so few contents are open at once.
         order = np.argsort([call.content.number for call in calls], kind="stable")
         n_left = Counter(call.content.number for call in calls)  # that have not been sent

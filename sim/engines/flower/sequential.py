@@ -1,6 +1,6 @@
 """Calls one node after another in this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.flower.nodes import Nodes, copied
@@ -16,7 +16,7 @@ class SequentialNodes:
         self.why = why
         self._nodes = Nodes(app)
 
-    def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+    def run(self, calls: Sequence[NodeCall]) -> Generator[tuple[int, NodeAnswer]]:
         for position, call in enumerate(calls):
             with one_thread():  # so that all engines give the same bits
                 answer, _ = self._nodes.answer(call, copied(call.content.record))

@@ -1,6 +1,6 @@
 """What the nodes of a simulated Flower app are asked, and what they answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -81,7 +81,7 @@ class FlowerEngine(Protocol):
     @property
     def why(self) -> str: ...
 
-    def run(self, calls: Sequence[NodeCall]) -> Iterator[tuple[int, NodeAnswer]]:
+    def run(self, calls: Sequence[NodeCall]) -> Generator[tuple[int, NodeAnswer]]:
         """Make all calls, each to another node; the answers with their positions, in any order.
 
         An error that the app raises is an answer. Raises `EngineError` if the app cannot be made, or its process dies
