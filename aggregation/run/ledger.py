@@ -12,7 +12,7 @@ from umbel.aggregation.round.silence import cut_s, is_silence
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
-from umbel.aggregation.secagg.turns import is_late
+from umbel.aggregation.secagg.turns import Phase, is_late
 from umbel.aggregation.types import ClientId
 
 
@@ -64,13 +64,24 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
         case Training():
             why, target = _progress(state), state.target
             closes_in_s, clients = max(0.0, state.closes_at - now), _clients(state, book, now)
-        case Closing():
-            why, target = f"{state.plan.task.closing_words}: {state.reason}", state.plan.target
-            closes_in_s, clients = 0.0, _clients(state, book, state.closed_at)
+        case Closing(exchange=exchange):
+            why, target = f"{_closing_words(state)}: {state.reason}", state.plan.target
+            closes_in_s = max(0.0, exchange.ends_at - now) if exchange else 0.0
+            clients = _clients(state, book, state.closed_at)
         case Committed() | Abandoned():
             return None
     plan = state.plan
     return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, closes_in_s, clients, plan.task)
+
+
+def _closing_words(state: Closing) -> str:
+    """What a closed round does, for operators: of a secure round, whom it waits for."""
+    if state.exchange is None:
+        return state.plan.task.closing_words
+    if state.is_unmasking:
+        return f"waiting for shares that unmask the sum, then {state.plan.task.closing_words}"
+    heard = {*state.exchange.who(Phase.CONSISTENCY_CHECK), *state.exchange.refused}
+    return f"waiting for {some([client for client in state.accepted if client not in heard])} to sign who is in the sum"
 
 
 def _waits_for(state: Recruiting, n_waiting: int, now: float) -> str:

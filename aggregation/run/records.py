@@ -178,7 +178,7 @@ class LiveRound:
     why: str  # what it waits for
     waiting: int  # clients that wait for work
     target: int
-    closes_in_s: float | None  # None while recruiting
+    closes_in_s: float | None  # None while recruiting; of a closed secure round: until its sum is given up
     clients: tuple[ClientRecord, ...] = ()
     task: Task = Task.TRAINING
     absent: Absent | None = None  # when it opened; None before, or if unknown

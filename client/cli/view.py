@@ -22,6 +22,7 @@ from umbel.client.cli.view_rounds import (
     client_columns,
     if_known,
     lean_words,
+    left_words,
     name_of,
     round_columns,
 )
@@ -180,8 +181,7 @@ def _terms(run: RunView) -> Iterator[Text]:
 
 
 def _live_words(live: LiveRound) -> list[Text]:
-    left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-    line = Text(f"{name_of(live)}: {printable(live.phase)}{left}").append(f"  {printable(live.why)}", "dim")
+    line = Text(f"{name_of(live)}: {printable(live.phase)}{left_words(live)}").append(f"  {printable(live.why)}", "dim")
     return [line, Text(absent_words(live.absent), "yellow")] if live.absent and live.absent.clients else [line]
 
 

@@ -254,7 +254,7 @@ class Events:
         if self._is_new("run", state):
             yield printable(state) + how_far
         if live is not None and self._is_new("live", f"{name_of(live)}: {live.phase}"):
-            left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
+            left = left_words(live)
             asked = f", {counted(len(live.clients), 'client is', 'clients are')} asked" if live.clients else ""
             absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
             yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
@@ -263,6 +263,14 @@ class Events:
         is_new = self._last.get(topic) != line
         self._last[topic] = line
         return is_new
+
+
+def left_words(live: LiveRound) -> str:
+    """How long the round is open, or how long it waits for its sum after it has closed; empty if nobody waits."""
+    if not live.closes_in_s:
+        return ""
+    when = "at most" if live.phase == "closing" else "closes in"
+    return f", {when} {live.closes_in_s:.0f} s"
 
 
 def away_words(away: TurnedAway) -> str:

@@ -46,6 +46,7 @@ from umbel.server.store.stored import StoredAssignment
 from umbel.server.store.waiters import Waiting
 
 RETRY_AFTER_S = 1.0
+_CAME_BACK = "it has left the round and come back, so it no longer has the round's keys"
 _GRACE_S = 2.0  # a client that comes back this much later than it was asked to still counts as waiting
 Waits: TypeAlias = tuple[float, HeldRequest]
 Found = TypeVar("Found")
@@ -115,7 +116,18 @@ class Reception:
         reply = await self._reply(driver, visit)
         await visit.admit(reply.entry)  # before anything changes, and before work that a replay must not cause
         driver.heard.note(visit.client)
+        await self._note_return(driver, visit.client)
         return await reply.answer()
+
+    async def _note_return(self, driver: RunDriver, client: ClientId) -> None:
+        """A client that checks in has left its last round, and its keys are gone: a sum that waits for its signature
+        need not wait any longer.
+        """
+        event = Declined(self._services.clock.now(), client, _CAME_BACK)
+        if refuses(driver.state, event):
+            with suppress(PastAttempt):
+                await driver.submit(DeclineInput(event, driver.assignment_id(client)))
+            driver.wake()
 
     async def _reply(self, driver: RunDriver, visit: Visit) -> _Reply:
         """Decide how to reply to a check-in, and change nothing."""
