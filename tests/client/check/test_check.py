@@ -337,6 +337,13 @@ class EvaluatesAtRandom(Ward):
         return Evaluation(N, {"loss": random.random()})
 
 
+class TimesItself(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        found = super().evaluate(model)
+        assert found is not None
+        return replace(found, metrics={**found.metrics, "seconds": random.random()})
+
+
 class StaysInEvalMode(Ward):
     """Its evaluation leaves the model in eval mode, and its training does not change that."""
 
@@ -409,6 +416,14 @@ def test_an_error_in_a_later_round_is_told_with_its_line() -> None:
     (finding,) = checked(RaisesInRoundTwo).wrong
     assert finding.check == "rounds"
     assert re.search(r"round 2: .* failed with KeyError: 'ward' \(test_check.py, line \d+\)$", finding.found)
+
+
+def test_a_metric_that_is_a_time_is_named_and_no_fault() -> None:
+    found = checked(TimesItself)
+    assert not found.wrong, str(found)
+    [told] = [one for one in found.findings if one.check == "evaluate" and one.verdict == "warning"]
+    assert told.found == "two evaluations of the same weights agree, but for the metrics: seconds"
+    assert found.verdict_of("restart") == "skipped"
 
 
 @pytest.mark.parametrize("make", [IgnoresGradientRules, AdjustsTooLate])
