@@ -1,20 +1,17 @@
 """A Flower app as a client: what it is told, what becomes of its answers, and what it cannot do."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.client.flower.projects import TRAINS, project
-from umbel.client.errors import AppError, TooLittleDone, TrainingFailed, WorkRefused
+from umbel.client.errors import TooLittleDone, TrainingFailed, WorkRefused
 from umbel.client.flower.calls import Answer, AppFailed, AppStopped, Call, CallKind, StopQuestion
-from umbel.client.flower.client import FlowerClient, flower_client
+from umbel.client.flower.client import FlowerClient
 from umbel.client.local.arrays import Array, ArrayModel
 from umbel.client.local.plan import LocalPlan
-from umbel.client.state.model_files import write_model
 
 WEIGHTS: dict[str, Array] = {"w": np.zeros((2, 2), dtype=np.float32)}
 PLAN = LocalPlan(epochs=2, batch_size=4, learning_rate=0.5, run="r", round=3, client="c", options={"depth": 2})
@@ -126,24 +123,3 @@ def test_what_nobody_can_do_inside_an_app_is_refused_before_it_trains() -> None:
     with pytest.raises(WorkRefused, match="structured codec"):
         client.train(client.model, replace(PLAN, within={"w": lambda one: one}))
     assert caller.calls == []
-
-
-def test_the_first_model_in_a_file_has_float32_for_bfloat16_and_numbered_arrays_in_order(tmp_path: Path) -> None:
-    numbered = {str(i): torch.full((2,), float(i), dtype=torch.bfloat16) for i in range(12)}
-    write_model(tmp_path / "first.safetensors", numbered)
-    client = flower_client(str(project(tmp_path, TRAINS)), model=tmp_path / "first.safetensors")
-    try:
-        result = client.train(client.model, PLAN)
-    finally:
-        vars(client)["_caller"].close()
-    assert isinstance(client.model, ArrayModel)
-    state = client.model.state_dict()
-    assert result.sample_count == 10
-    assert [*client.model.arrays()] == [str(i) for i in range(12)]
-    assert all(torch.equal(state[name], one + 1) and state[name].dtype is one.dtype for name, one in numbered.items())
-
-
-def test_a_file_that_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "first.safetensors").write_bytes(b"no model")
-    with pytest.raises(AppError, match=r"first.safetensors is not a safetensors model"):
-        flower_client(str(project(tmp_path, TRAINS)), model=tmp_path / "first.safetensors")
