@@ -183,8 +183,8 @@ def round_ended(record: RoundRecord) -> None:
 def refused(scope: Scope, kind: str, detail: str) -> None:
     """The sender is named only if its signature or the admin key was verified.
 
-    `assignment-closed` is no warning, because a round asks more clients than it needs. Nor is `unknown-upload` for HEAD,
-    because each restarted site asks whether a part of its update has arrived.
+    `assignment-closed` is no warning, because a round asks more clients than it needs. Nor is `unknown-upload` for
+    HEAD, because each restarted site asks whether a part of its update has arrived.
     """
     is_ordinary = kind == "assignment-closed" or (kind == "unknown-upload" and scope["method"] == "HEAD")
     level = logging.INFO if is_ordinary else logging.WARNING
