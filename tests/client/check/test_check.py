@@ -337,6 +337,13 @@ class EvaluatesAtRandom(Ward):
         return Evaluation(N, {"loss": random.random()})
 
 
+class MeasuresItsTime(Ward):
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        found = super().evaluate(model)
+        assert found is not None
+        return Evaluation(found.sample_count, {**found.metrics, "seconds": random.random()})
+
+
 class StaysInEvalMode(Ward):
     """Its evaluation leaves the model in eval mode, and its training does not change that."""
 
@@ -409,6 +416,19 @@ def test_an_error_in_a_later_round_is_told_with_its_line() -> None:
     (finding,) = checked(RaisesInRoundTwo).wrong
     assert finding.check == "rounds"
     assert re.search(r"round 2: .* failed with KeyError: 'ward' \(test_check.py, line \d+\)$", finding.found)
+
+
+def test_a_metric_that_differs_beside_an_equal_loss_is_named_and_is_no_fault() -> None:
+    found = checked(MeasuresItsTime)
+    assert not found.wrong, str(found)
+    told = {one.check: one.found for one in found.warnings}
+    assert told["evaluate"] == "two evaluations of the same weights give the same loss, but differ in 'seconds'"
+    assert told["restart"].endswith("gives the same loss for the same weights, but differs in 'seconds'")
+
+
+def test_a_loss_that_differs_is_named() -> None:
+    (finding,) = checked(EvaluatesAtRandom).wrong
+    assert finding.found == "two evaluations of the same weights differ in 'loss'"
 
 
 @pytest.mark.parametrize("make", [IgnoresGradientRules, AdjustsTooLate])
