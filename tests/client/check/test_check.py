@@ -26,7 +26,7 @@ from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.check import ClientCheck, check_client
 from umbel.client.check.check import CHECKS
-from umbel.client.errors import AppError, WorkRefused
+from umbel.client.errors import AppError, TooLittleDone, WorkRefused
 from umbel.client.local.steps import LocalSteps
 from umbel.client.training.trainer import Configured, StepLoss
 
@@ -344,6 +344,16 @@ class MeasuresItsTime(Ward):
         return Evaluation(found.sample_count, {**found.metrics, "seconds": random.random()})
 
 
+class WaitsForOneCall(Ward):
+    trains_in_one_call = True
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        for _ in range(50):
+            if reason := plan.should_stop():
+                raise TooLittleDone(reason)
+        return super().train(model, plan)
+
+
 class StaysInEvalMode(Ward):
     """Its evaluation leaves the model in eval mode, and its training does not change that."""
 
@@ -424,6 +434,12 @@ def test_a_metric_that_differs_beside_an_equal_loss_is_named_and_is_no_fault() -
     told = {one.check: one.found for one in found.warnings}
     assert told["evaluate"] == "two evaluations of the same weights give the same loss, but differ in 'seconds'"
     assert told["restart"].endswith("gives the same loss for the same weights, but differs in 'seconds'")
+
+
+def test_a_training_in_one_call_that_asks_often_whether_to_stop_sends_both_reports() -> None:
+    """A slow machine waits longer for such a call, and asks more often."""
+    found = checked(WaitsForOneCall)
+    assert found.verdict_of("rounds") == "pass", str(found)
 
 
 def test_a_loss_that_differs_is_named() -> None:
