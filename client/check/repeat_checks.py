@@ -61,7 +61,7 @@ def check_evaluates(
         return
     yield check_metrics("evaluate", evaluating.result.metrics)
     yield (finding := _evaluate(first, evaluating, start, run, baseline))
-    if finding.verdict != "wrong":
+    if finding.verdict == "pass":
         yield _restart(first, restarted, start, run, trained)
 
 
@@ -77,17 +77,12 @@ def _evaluate(
     if result.sample_count < 1:
         found = f"evaluate returned a sample_count of {result.sample_count}"
         return wrong("evaluate", found, "Return the number of held-out samples, or None instead of an Evaluation")
-    other = first.evaluate(start).result
-    is_same = _same(result, other)
-    if not is_same and not _beside_the_loss(result, other):
+    if not _same(result, first.evaluate(start).result):
         advice = "Call model.eval() first, and draw nothing at random"
-        return wrong("evaluate", f"two evaluations of the same weights differ{_in_metrics(result, other)}", advice)
+        return wrong("evaluate", "two evaluations of the same weights differ", advice)
     if baseline is not None and first.train(start, run.plain()).after != baseline.after:
         found = "a training after an evaluation gives other weights than a training without one"
         return wrong("evaluate", found, "Call model.train() at the beginning of train, or restore the mode in evaluate")
-    if not is_same:
-        found = f"two evaluations of the same weights give the same loss, but differ{_in_metrics(result, other)}"
-        return warned("evaluate", found, "Nothing, if it measures time or the machine. Else: draw nothing at random")
     return passed("evaluate", "evaluations repeat, and change neither the model nor the next training")
 
 
@@ -99,49 +94,22 @@ def _restart(first: Trainee, restarted: Trainee, start: Path, run: PracticeRun, 
         found = f"evaluate failed after a restart with {where_raised(anew.error)}"
         return wrong("restart", found, "Make all that evaluate needs in the constructor of the client")
     if not _same(here.result, anew.result):
-        differing = _in_metrics(here.result, anew.result)
+        found = "evaluate of a client made anew gives another result for the same weights"
         advice = "Keep what evaluate needs in the model's state dict, or keep the held-out data the same at each start"
-        if _beside_the_loss(here.result, anew.result):
-            found = f"evaluate of a client made anew gives the same loss for the same weights, but differs{differing}"
-            return warned("restart", found, f"Nothing, if it measures time or the machine. Else: {advice}")
-        found = f"evaluate of a client made anew gives another result for the same weights{differing}"
         return wrong("restart", found, advice)
     return passed("restart", "evaluate of a client made anew gives the same result for the same weights")
 
 
 def _same(one: Evaluation | None, other: Evaluation | None) -> bool:
     """Whether they agree, up to the rounding of sums in another order."""
-    return one is other if one is None or other is None else _same_but_metrics(one, other) and not _unlike(one, other)
-
-
-def _beside_the_loss(one: Evaluation | None, other: Evaluation | None) -> bool:
-    """Whether they have the same loss, and differ only in other metrics, such as a time in seconds."""
-    if one is None or other is None or not _same_but_metrics(one, other):
-        return False
-    losses = {name for name in one.metrics if "loss" in name.lower()}  # such as "loss" or "eval_loss"
-    return bool(losses) and losses.isdisjoint(_unlike(one, other))
-
-
-def _in_metrics(one: Evaluation | None, other: Evaluation | None) -> str:
-    """Which metrics differ, as the end of a sentence; empty if none does."""
-    names = [] if one is None or other is None else _unlike(one, other)
-    return f" in {', '.join(map(repr, names))}" if names else ""
-
-
-def _same_but_metrics(one: Evaluation, other: Evaluation) -> bool:
-    return (one.sample_count, one.counts, one.weights, set(one.metrics)) == (
+    if one is None or other is None:
+        return one is other
+    if (one.sample_count, one.counts, one.weights, set(one.metrics)) != (
         other.sample_count,
         other.counts,
         other.weights,
         set(other.metrics),
-    )
-
-
-def _unlike(one: Evaluation, other: Evaluation) -> list[str]:
-    """The names of the metrics that both have, with different values."""
-    pairs = {name: (value, other.metrics[name]) for name, value in one.metrics.items() if name in other.metrics}
-    return sorted(
-        name
-        for name, (a, b) in pairs.items()
-        if not (math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)))
-    )
+    ):
+        return False
+    pairs = ((value, other.metrics[name]) for name, value in one.metrics.items())
+    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
