@@ -166,6 +166,12 @@ class TrainingFailed(ClientError):
     pass
 
 
+def error_of_site(error: ClientError) -> BaseException | None:
+    """The error that the site's own code raised, whose traceback the site's log shows; None if there is none."""
+    failed = error.__cause__ if isinstance(error, UnfitWork) else error
+    return failed.__cause__ if isinstance(failed, TrainingFailed) else None
+
+
 class TooManyFailures(ClientError):
     pass
 

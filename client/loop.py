@@ -54,6 +54,7 @@ from umbel.client.errors import (
     StateError,
     TrainingFailed,
     WorkRefused,
+    error_of_site,
 )
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import SecureRandom, Site
@@ -337,8 +338,7 @@ class ClientLoop:
         return DECLINED_BACKOFF.bound_s(self._declines)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
-        own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
-        log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
+        log.error("%s: %s", name_of(offer), error, exc_info=error_of_site(error))
         self._store.forget_work()
         if offer.is_secure:
             self._store.failures.count(self._run, error)

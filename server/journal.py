@@ -183,9 +183,11 @@ def round_ended(record: RoundRecord) -> None:
 def refused(scope: Scope, kind: str, detail: str) -> None:
     """The sender is named only if its signature or the admin key was verified.
 
-    `assignment-closed` is no warning, because a round asks more clients than it needs.
+    `assignment-closed` is no warning, because a round asks more clients than it needs. Nor is `unknown-upload` for
+    HEAD, because each restarted site asks whether a part of its update has arrived.
     """
-    level = logging.INFO if kind == "assignment-closed" else logging.WARNING
+    is_ordinary = kind == "assignment-closed" or (kind == "unknown-upload" and scope["method"] == "HEAD")
+    level = logging.INFO if is_ordinary else logging.WARNING
     where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
     _refusals.log(
         level, "refused %s from %s at %s: %s: %s", where, _sender(scope), _peer(scope), kind, _shortened(detail)

@@ -26,6 +26,7 @@ from umbel.client.errors import (
     TrainingFailed,
     UnfitWork,
     WorkRefused,
+    error_of_site,
 )
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
@@ -238,12 +239,11 @@ class RoundWorker:
         try:
             found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
         except TrainingFailed as error:
-            log.error("%s: %s", name_of(part.offer), error, exc_info=error.__cause__)
-            unfit = UnfitWork(str(error))
-            self._leave_unseen(exchange, unfit)
+            unfit = _unfit(error)
+            self._leave_unseen(part.offer, exchange, unfit)
             raise unfit from error
         except TooLittleDone as error:
-            self._leave_unseen(exchange, error)
+            self._leave_unseen(part.offer, exchange, error)
             raise
         exchange.check()
         return found
@@ -273,17 +273,17 @@ class RoundWorker:
             self._keep_state(part.offer, plan)
             return done
         except TrainingFailed as error:
-            log.error("%s: %s", name_of(part.offer), error, exc_info=error.__cause__)
-            unfit: ClientError = UnfitWork(str(error))
+            unfit: ClientError = _unfit(error)
         except (TooLittleDone, UnfitWork) as error:
             unfit = error
         if not part.is_covered:
-            self._leave_unseen(exchange, unfit)
+            self._leave_unseen(part.offer, exchange, unfit)
             raise unfit
         log.error(
             "%s: this client has no update for this private round, so it sends only noise: %s",
             name_of(part.offer),
             unfit,
+            exc_info=error_of_site(unfit),
         )
         return None
 
@@ -293,13 +293,14 @@ class RoundWorker:
         except WorkRefused as error:
             raise UnfitWork(str(error)) from error
 
-    def _leave_unseen(self, exchange: KeyExchange, unfit: ClientError) -> None:
+    def _leave_unseen(self, offer: Assignment, exchange: KeyExchange, unfit: ClientError) -> None:
         """If the round has ended, leave in silence, as after good training. The failure counts nevertheless: the time
-        until the next check-in may reveal it.
+        until the next check-in may reveal it. If the round has not ended, the client's loop logs the failure.
         """
         try:
             exchange.check()
         except AssignmentClosed:
+            log.error("%s: %s", name_of(offer), unfit, exc_info=error_of_site(unfit))
             self.store.failures.count(self.site.run, unfit)
             raise
 
@@ -364,3 +365,10 @@ def _closed_rather_than_stopped(watch: Watch) -> Generator[None]:
     except TooLittleDone:
         watch.check()
         raise
+
+
+def _unfit(error: TrainingFailed) -> UnfitWork:
+    """The same failure, without a reason that the coordinator sees."""
+    unfit = UnfitWork(str(error))
+    unfit.__cause__ = error
+    return unfit

@@ -77,4 +77,5 @@ def _take_over(model: ArrayModel, arrays: NamedArrays) -> None:
         model.set_arrays(arrays)
     except ValueError as error:
         # Its sentence has names, shapes and dtypes, but no value of the arrays. So the coordinator may see it.
-        raise TrainingFailed(f"train_arrays returned other arrays than the model's: {error}") from error
+        # No traceback: the sentence says all, and none of the site's own lines has raised the error.
+        raise TrainingFailed(f"train_arrays returned arrays that the model cannot take: {error}") from None

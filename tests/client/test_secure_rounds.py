@@ -872,7 +872,7 @@ def test_who_is_told_to_leave_stays_until_the_sum_is_opened(tmp_path: Path) -> N
     assert len(double.totals) == 1
 
 
-def test_training_that_fails_says_no_number(tmp_path: Path) -> None:
+def test_training_that_fails_says_no_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     double = SecureDouble(Ward().model)
 
     class Failing(Ward):
@@ -882,6 +882,9 @@ def test_training_that_fails_says_no_number(tmp_path: Path) -> None:
     with pytest.raises(UnfitWork, match="the client's own code failed with ValueError"):
         take_part(tmp_path, double, Failing())
     assert set(double.declined.values()) == {"this client does not take part in this attempt"}, "not even the type"
+    told = [one for one in caplog.records if "own code failed with ValueError" in one.message and one.exc_info]
+    assert len(told) == len(double.declined), "the site's log has one line and one traceback for each failure"
+    assert len([one for one in caplog.records if "client's own code failed" in one.message]) <= len(told) + 1
     assert not {phase for _, phase in double.said} & {"consistency-check", "unmasking"}
 
 

@@ -168,10 +168,20 @@ def test_a_traceback_cannot_pass_for_lines_of_the_log() -> None:
     assert "\x1b" not in "".join(rest)
 
 
-@pytest.mark.parametrize(("kind", "level"), [("assignment-closed", logging.INFO), ("bad-signature", logging.WARNING)])
-def test_work_that_comes_too_late_is_ordinary(caplog: pytest.LogCaptureFixture, kind: str, level: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "kind", "level"),
+    [
+        ("PUT", "assignment-closed", logging.INFO),
+        ("HEAD", "unknown-upload", logging.INFO),
+        ("PATCH", "unknown-upload", logging.WARNING),
+        ("PUT", "bad-signature", logging.WARNING),
+    ],
+)
+def test_late_work_and_the_question_of_a_restarted_site_are_ordinary(
+    caplog: pytest.LogCaptureFixture, method: str, kind: str, level: int
+) -> None:
     caplog.set_level(logging.INFO)
-    journal.refused({"method": "PUT", "path": "/", "client": None}, kind, "the target was in")
+    journal.refused({"method": method, "path": "/", "client": None}, kind, "the target was in")
     [line] = caplog.records
     assert line.levelno == level
 

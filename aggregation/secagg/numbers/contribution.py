@@ -247,8 +247,11 @@ def _scale(composition: Composition, norm: float, block_norm: float, weight: int
     if rms > _RMS_WHOLE:
         scale *= _RMS_WHOLE / rms
         remarks += (
-            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps. Ask the "
-            "coordinator's operator why: a second sum with another step would show how large this update is",
+            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps. In the first "
+            "round the usual cause is a running statistic or a counter, sent as ordinary floats, that changes far "
+            "more than the weights. Ask the operator to list such tensors as private in [tensors], or to raise "
+            "codec.first_norm in the run file. If neither explains the step, ask the operator why it is so fine: a "
+            "second sum with another step would show how large this update is",
         )
     return scale, remarks
 

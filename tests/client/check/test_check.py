@@ -26,7 +26,7 @@ from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.check import ClientCheck, check_client
 from umbel.client.check.check import CHECKS
-from umbel.client.errors import AppError, WorkRefused
+from umbel.client.errors import AppError, TooLittleDone, WorkRefused
 from umbel.client.local.steps import LocalSteps
 from umbel.client.training.trainer import Configured, StepLoss
 
@@ -375,6 +375,16 @@ class ForgetsAtARestart(Ward):
         return Evaluation(N, {"threshold": self.threshold})
 
 
+class WaitsForOneCall(Ward):
+    trains_in_one_call = True
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        for _ in range(50):
+            if reason := plan.should_stop():
+                raise TooLittleDone(reason)
+        return super().train(model, plan)
+
+
 class KeepsNoOptimizer(Ward):
     """A resumed training has lost its momentum."""
 
@@ -409,6 +419,12 @@ def test_a_fault_is_found_by_its_own_check_and_by_no_other(check: str, make: typ
     found = checked(make)
     assert found_by(found, "wrong") == {check}, str(found)
     assert all(one.advice for one in found.wrong)
+
+
+def test_a_training_in_one_call_that_asks_often_whether_to_stop_sends_both_reports() -> None:
+    """A slow machine waits longer for such a call, and asks more often."""
+    found = checked(WaitsForOneCall)
+    assert found.verdict_of("rounds") == "pass", str(found)
 
 
 def test_an_error_in_a_later_round_is_told_with_its_line() -> None:

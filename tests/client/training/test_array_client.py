@@ -118,10 +118,10 @@ def test_arrays_that_are_not_the_models_are_declined_with_a_sentence(
 ) -> None:
     app = Changing(change)
     double = Double(app.model)
-    with pytest.raises(TrainingFailed, match=f"train_arrays returned other arrays than the model's: {sentence}"):
+    with pytest.raises(TrainingFailed, match=f"train_arrays returned arrays that the model cannot take: {sentence}"):
         take_part(tmp_path, double, app)
     assert double.reports == {}
-    assert any("train_arrays returned other arrays" in reason for reason in double.declined.values())
+    assert any("returned arrays that the model cannot take" in reason for reason in double.declined.values())
 
 
 @pytest.mark.parametrize("returned", [None, ({}, 3), ({}, TrainResult(1, 1, 1), 3), TrainResult(1, 1, 1)])

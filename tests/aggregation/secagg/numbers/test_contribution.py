@@ -238,6 +238,9 @@ def test_where_the_step_is_so_fine_that_levels_would_be_cut_the_change_is_shorte
     change[:n_set] = rms * math.sqrt(blocks.size / n_here) / composition.codec.inverse_step
     made = sent(composition, change, work_of(composition.secure.weight_unit), 0)
     assert any("so fine that this update is shortened" in remark for remark in made.remarks) is is_said
+    for remark in made.remarks:  # the honest cause and its remedy are named before the suspicion
+        assert remark.index("a running statistic or a counter") < remark.index("codec.first_norm")
+        assert remark.index("codec.first_norm") < remark.index("would show how large this update is")
     assert torch.allclose(made.values, change * (LEVEL_MAX / 5 / rms if is_said else 1.0))
     assert int(torch.cat(list(made.levels())).abs().max()) < LEVEL_MAX
 
