@@ -167,7 +167,7 @@ class TrainingFailed(ClientError):
 
 
 def error_of_site(error: ClientError) -> BaseException | None:
-    """The error that the site's own code raised, whose traceback the site's log shows; None if there is none."""
+    """The error that the site's own code raised, or None. The site's log shows its traceback."""
     failed = error.__cause__ if isinstance(error, UnfitWork) else error
     return failed.__cause__ if isinstance(failed, TrainingFailed) else None
 

@@ -135,8 +135,8 @@ def _simulated(
 ) -> Results:
     calibrations = calibrate(one.trials, one.folder)
     # The experiment's own code may change the current directory.
-    out, base, files = (None if path is None else path.absolute() for path in (folder, one.folder, data))
-    assert base is not None
+    out, base = None if folder is None else folder.absolute(), one.folder.absolute()
+    files = None if data is None else data.absolute()
     splits, results = Splits(one, out), list[TrialResult]()
     for trial in one.trials:
         watcher.begins(trial)

@@ -80,9 +80,7 @@ def _evaluate(
     if result.sample_count < 1:
         found = f"evaluate returned a sample_count of {result.sample_count}"
         return wrong("evaluate", found, "Return the number of held-out samples, or None instead of an Evaluation")
-    again = first.evaluate(start).result
-    if not _same(result, again):
-        moving = _moving(result, again)
+    if (moving := _moving(result, first.evaluate(start).result)) != []:
         if moving and len(moving) < len(result.metrics):
             found = f"two evaluations of the same weights agree, but for the metrics: {some(moving)}"
             return warned("evaluate", found, "Times may differ. Otherwise draw nothing at random in evaluate")

@@ -128,14 +128,14 @@ def flattened(table: Mapping[str, Any], where: Path | str, prefix: str = "") -> 
 
 
 def _flower_table(path: Path, whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section [tool.flwr.app]; empty if there is none."""
+    """The section [tool.flwr.app], or an empty one."""
     for key in ("tool", "flwr", "app"):
         whole = _section(path, whole, key)
     return whole
 
 
 def _section(path: Path, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table in a table; empty if there is none. Raises `AppError`."""
+    """The table that `table` has under this key, or an empty one. Raises `AppError` for anything but a table."""
     found: object = table.get(key, {})
     if not isinstance(found, Mapping):
         raise AppError(f"{path}: {key} must be a section, not {found!r:.80}")
