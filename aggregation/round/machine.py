@@ -270,15 +270,16 @@ def _settle(state: Training, now: float) -> Step:
     least = _least(state)
     if n_clients >= least or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
-    shortfall = f"{n_clients} of at least {counted(least, 'report')}{_not_whole(state, state.accepted)}"
+    shortfall, not_whole = f"{n_clients} of at least {counted(least, 'report')}", _not_whole(state, state.accepted)
     if is_over:
-        return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
+        return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}{not_whole}")
     if state.n_open == 0:
         who = some([client for client, why in state.declined.items() if not is_late(why)])
         by = f"; declined by {who}" if who else ""
-        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}{by}")
-    if state.needs_all and state.declined:
-        return _abandon_short(state, now, f"{some([*state.declined])} declined, with {shortfall}")
+        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}{not_whole}{by}")
+    if state.needs_all and (out := state.declined):  # the others have time left
+        without = _not_whole(state, state.cohort.keys() - out.keys())
+        return _abandon(state, now, f"{some([*out])} declined, with {shortfall}{without}", out)
     return state, ()
 
 
