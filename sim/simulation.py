@@ -13,6 +13,7 @@ import fcntl
 import os
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,6 +93,8 @@ def _described(experiment: Described | None, objects: Objects, changes: Mapping[
 def _run(
     one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher | None, *, progress: bool
 ) -> Results:
+    if folder is not None and find_spec("matplotlib") is None:  # it draws the results when all runs are done
+        raise ModuleNotFoundError("matplotlib is not installed", name="matplotlib")
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
             careful = _rehearsed(one, data)

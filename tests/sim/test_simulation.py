@@ -1,6 +1,7 @@
-"""`simulate`: a watcher that raises ends it, and leaves nothing behind."""
+"""`simulate`: what ends it leaves nothing behind, and what is missing is said before the first round."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,11 @@ def test_whatever_method_raises_the_folder_is_free(
     for _ in range(2):  # a folder that is still locked is refused with a ValueError
         with pytest.raises(Pruned):
             simulate(table(rounds={"count": 1}), tmp_path, watcher=watcher)
+
+
+def test_a_missing_matplotlib_is_said_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        simulate(OWN, tmp_path / "out")
+    assert raised.value.name == "matplotlib", "by which the command names the extra to install"
+    assert not (tmp_path / "out").exists()
