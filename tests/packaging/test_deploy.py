@@ -132,6 +132,7 @@ def test_four_hospitals_finish_the_example_run_through_the_compose_scripts(
             hospital.kill()
 
     key = (Path(environment["COORDINATOR_DATA"]) / "admin.key").read_text().strip()
-    run = httpx.get(f"{coordinator}/v1/admin/runs/breast-cancer", headers={"Authorization": f"Bearer {key}"}).json()
+    headers = {"Authorization": f"Bearer {key}"}
+    run = httpx.get(f"{coordinator}/v1/admin/runs/breast-cancer", headers=headers, timeout=60.0).json()
     planned = tomllib.loads((ROOT / "examples" / "breast_cancer.toml").read_text())["rounds"]["count"]
     assert (run["status"], run["rounds_done"]) == ("finished", planned)

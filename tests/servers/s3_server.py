@@ -60,6 +60,9 @@ class Strict:
         return None
 
 
+ANSWER_S = 60.0  # for an answer on a busy machine; httpx gives up after five seconds by itself
+
+
 @dataclass
 class S3Server:
     """A server process and the port that leads to it."""
@@ -71,7 +74,7 @@ class S3Server:
         """A new bucket's name."""
         name = f"umbel-{secrets.token_hex(4)}"
         headers = {"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"}
-        httpx.put(f"{self.url}/{name}", headers=headers).raise_for_status()
+        httpx.put(f"{self.url}/{name}", headers=headers, timeout=ANSWER_S).raise_for_status()
         return name
 
 

@@ -13,7 +13,7 @@ from obstore.exceptions import GenericError
 from pydantic import SecretStr, ValidationError
 
 from tests.servers.ports import own_port
-from tests.servers.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, s3_server
+from tests.servers.s3_server import ANSWER_S, SECRET_KEY, S3Server, Wire, bucket_settings, s3_server
 from umbel.server.blobs import s3
 from umbel.server.blobs.blobs import BlobStore, BlobsUnavailable, UnknownBlob, model_key
 from umbel.server.blobs.choose import open_blobs
@@ -185,13 +185,13 @@ def test_a_link_can_be_read_by_anyone_until_it_expires(server: S3Server, tmp_pat
     put(blobs, "updates/a/0-0", b"0123456789")
     link = blobs.link("updates/a/0-0", 60.0)
     assert link is not None
-    assert httpx.get(link, headers={"Range": "bytes=3-"}).content == b"3456789"
-    assert httpx.get(link.replace("0-0", "0-1")).status_code == 404
+    assert httpx.get(link, headers={"Range": "bytes=3-"}, timeout=ANSWER_S).content == b"3456789"
+    assert httpx.get(link.replace("0-0", "0-1"), timeout=ANSWER_S).status_code == 404
     short = blobs.link("updates/a/0-0", 1.0)
     assert short is not None
-    while httpx.get(short).status_code == 200:
+    while httpx.get(short, timeout=ANSWER_S).status_code == 200:
         time.sleep(0.2)
-    assert httpx.get(short).status_code == 403
+    assert httpx.get(short, timeout=ANSWER_S).status_code == 403
     assert SECRET_KEY not in link
 
 
@@ -201,7 +201,7 @@ def test_clients_may_know_the_bucket_by_another_name(server: S3Server, wire: Wir
     link = blobs.link("updates/a/0-0", 60.0)
     assert link is not None
     assert link.startswith(wire.url)
-    assert httpx.get(link).content == b"x"
+    assert httpx.get(link, timeout=ANSWER_S).content == b"x"
 
 
 def models(blobs: BlobStore, count: int) -> list[str]:
@@ -248,7 +248,7 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_model_is_not_used(server:
         blobs.put(path, "updates/x")
     link = f"{server.url}/{(settings.blobs or '')[5:]}/{key}"
     headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=umbel-test/20260101/us-east-1/s3/aws4_request"}
-    httpx.put(link, content=b"something else", headers=headers).raise_for_status()
+    httpx.put(link, content=b"something else", headers=headers, timeout=ANSWER_S).raise_for_status()
     with pytest.raises(BlobsUnavailable, match="is damaged"), blobs.local(key):
         pass
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.federations.server_device import Device, House, house, problem, run_file, update_of
-from tests.servers.s3_server import S3Server, Wire, bucket_fields, s3_server
+from tests.servers.s3_server import ANSWER_S, S3Server, Wire, bucket_fields, s3_server
 from umbel.aggregation.model.artifact import encode_model
 from umbel.server.blobs import s3
 from umbel.server.blobs.local import LocalBlobs
@@ -125,7 +125,7 @@ def test_a_client_is_sent_to_the_bucket_and_an_operator_is_not(bucket_server: S3
             sent = await device.send("GET", url)
             assert (sent.status_code, sent.content) == (307, b"")
             assert sent.headers["cache-control"] == "no-store"
-            async with httpx.AsyncClient() as anyone:
+            async with httpx.AsyncClient(timeout=ANSWER_S) as anyone:
                 assert (await anyone.get(sent.headers["location"])).content == data
             rest = await device.send("GET", url, headers={"Range": "bytes=700000-"})
             assert rest.status_code == 307
@@ -160,7 +160,7 @@ def test_a_client_is_sent_to_the_bucket_for_a_change_too(bucket_server: S3Server
             url = f"/v1/models/{change['sha256']}"
             sent = await device.send("GET", url)
             assert sent.status_code == 307
-            async with httpx.AsyncClient() as anyone:
+            async with httpx.AsyncClient(timeout=ANSWER_S) as anyone:
                 linked = (await anyone.get(sent.headers["location"])).content
             (tmp_path / "cache" / change["sha256"]).unlink()
             direct = await device.send("GET", url + "?direct=true")
