@@ -30,6 +30,7 @@ from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
@@ -398,8 +399,9 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")
+    section, n_rounds = section_of(run_file, "aggregation", AggregationSection), int(run_file["rounds"]["count"])
     named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
-    asked = tuple(aggregation.get(key) for key in ("max_abs", "sample_count_max", "server_learning_rate"))
+    asked = (section.max_abs, section.sample_count_max, section.rate(ended.round, n_rounds))
     _require(named == asked, "its max_abs, sample_count_max or server_learning_rate differs from the run file")
 
 

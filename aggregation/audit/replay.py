@@ -12,8 +12,10 @@ from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.downlink.publishing import Publication, write_next_master
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import write_next
+from umbel.aggregation.model.next_model import ServerStep, write_next
 from umbel.aggregation.model.state import Values
+from umbel.aggregation.optimizers.build import optimizer_of
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import ranks_of
@@ -22,9 +24,12 @@ from umbel.aggregation.update.grid import sum_sha256
 
 
 class Replay:
-    """Replays one round. It holds the exact sum, 8 bytes a value. Every method raises `AuditFailed`."""
+    """Replays one round. It holds the exact sum, 8 bytes a value. Every method raises `AuditFailed`.
 
-    def __init__(self, ended: RoundEnded, layout: Layout) -> None:
+    `aggregation`: that section of the run file.
+    """
+
+    def __init__(self, ended: RoundEnded, layout: Layout, aggregation: AggregationSection) -> None:
         if ended.sum is None:
             raise AuditFailed(
                 f"round {ended.round}, attempt {ended.attempt}, made no model, so there is nothing to replay"
@@ -35,6 +40,7 @@ class Replay:
                 "signature of its bundle can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
+        self.step = ServerStep(optimizer_of(aggregation), ended.server_learning_rate)
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()
         self._ranks = ranks_of(ClientId(one.client) for one in ended.clients)
@@ -74,15 +80,15 @@ class Replay:
         `start`: the master copy before. `change_step`: of the run file; where it is set, `public` holds the published
         model before and is moved.
         """
-        layout, rate = self._layout, self._ended.server_learning_rate
+        layout = self._layout
         parts = [Part(one.weight, self._rank(one)) for one in self._ended.accepted if one.weight is not None]
         try:
             mean = self.codec.mean(self._total, parts)
             if change_step is None:
-                write_next(layout, start, mean, rate, public, master)
+                write_next(layout, start, mean, self.step, public, master)
             else:
-                step = write_next_master(layout, start, mean, rate, master, public, change_step)
-                Publication(layout, step, master, public).move()
+                length = write_next_master(layout, start, mean, self.step, master, public, change_step)
+                Publication(layout, length, master, public).move()
         except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's, for tensors of other shapes
             raise AuditFailed(f"no model can be made of the sum: {error}") from error
 

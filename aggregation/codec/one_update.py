@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.update_codec import UpdateCodec
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.model.optimizer import HasMean
+from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.plans.codec import Part
 
 _PIECE_BYTES = 1 << 20

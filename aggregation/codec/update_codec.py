@@ -16,7 +16,7 @@ from umbel.aggregation.codec.vector_update import GridCodec, VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import Projections, one_length
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean
+from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part
 from umbel.aggregation.update.grid import IntegerSum, check_values, to_integers
 from umbel.aggregation.update.wire import float32_header, read_header

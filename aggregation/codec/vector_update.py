@@ -20,7 +20,7 @@ from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean
+from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.model.state import CountPlaces, ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.stated_order import norm

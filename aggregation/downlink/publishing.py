@@ -27,7 +27,7 @@ from torch import Tensor
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.model.optimizer import HasMean, next_pieces
+from umbel.aggregation.model.next_model import HasMean, ServerStep, next_pieces
 from umbel.aggregation.model.state import (
     Piece,
     Values,
@@ -90,14 +90,14 @@ class Spread:
 
 
 def write_next_master(
-    layout: Layout, start: Values, mean: HasMean, learning_rate: float, master: Values, public: Values, in_rms: float
+    layout: Layout, start: Values, mean: HasMean, step: ServerStep, master: Values, public: Values, in_rms: float
 ) -> float:
     """Write the next master copy to `master`; return D, the step with which the published model `public` follows.
 
     `start`: the master copy before. `in_rms`: the step in root mean squares. Raises `ModelOverflow`.
     """
     spread = Spread()
-    for piece, values in next_pieces(layout, start, mean, learning_rate):
+    for piece, values in next_pieces(layout, start, mean, step, master):
         piece.put(master, values)
         if piece.spec.is_sent:  # the others never move, so their zeros would only shorten the step
             spread.add(piece.spec, values, piece.of(public, torch_dtype(piece.spec)))

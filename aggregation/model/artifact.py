@@ -20,9 +20,11 @@ def metadata_of(layout: Layout) -> dict[str, str]:
     return {LAYOUT_KEY: layout.to_json()}
 
 
-def master_metadata_of(layout: Layout) -> dict[str, str]:
-    """The safetensors metadata of a master copy, if that is a file of its own."""
-    return {MASTER_KEY: layout.digest}
+def master_metadata_of(layout: Layout, *, has_more: bool = False) -> dict[str, str]:
+    """The safetensors metadata of a master copy, if that is a file of its own. `has_more`: whether it has more than the
+    model's tensors. One in the model's own dtypes, with nothing beside them, is a model file like any other.
+    """
+    return {MASTER_KEY: layout.digest} if has_more or not layout.is_full_precision else metadata_of(layout)
 
 
 def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from umbel.aggregation.canonical import later
 from umbel.aggregation.codec.section import CodecSection, codec_key, why_not_summable
 from umbel.aggregation.codec.step import RoundShown
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec
 from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
@@ -26,7 +27,6 @@ from umbel.aggregation.run.sections import (
     OVER_SELECTION,
     OVERRIDES_MAX,
     WAIT_FOR_ALL_S,
-    AggregationSection,
     CanarySection,
     DownlinkSection,
     EvaluationSection,

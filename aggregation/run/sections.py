@@ -7,7 +7,7 @@ from typing import Any, Literal
 from umbel.aggregation.canonical import later
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.plans.training import TrainingPlan
-from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, ROUNDS_MAX, TARGET_MAX, require_window, require_within
+from umbel.aggregation.types import OVER_SELECTION_MAX, ROUNDS_MAX, TARGET_MAX, require_window, require_within
 
 OVERRIDES_MAX = 100
 OVER_SELECTION = 1.3
@@ -15,7 +15,6 @@ SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3
 WAIT_FOR_ALL_S, WAIT_FOR_ALL_MAX_S = 300.0, 86400.0
 CHANGE_STEP_MIN, CHANGE_STEP_MAX = 2.0**-8, 2.0
-SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
 
@@ -57,19 +56,6 @@ class RoundsSection:
     def asked_share(self) -> float:
         """How many clients are asked for each report of the target."""
         return OVER_SELECTION if self.over_selection is None else self.over_selection
-
-
-@dataclass(frozen=True, slots=True)
-class AggregationSection:
-    """How updates become the next model."""
-
-    server_learning_rate: float = 1.0  # 1 is FedAvg
-    max_abs: float = 64.0
-    sample_count_max: int = 1 << 20
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import write_next
+from umbel.aggregation.model.next_model import ServerStep, write_next
 from umbel.aggregation.model.state import InMemory, empty_state, master_of, torch_dtype
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Grid, Part
@@ -138,13 +138,16 @@ class CheckCoordinator:
         work = TypeAdapter(WorkDone).validate_json(body)
         update = self._take_update(name, work.update_sha256)
         self.reports.append(work)
-        codec, rate = codec_for(self.codec, self._grid, self.layout), self.file.aggregation.server_learning_rate
+        codec, step = (
+            codec_for(self.codec, self._grid, self.layout),
+            ServerStep(rate=self.file.aggregation.server_learning_rate),
+        )
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
         _, state = decode_model(self.model)
         public = empty_state(self.layout, torch_dtype)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
-        write_next(self.layout, InMemory(master_of(self.layout, state)), mean, rate, InMemory(public))
+        write_next(self.layout, InMemory(master_of(self.layout, state)), mean, step, InMemory(public))
         self.model = encode_model(self.layout.full_state(public), self.layout)
         self.round += 1
         return ReportAnswer(Outcome.ACCEPTED, "counted")

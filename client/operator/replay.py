@@ -17,7 +17,9 @@ from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import PIECE_VALUES, Layout
-from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, torch_dtype
+from umbel.aggregation.model.next_model import empty_master
+from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.sections import DownlinkSection
 from umbel.client.files import file_sha256
@@ -43,7 +45,7 @@ def replay(source: ReplaySource, ended: RoundEnded, created: RunCreated, tell: T
     Raises `AuditFailed` for the first difference, or a `ClientError` if a download fails.
     """
     layout, change_step = _layout(created.layout), section_of(created.run_file, "downlink", DownlinkSection).change_step
-    again = Replay(ended, layout)
+    again = Replay(ended, layout, section_of(created.run_file, "aggregation", AggregationSection))
     with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
         for one in ended.accepted:
             _fold(source, one, again, Path(folder) / "update")
@@ -80,7 +82,8 @@ def _make_model(
     """Write the files of the next version as the coordinator writes them; return their hashes."""
     start, path, is_full = folder / "start", folder / "made", layout.is_full_precision
     source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
-    before, master = InMemory(_state(start)), empty_state(layout, master_dtype)
+    before, optimizer = InMemory(_state(start)), again.step.optimizer
+    master = empty_master(layout, optimizer)
     if change_step is not None:
         source.operator.download_model(ended.model_in.sha256, path)
         _state(path)  # raises for a file that is no model
@@ -90,8 +93,8 @@ def _make_model(
         again.write_model(before, InMemory(master), InMemory(published), None)
         save_file(published, path, metadata_of(layout))
     sha256 = master_sha256 = file_sha256(path)
-    if change_step is not None or not is_full:
-        save_file(master, path, metadata_of(layout) if is_full else master_metadata_of(layout))
+    if change_step is not None or not is_full or again.step.remembers:
+        save_file(master, path, master_metadata_of(layout, has_more=again.step.remembers))
         master_sha256 = file_sha256(path)
     return ModelId(ended.model_in.version + 1, sha256, master_sha256)
 

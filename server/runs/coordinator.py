@@ -159,11 +159,12 @@ class Coordinator:
         except ValueError as error:
             raise Refused("malformed-request", str(error)) from error
         await torch_imported()
+        from umbel.aggregation.optimizers.build import optimizer_of
         from umbel.server.sums.model_files import first_master
 
         try:
             master = await asyncio.get_running_loop().run_in_executor(
-                services.worker, first_master, services.blobs, model_sha256, layout
+                services.worker, first_master, services.blobs, model_sha256, layout, optimizer_of(file.aggregation)
             )
             await hold(services, owner, {model_sha256, master})
         except (UnknownBlob, BeingRemoved) as error:

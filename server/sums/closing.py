@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.states import Closing
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
@@ -144,8 +145,8 @@ class Closer:
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
-        make = partial(next_model, services.blobs, self._layout, base, summed, rate, change_step)
+        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count)
+        make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)
         except ValueError as error:  # it would fail again; a full disk is an OSError, and may pass

@@ -27,8 +27,9 @@ from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of, tensor_offsets
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean, write_next
+from umbel.aggregation.model.next_model import HasMean, ServerStep, master_tensors, write_first, write_next
 from umbel.aggregation.model.state import master_dtype, pieces, torch_dtype
+from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
@@ -97,14 +98,15 @@ def keep_model(blobs: BlobStore, path: Path) -> Blob:
     return blob
 
 
-def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
+def first_master(blobs: BlobStore, model_sha256: str, layout: Layout, optimizer: ServerOptimizer) -> str:
     """Store the master copy of a run's first model unless the model file is it; return the master copy's hash."""
-    if layout.is_full_precision:
+    if layout.is_full_precision and not optimizer.first:
         return model_sha256
     with blobs.local(model_key(model_sha256)) as given, blobs.scratch() as path:
-        with TensorFile(given) as start, _new_file(path, layout, is_master=True) as master:
+        with TensorFile(given) as start, _new_file(path, layout, optimizer) as master:
             for piece in pieces(layout):
                 piece.put(master, piece.of(start, torch_dtype(piece.spec)).to(master_dtype(piece.spec)))
+            write_first(layout, optimizer, master)
         return keep_model(blobs, path).sha256
 
 
@@ -113,10 +115,10 @@ def next_model(
     layout: Layout,
     base: ParentFiles,
     summed: SummedRound,
-    learning_rate: float,
+    step: ServerStep,
     change_step: float | None,
 ) -> ModelFiles:
-    """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
+    """Store the model after this step as the next version. The same sum gives the same files.
 
     `change_step`: the step of changes in root mean squares; None if the run sends no changes. Raises `ModelOverflow`
     if the model has diverged.
@@ -127,17 +129,17 @@ def next_model(
         if change_step is not None:
             with blobs.local(model_key(base.published_sha256)) as before:
                 copyfile(before, public)  # with its header: a client, too, makes its next model from this file
-            with _new_file(master, layout, is_master=True) as wide, TensorFile(public, is_writable=True) as moving:
-                step = write_next_master(layout, start, summed.mean, learning_rate, wide, moving, change_step)
-                _write_change(change_file, ChangeWriter(layout, step, wide, moving))
-        elif layout.is_full_precision:
-            with _new_file(public, layout, is_master=False) as out:
-                write_next(layout, start, summed.mean, learning_rate, out)
+            with _new_file(master, layout, step.optimizer) as wide, TensorFile(public, is_writable=True) as moving:
+                length = write_next_master(layout, start, summed.mean, step, wide, moving, change_step)
+                _write_change(change_file, ChangeWriter(layout, length, wide, moving))
+        elif layout.is_full_precision and not step.remembers:
+            with _new_file(public, layout) as out:
+                write_next(layout, start, summed.mean, step, out)
         else:
-            with _new_file(public, layout, is_master=False) as out, _new_file(master, layout, is_master=True) as wide:
-                write_next(layout, start, summed.mean, learning_rate, out, wide)
+            with _new_file(public, layout) as out, _new_file(master, layout, step.optimizer) as wide:
+                write_next(layout, start, summed.mean, step, out, wide)
         published = keep_model(blobs, public)
-        has_master = change_step is not None or not layout.is_full_precision
+        has_master = change_step is not None or not layout.is_full_precision or step.remembers
         master_sha256 = keep_model(blobs, master).sha256 if has_master else published.sha256
         change = None if change_step is None else keep_model(blobs, change_file)
     n_values = layout.update.n_values
@@ -152,12 +154,16 @@ def _write_change(path: Path, writer: ChangeWriter) -> None:
         file.write(writer.head())
 
 
-def _new_file(path: Path, layout: Layout, is_master: bool) -> TensorFile:
-    """Create a file of zeros and open it. A master copy in the model's own dtypes is a model file like any other."""
-    dtypes = {s.name: master_dtype(s) if is_master else torch_dtype(s) for s in layout.owners()}
-    is_other = is_master and not layout.is_full_precision
-    metadata = master_metadata_of(layout) if is_other else metadata_of(layout)
-    write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
+def _new_file(path: Path, layout: Layout, optimizer: ServerOptimizer | None = None) -> TensorFile:
+    """Create a file of zeros and open it: a master copy if there is an optimizer, else a published model. A master copy
+    in the model's own dtypes, with nothing beside them, is a model file like any other.
+    """
+    if optimizer is None:
+        tensors, metadata = {s.name: (s.shape, torch_dtype(s)) for s in layout.owners()}, metadata_of(layout)
+    else:
+        tensors = master_tensors(layout, optimizer)
+        metadata = master_metadata_of(layout, has_more=bool(optimizer.first))
+    write_skeleton(path, tensors, metadata)
     return TensorFile(path, is_writable=True)
 
 

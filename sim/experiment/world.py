@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.training.shared_state import SharedState
@@ -71,7 +72,9 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     world = World(population, fleet, engine, meter, trial.engine.masks, trial.measure, sites=sites)
     data = loaded if isinstance(loaded, DataSet) else None
     layout = layout_of_run(trial.run, SharedState(model).layout)
-    return TrialWorld(world, ModelState.first(model.state_dict(), layout), data, partition)
+    return TrialWorld(
+        world, ModelState.first(model.state_dict(), layout, optimizer_of(trial.run.aggregation)), data, partition
+    )
 
 
 def _meter(recipe: ModelRecipe, section: ModelSection, device: torch.device) -> Meter:
@@ -102,7 +105,12 @@ def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, d
     sites = SitePolicies.read(trial.sites, folder, app.n_clients)
     world = World(clients, fleet, None, None, trial.engine.masks, trial.measure, clients, sites)
     described = loaded if isinstance(loaded, DataSet) else None
-    return TrialWorld(world, ModelState.first(shared.shared(), shared.layout), described, partition)
+    return TrialWorld(
+        world,
+        ModelState.first(shared.shared(), shared.layout, optimizer_of(trial.run.aggregation)),
+        described,
+        partition,
+    )
 
 
 def client_app(section: ClientsSection, data: Population | None, seed: int) -> ClientApp:

@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
@@ -502,9 +503,9 @@ class Federation:
 
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
-        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
+        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count)
         try:
-            state = self.model.after(found.mean, rate, change_step)
+            state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:
             raise SimulationError(f"round {closing.plan.number} makes no model: {error}") from error
         return SummedModel(state, found.sum_sha256, found.update_rms, found.totals)

@@ -14,8 +14,10 @@ from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean, write_next
-from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, master_of, torch_dtype
+from umbel.aggregation.model.next_model import HasMean, ServerStep, empty_master, write_first, write_next
+from umbel.aggregation.model.state import InMemory, empty_state, master_of, torch_dtype
+from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
+from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
@@ -58,28 +60,31 @@ class ModelState:
     change: FileDigest | None = None  # from the version before, where the run sends changes
 
     @classmethod
-    def first(cls, state: Mapping[str, Tensor], layout: Layout | None = None) -> "ModelState":
-        """Version 0. `layout`: of the run; by default all of the state travels."""
+    def first(
+        cls, state: Mapping[str, Tensor], layout: Layout | None = None, optimizer: ServerOptimizer | None = None
+    ) -> "ModelState":
+        """Version 0. `layout`: of the run; by default all of the state travels. `optimizer`: of the server."""
         layout = Layout.of_state(state) if layout is None else layout
         owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
         body = encode_model(layout.full_state(owned), layout)
-        return cls(layout, master_of(layout, owned), owned, FileDigest.of(body))
+        master = {**empty_master(layout, optimizer or sgd()), **master_of(layout, owned)}
+        write_first(layout, optimizer or sgd(), InMemory(master))
+        return cls(layout, master, owned, FileDigest.of(body))
 
-    def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
+    def after(self, mean: HasMean, step: ServerStep, change_step: float | None) -> "ModelState":
         """The next version, with the bits of a coordinator's (`server/sums/model_files.py`).
 
         `change_step`: where clients are sent changes, their step in root mean squares. Raises `ModelOverflow`.
         """
-        layout, master, before = self.layout, empty_state(self.layout, master_dtype), InMemory(self.master)
+        layout, before = self.layout, InMemory(self.master)
+        master = empty_master(layout, step.optimizer)
         if change_step is None:
             public = empty_state(layout, torch_dtype)
-            write_next(layout, before, mean, learning_rate, InMemory(public), InMemory(master))
+            write_next(layout, before, mean, step, InMemory(public), InMemory(master))
             return ModelState(layout, master, public, self._file_of(public))
         public = {name: values.clone() for name, values in self.published.items()}
         files = InMemory(master), InMemory(public)
-        writer = ChangeWriter(
-            layout, write_next_master(layout, before, mean, learning_rate, *files, change_step), *files
-        )
+        writer = ChangeWriter(layout, write_next_master(layout, before, mean, step, *files, change_step), *files)
         body = b"".join(writer.body())
         return ModelState(layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))
 

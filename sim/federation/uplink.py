@@ -22,7 +22,7 @@ from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean
+from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.model.state import CountPlaces
 from umbel.aggregation.plans.codec import Part
 from umbel.aggregation.plans.round import RoundPlan

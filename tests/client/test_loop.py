@@ -20,10 +20,10 @@ from torch import nn
 
 from tests.client.doubles.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
 from tests.servers.waits import wait_until
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.plans.training import TrainingSection
-from umbel.aggregation.run.sections import AggregationSection
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.client import (
     Client,

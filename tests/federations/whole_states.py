@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.optimizer import HasMean, next_pieces
+from umbel.aggregation.model.next_model import HasMean, ServerStep, next_pieces
 from umbel.aggregation.model.state import InMemory, State, empty_state, master_dtype, published, weight_change
 
 
@@ -21,7 +21,7 @@ def state_change(layout: Layout, local: State, start: State) -> Tensor:
 def next_master(layout: Layout, master: State, mean: HasMean, learning_rate: float = 1.0) -> dict[str, Tensor]:
     """The next master copy: a new tensor for each owner."""
     made = empty_state(layout, master_dtype)
-    for piece, values in next_pieces(layout, InMemory(master), mean, learning_rate):
+    for piece, values in next_pieces(layout, InMemory(master), mean, ServerStep(rate=learning_rate)):
         piece.put(InMemory(made), values)
     return made
 

@@ -23,6 +23,7 @@ import umbel.__main__ as command_line
 from tests.repository import ROOT
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, OpenRun, OpenRuns, Problem, ReportAnswer
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
@@ -32,7 +33,6 @@ from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import (
-    AggregationSection,
     CanarySection,
     DownlinkSection,
     EvaluationSection,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import FLOATS, PIECE_VALUES, Layout, TensorSpec
-from umbel.aggregation.model.optimizer import HasMean, write_next
+from umbel.aggregation.model.next_model import HasMean, ServerStep, write_next
 from umbel.aggregation.model.state import InMemory, empty_state, master_of, torch_dtype, weight_change
 from umbel.client.local.arrays import Array, array_of, tensor_of
 
@@ -55,7 +55,7 @@ class StartArrays:
         Raises `ModelOverflow` for a float that would leave its dtype's finite range.
         """
         after = empty_state(self.layout, torch_dtype)
-        write_next(self.layout, InMemory(self._master), change, 1.0, InMemory(after))
+        write_next(self.layout, InMemory(self._master), change, ServerStep(), InMemory(after))
         dtypes = {spec.name: np.dtype(spec.dtype) for spec in self.layout.tensors}
         return ArrayRecord({name: FlowerArray(array_of(after.pop(name), dtypes[name])) for name in self.arrays})
 

@@ -20,7 +20,7 @@ from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.kinds import require_fitting
 from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
-from umbel.aggregation.model.optimizer import write_next
+from umbel.aggregation.model.next_model import ServerStep, write_next
 from umbel.aggregation.model.state import InMemory, empty_state, master_dtype, master_of, torch_dtype
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part
@@ -134,7 +134,9 @@ def test_a_global_tensor_stays_and_the_others_move_as_in_a_model_without_it(code
         total.add(reader.integers(update[:head], [update[head:]], 0), 3)
         public, master = empty_state(layout, torch_dtype), empty_state(layout, master_dtype)
         before = InMemory(master_of(layout, {spec.name: state[spec.name] for spec in layout.owners()}))
-        write_next(layout, before, reader.mean(total, [Part(3, 0)]), 0.5, InMemory(public), InMemory(master))
+        write_next(
+            layout, before, reader.mean(total, [Part(3, 0)]), ServerStep(rate=0.5), InMemory(public), InMemory(master)
+        )
         made.append((public, master))
     (public, master), (public_part, master_part) = made
     assert all(torch.equal(public[name], state[name]) and torch.equal(master[name], state[name]) for name in "ac")
@@ -161,7 +163,7 @@ def test_a_change_that_clients_download_leaves_global_tensors_and_its_step_follo
         owned = {spec.name: state[spec.name].clone() for spec in layout.owners()}
         master, public = InMemory(empty_state(layout, master_dtype)), InMemory(owned)
         start = InMemory(master_of(layout, owned))
-        steps.append(write_next_master(layout, start, total, 1.0, master, public, 0.5))
+        steps.append(write_next_master(layout, start, total, ServerStep(), master, public, 0.5))
         writer = ChangeWriter(layout, steps[-1], master, public)
         body = b"".join(writer.body())
         fetched = {spec.name: state[spec.name].clone() for spec in layout.owners()}
@@ -221,7 +223,9 @@ def test_counts_are_added_up_exactly_and_all_else_is_averaged(
     total, other = halves
     total.merge_sums([other.sums], other.total_weight, other.n_folded)
     public, master = empty_state(layout, torch_dtype), empty_state(layout, master_dtype)
-    write_next(layout, InMemory(state), reader.mean(total, parts), 0.5, InMemory(public), InMemory(master))
+    write_next(
+        layout, InMemory(state), reader.mean(total, parts), ServerStep(rate=0.5), InMemory(public), InMemory(master)
+    )
     added = [sum(counted[i] for _, counted in clients) for i in range(5)]
     assert public["b"].tolist() == [before + more for before, more in zip([5, -3, 1 << 40], added[:3], strict=True)]
     assert public["d"].tolist() == added[3:]
@@ -237,7 +241,7 @@ def test_counts_beyond_their_dtype_stop_the_run_with_a_remedy() -> None:
     total.add([torch.tensor([round(2 * INTEGER_UNIT / GRID.step)])], 5)
     reader, public = codec_for(CodecPlan(), GRID, layout), InMemory(empty_state(layout, torch_dtype))
     with pytest.raises(ModelOverflow, match=r"counts in tensor 'd' would leave the range of int32; .* wider"):
-        write_next(layout, InMemory(state), reader.mean(total, []), 1.0, public)
+        write_next(layout, InMemory(state), reader.mean(total, []), ServerStep(), public)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])

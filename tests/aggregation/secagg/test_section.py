@@ -9,13 +9,13 @@ from umbel.aggregation.audit.bundle import json_sha256
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.step import RoundShown
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, Weighting
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile, require_compatible
 from umbel.aggregation.run.sections import (
-    AggregationSection,
     CanarySection,
     DownlinkSection,
     EvaluationSection,

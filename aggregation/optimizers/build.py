@@ -1,0 +1,31 @@
+"""The server optimizer that a run file asks for."""
+
+from umbel.aggregation.optimizers.adaptive import adagrad, adam, yogi
+from umbel.aggregation.optimizers.layerwise import lamb, lars
+from umbel.aggregation.optimizers.momentum import momentum
+from umbel.aggregation.optimizers.section import AggregationSection
+from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
+from umbel.aggregation.optimizers.sgd import sgd
+
+
+def optimizer_of(section: AggregationSection) -> ServerOptimizer:
+    """The one of this section. The second moment begins with tau^2, the least that Reddi et al. ask for; with bias
+    correction with zero.
+    """
+    of = section.of
+    match section.optimizer:
+        case "sgd":
+            return sgd()
+        case "momentum" | "nesterov":
+            return momentum(of("momentum"), nesterov=section.optimizer == "nesterov")
+        case "adagrad":
+            return adagrad(of("beta1"), of("tau"), of("tau") ** 2)
+        case "yogi":
+            return yogi(of("beta1"), of("beta2"), of("tau"), of("tau") ** 2)
+        case "adam":
+            v0 = 0.0 if section.bias_correction else of("tau") ** 2
+            return adam(of("beta1"), of("beta2"), of("tau"), v0, bias_correction=section.bias_correction)
+        case "lars":
+            return lars(of("momentum"), of("trust"))
+        case "lamb":
+            return lamb(of("beta1"), of("beta2"), of("tau"))

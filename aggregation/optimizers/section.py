@@ -1,0 +1,77 @@
+"""The section [aggregation] of a run file: how updates become the next model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from umbel.aggregation.canonical import later
+from umbel.aggregation.plans.schedule import RateSchedule
+from umbel.aggregation.types import RATE_MIN, require_within
+
+OptimizerName: TypeAlias = Literal["sgd", "momentum", "nesterov", "adagrad", "adam", "yogi", "lars", "lamb"]
+SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
+_BETA_MAX = 1.0 - 2.0**-20
+_OF_MOMENTUM, _ADAPTIVE = ("momentum", "nesterov", "lars"), ("adagrad", "adam", "yogi", "lamb")
+# Each key, the optimizers that read it, and its default.
+_KEYS: dict[str, tuple[tuple[OptimizerName, ...], float]] = {
+    "momentum": (_OF_MOMENTUM, 0.9),
+    "beta1": (_ADAPTIVE, 0.9),
+    "beta2": (("adam", "yogi", "lamb"), 0.99),
+    "tau": (_ADAPTIVE, 1e-3),
+    "trust": (("lars",), 1e-3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationSection:
+    """`optimizer`: of the server. The keys after it are None if the run file leaves them out; `of` has their defaults.
+
+    Reddi et al. 2021 use beta1 0.9, beta2 0.99 and tau 1e-3 in most of their experiments; for Adagrad beta1 0.
+    """
+
+    server_learning_rate: float = 1.0  # 1 is FedAvg
+    max_abs: float = 64.0
+    sample_count_max: int = 1 << 20
+    optimizer: OptimizerName = later("sgd")
+    momentum: float | None = later(None)
+    beta1: float | None = later(None)
+    beta2: float | None = later(None)
+    tau: float | None = later(None)  # added to the root of the second moment, so that small ones make no long steps
+    trust: float | None = later(None)  # of "lars": the length of a step in norms of the tensor, at the rate 1
+    bias_correction: bool = later(False)  # of "adam"
+    schedule: RateSchedule | None = later(None)  # of `server_learning_rate`
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
+
+    def __post_init__(self) -> None:
+        if isinstance(table := cast(object, self.schedule), Mapping):  # of a run file in an audit bundle
+            object.__setattr__(self, "schedule", RateSchedule(**table))
+        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
+        for key, (names, _) in _KEYS.items():
+            if getattr(self, key) is None:
+                continue
+            if self.optimizer not in names:
+                raise ValueError(
+                    f'`{key}` is for optimizer = {_either(names)}, not for "{self.optimizer}": leave it out'
+                )
+            require_within(getattr(self, key), key, 0.0 if key != "tau" else 1e-12, _MOST[key])
+        if self.bias_correction and self.optimizer != "adam":
+            raise ValueError('`bias_correction` is for optimizer = "adam": leave it out')
+
+    def of(self, key: str) -> float:
+        """The value of a key of the optimizer, or its default."""
+        given: float | None = getattr(self, key)
+        if given is not None:
+            return given
+        return 0.0 if (key, self.optimizer) == ("beta1", "adagrad") else _KEYS[key][1]
+
+    def rate(self, number: int, n_rounds: int) -> float:
+        """The server's rate in round `number`, from 1."""
+        return self.server_learning_rate * (1.0 if self.schedule is None else self.schedule.share(number, n_rounds))
+
+
+_MOST = {"momentum": _BETA_MAX, "beta1": _BETA_MAX, "beta2": _BETA_MAX, "tau": 1e3, "trust": 1e3}
+
+
+def _either(names: tuple[str, ...]) -> str:
+    *first, last = (f'"{name}"' for name in names)
+    return f"{', '.join(first)} or {last}" if first else last
