@@ -399,10 +399,14 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")
-    section, n_rounds = section_of(run_file, "aggregation", AggregationSection), int(run_file["rounds"]["count"])
-    named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
-    asked = (section.max_abs, section.sample_count_max, section.rate(ended.round, n_rounds))
-    _require(named == asked, "its max_abs, sample_count_max or server_learning_rate differs from the run file")
+    section = section_of(run_file, "aggregation", AggregationSection)
+    try:
+        n_rounds = int(run_file["rounds"]["count"])
+        gives = section.gives(ended.server_learning_rate, plan.number, n_rounds, plan.target)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AuditFailed(f"the server's learning rate does not follow from the run file: {error}") from error
+    is_same = (plan.max_abs, plan.sample_count_max) == (section.max_abs, section.sample_count_max)
+    _require(is_same and gives, "its max_abs, sample_count_max or server_learning_rate differs from the run file")
 
 
 def _check_sum(ended: RoundEnded) -> None:

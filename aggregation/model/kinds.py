@@ -1,7 +1,8 @@
-"""Whether a run file's kinds of tensors and a model's layout fit each other."""
+"""Whether a run file's kinds of tensors and its server optimizer fit a model's layout."""
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.layout import INTEGER_UNIT, Layout
+from umbel.aggregation.model.layout import INTEGER_UNIT, SLOTS_PREFIX, Layout
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
 
 
@@ -32,6 +33,23 @@ def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: fl
         raise LayoutError(
             "there is nothing to train: no tensor of the model has a value that clients send. Change [tensors], so "
             "that some tensors have the kind mean"
+        )
+
+
+def require_steppable(section: AggregationSection, layout: Layout) -> None:
+    """Raise `LayoutError` if the server optimizer of this section cannot move a model with this layout."""
+    if not section.remembers:
+        return
+    if found := [spec.name for spec in layout.tensors if spec.name.startswith(SLOTS_PREFIX)]:
+        raise LayoutError(
+            f'tensor {found[0]!r} has a name that begins with "{SLOTS_PREFIX}", but with optimizer = '
+            f'"{section.optimizer}" such names are for what the optimizer remembers: rename the tensor, or set '
+            'optimizer = "sgd" in [aggregation]'
+        )
+    if not any(spec.is_stepped and spec.n_values for spec in layout.tensors):
+        raise LayoutError(
+            f'optimizer = "{section.optimizer}" has nothing to move: it moves floats of the kind mean, and running '
+            'statistics, integers and bools take their mean change. Set optimizer = "sgd" in [aggregation]'
         )
 
 

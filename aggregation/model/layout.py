@@ -26,6 +26,7 @@ HALF_PRECISION = frozenset({"bfloat16", "float16"})
 FLOATS = HALF_PRECISION | {"float32", "float64"}
 STATISTICS = frozenset({"running_mean", "running_var"})
 """The running statistics of normalization layers, by torch's names."""
+SLOTS_PREFIX = "umbel."  # of the names, in a master copy's file, of what the server's optimizer remembers
 _ITEM_BYTES: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "bfloat16": 2, "float16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
@@ -81,6 +82,11 @@ class TensorSpec:
         they change by orders of magnitude more than weights, which would vanish in a common step or norm.
         """
         return self.dtype in FLOATS and self.name.rpartition(".")[2] not in STATISTICS
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether the server's optimizer moves it. Running statistics, integers and bools take their mean change."""
+        return self.kind == "mean" and self.is_coded
 
     @property
     def n_values(self) -> int:

@@ -13,7 +13,7 @@ multiply-add would make the bits depend on the processor.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.errors import ModelOverflow
-from umbel.aggregation.model.layout import FLOATS, INTEGER_UNIT, PIECE_VALUES, Layout, TensorSpec
+from umbel.aggregation.model.layout import FLOATS, INTEGER_UNIT, PIECE_VALUES, SLOTS_PREFIX, Layout, TensorSpec
 from umbel.aggregation.model.state import (
     EXACT_IN_FLOAT32,
+    InMemory,
     Piece,
     Values,
     master_dtype,
+    master_of,
     pieces,
     published,
     torch_dtype,
@@ -49,9 +51,9 @@ class ServerStep:
     rate: float = 1.0
 
     @classmethod
-    def of(cls, section: AggregationSection, number: int, n_rounds: int) -> "ServerStep":
-        """The step of round `number` of a run with this section."""
-        return cls(optimizer_of(section), section.rate(number, n_rounds))
+    def of(cls, section: AggregationSection, number: int, n_rounds: int, target: int) -> "ServerStep":
+        """The step of round `number` of a run with this section. `target`: of the round's plan."""
+        return cls(optimizer_of(section), section.rate(number, n_rounds, target))
 
     @property
     def remembers(self) -> bool:
@@ -59,24 +61,19 @@ class ServerStep:
         return bool(self.optimizer.first)
 
 
-STEPS = "umbel.steps"  # the name of the number of steps so far: int64, no dimensions
+STEPS = SLOTS_PREFIX + "steps"  # the name of the number of steps so far: int64, no dimensions
 
 
 def slot_name(slot: str, tensor: str) -> str:
     """The name, in a master copy's file, of what the optimizer remembers of a tensor."""
-    return f"umbel.{slot}/{tensor}"
-
-
-def is_stepped(spec: TensorSpec) -> bool:
-    """Whether the optimizer moves this tensor."""
-    return spec.is_sent and spec.is_coded and spec.kind == "mean"
+    return f"{SLOTS_PREFIX}{slot}/{tensor}"
 
 
 def master_tensors(layout: Layout, optimizer: ServerOptimizer) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """The shape and dtype of each tensor of a master copy, with what the optimizer remembers."""
     model = {spec.name: (spec.shape, master_dtype(spec)) for spec in layout.owners()}
     slots = {name: (spec.shape, torch.float32) for name, spec, _ in _slots_of(layout, optimizer)}
-    return {**model, **slots, **({STEPS: ((), torch.int64)} if slots or optimizer.first else {})}
+    return {**model, **slots, **({STEPS: ((), torch.int64)} if optimizer.first else {})}
 
 
 def empty_master(layout: Layout, optimizer: ServerOptimizer) -> dict[str, Tensor]:
@@ -93,9 +90,16 @@ def write_first(layout: Layout, optimizer: ServerOptimizer, master: Values) -> N
                 master.write(name, start, torch.full((n_values,), first, dtype=torch.float32))
 
 
+def first_master_copy(layout: Layout, optimizer: ServerOptimizer, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The master copy of a run's first model, in memory. `state`: the published model."""
+    master = {**empty_master(layout, optimizer), **master_of(layout, state)}
+    write_first(layout, optimizer, InMemory(master))
+    return master
+
+
 def _slots_of(layout: Layout, optimizer: ServerOptimizer) -> Iterator[tuple[str, TensorSpec, float]]:
     for spec in layout.owners():
-        if is_stepped(spec):
+        if spec.is_stepped:
             yield from ((slot_name(slot, spec.name), spec, first) for slot, first in optimizer.first.items())
 
 
@@ -123,7 +127,7 @@ def next_pieces(
             yield from ((piece, piece.of(start, master_dtype(spec))) for piece in all_of_it)
             continue
         changes = partial(_change, mean, places[spec.name])
-        if is_stepped(spec):
+        if spec.is_stepped:
             yield from stepping.moved(all_of_it, changes)
             continue
         rate = step.rate if not step.remembers else 1.0

@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from umbel.aggregation.canonical import later
-from umbel.aggregation.plans.schedule import RateSchedule
-from umbel.aggregation.types import RATE_MIN, require_within
+from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
+from umbel.aggregation.types import RATE_MAX, RATE_MIN, require_within
 
-OptimizerName: TypeAlias = Literal["sgd", "momentum", "nesterov", "adagrad", "adam", "yogi", "lars", "lamb"]
+ServerOptimizerName: TypeAlias = Literal["sgd", "momentum", "nesterov", "adagrad", "adam", "yogi", "lars", "lamb"]
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _BETA_MAX = 1.0 - 2.0**-20
-_OF_MOMENTUM, _ADAPTIVE = ("momentum", "nesterov", "lars"), ("adagrad", "adam", "yogi", "lamb")
+_Names: TypeAlias = tuple[ServerOptimizerName, ...]
+_OF_MOMENTUM: _Names = ("momentum", "nesterov", "lars")
+_ADAPTIVE: _Names = ("adagrad", "adam", "yogi", "lamb")
+_ADAPTIVE_RATE = 0.01  # their steps are about as long as the rate, whatever the change
 # Each key, the optimizers that read it, and its default.
-_KEYS: dict[str, tuple[tuple[OptimizerName, ...], float]] = {
+_KEYS: dict[str, tuple[_Names, float]] = {
     "momentum": (_OF_MOMENTUM, 0.9),
     "beta1": (_ADAPTIVE, 0.9),
     "beta2": (("adam", "yogi", "lamb"), 0.99),
@@ -29,23 +32,29 @@ class AggregationSection:
     Reddi et al. 2021 use beta1 0.9, beta2 0.99 and tau 1e-3 in most of their experiments; for Adagrad beta1 0.
     """
 
-    server_learning_rate: float = 1.0  # 1 is FedAvg
+    server_learning_rate: float | None = None  # 1 is FedAvg; None: 1, and 0.01 for adagrad, adam, yogi and lamb
     max_abs: float = 64.0
     sample_count_max: int = 1 << 20
-    optimizer: OptimizerName = later("sgd")
+    optimizer: ServerOptimizerName = later("sgd")
     momentum: float | None = later(None)
     beta1: float | None = later(None)
     beta2: float | None = later(None)
     tau: float | None = later(None)  # added to the root of the second moment, so that small ones make no long steps
     trust: float | None = later(None)  # of "lars": the length of a step in norms of the tensor, at the rate 1
     bias_correction: bool = later(False)  # of "adam"
-    schedule: RateSchedule | None = later(None)  # of `server_learning_rate`
+    schedule: RateSchedule = later(factory=RateSchedule)  # of `server_learning_rate`
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if isinstance(table := cast(object, self.schedule), Mapping):  # of a run file in an audit bundle
-            object.__setattr__(self, "schedule", RateSchedule(**table))
-        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
+            object.__setattr__(self, "schedule", RateSchedule(**cast(Mapping[str, Any], table)))
+        if self.optimizer not in (known := get_args(ServerOptimizerName)):
+            raise ValueError(f"optimizer must be {_either(known)}, not {self.optimizer!r:.40}")
+        if self.server_learning_rate is None:
+            object.__setattr__(self, "server_learning_rate", _ADAPTIVE_RATE if self.optimizer in _ADAPTIVE else 1.0)
+        if self._has_schedule:
+            require_within(self._rate, "server_learning_rate with [aggregation.schedule]", RATE_MIN, RATE_MAX)
+        require_within(self._rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
         for key, (names, _) in _KEYS.items():
             if getattr(self, key) is None:
                 continue
@@ -64,9 +73,32 @@ class AggregationSection:
             return given
         return 0.0 if (key, self.optimizer) == ("beta1", "adagrad") else _KEYS[key][1]
 
-    def rate(self, number: int, n_rounds: int) -> float:
-        """The server's rate in round `number`, from 1."""
-        return self.server_learning_rate * (1.0 if self.schedule is None else self.schedule.share(number, n_rounds))
+    @property
+    def remembers(self) -> bool:
+        """Whether a step depends on the ones before, so that the optimizer's slots lie beside the model."""
+        return self.optimizer != "sgd"
+
+    def rate(self, number: int, n_rounds: int, target: int) -> float:
+        """The server's rate in round `number`, from 1, of `n_rounds`. `target`: of the round's plan, in reports."""
+        return self._rates(n_rounds, target).rate(number) if self._has_schedule else self._rate
+
+    def gives(self, rate: float, number: int, n_rounds: int, target: int) -> bool:
+        """Whether `rate` returns this, on whatever machine it was computed."""
+        if self._has_schedule:
+            return self._rates(n_rounds, target).gives(rate, number)
+        return rate == self._rate
+
+    @property
+    def _rate(self) -> float:
+        assert self.server_learning_rate is not None, "filled in at the start"
+        return self.server_learning_rate
+
+    @property
+    def _has_schedule(self) -> bool:
+        return self.schedule != RateSchedule()
+
+    def _rates(self, n_rounds: int, target: int) -> RatePlan:
+        return RatePlan(self.schedule, self._rate, n_rounds, target)
 
 
 _MOST = {"momentum": _BETA_MAX, "beta1": _BETA_MAX, "beta2": _BETA_MAX, "tau": 1e3, "trust": 1e3}

@@ -30,8 +30,9 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.next_model import ServerStep, write_next
-from umbel.aggregation.model.state import InMemory, empty_state, master_of, torch_dtype
+from umbel.aggregation.model.next_model import ServerStep, empty_master, first_master_copy, write_next
+from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype
+from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Grid, Part
 from umbel.aggregation.reports import WorkDone
@@ -65,6 +66,7 @@ class CheckCoordinator:
         self._keys: dict[str, str] = {}  # by client
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.RLock()
+        self._master = first_master_copy(layout, optimizer_of(file.aggregation), decode_model(model)[1])
 
     def transport(self) -> httpx.MockTransport:
         return httpx.MockTransport(self._handle)
@@ -138,16 +140,14 @@ class CheckCoordinator:
         work = TypeAdapter(WorkDone).validate_json(body)
         update = self._take_update(name, work.update_sha256)
         self.reports.append(work)
-        codec, step = (
-            codec_for(self.codec, self._grid, self.layout),
-            ServerStep(rate=self.file.aggregation.server_learning_rate),
-        )
+        codec, rounds = codec_for(self.codec, self._grid, self.layout), self.file.rounds
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
-        _, state = decode_model(self.model)
-        public = empty_state(self.layout, torch_dtype)
+        step = ServerStep.of(self.file.aggregation, self.round, rounds.count, rounds.target)
+        public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
-        write_next(self.layout, InMemory(master_of(self.layout, state)), mean, step, InMemory(public))
+        write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))
+        self._master = master
         self.model = encode_model(self.layout.full_state(public), self.layout)
         self.round += 1
         return ReportAnswer(Outcome.ACCEPTED, "counted")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.model.kinds import require_fitting
+from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.model.state import State
 from umbel.aggregation.model.statistics import careful_of_statistics
@@ -48,6 +48,7 @@ def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
 
 def _checked(path: Path, layout: Layout, file: RunFile, remarks: tuple[str, ...]) -> FirstModel:
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
+    require_steppable(file.aggregation, layout)
     careful = careful_of_statistics(layout, file.tensor_rules)
     return FirstModel(path, remarks + ((f"careful: {careful}",) if careful else ()))
 

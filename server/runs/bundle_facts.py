@@ -90,7 +90,7 @@ def round_ended(
         plan=plan,
         grid=plan.grid,
         training=run.file.training_plan(plan.number),
-        server_learning_rate=run.file.aggregation.rate(plan.number, run.file.rounds.count),
+        server_learning_rate=run.file.aggregation.rate(plan.number, run.file.rounds.count, plan.target),
         clients=signed,
         sum=_sum(state, end),
         passed_over=record.passed_over,

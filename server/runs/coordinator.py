@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from sqlalchemy.exc import IntegrityError
 
-from umbel.aggregation.model.kinds import require_fitting
+from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Declined, Recruiting
@@ -154,6 +154,7 @@ class Coordinator:
         layout = await self._layout(model.layout_digest)
         try:
             require_fitting(file.tensor_rules, layout, file.coarsest_step)
+            require_steppable(file.aggregation, layout)
             if file.privacy is not None:
                 require_private_model(layout)
         except ValueError as error:

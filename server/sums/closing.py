@@ -145,7 +145,7 @@ class Closer:
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count)
+        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count, live.plan.target)
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)

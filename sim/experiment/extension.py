@@ -80,12 +80,18 @@ def _require_same_course(folder: Path, before: RunFile, now: RunFile) -> None:
         why = "the noise of [privacy] is planned for all rounds together"
     elif any(before.training_plan(n).learning_rate != now.training_plan(n).learning_rate for n in range(1, count + 1)):
         why = "the learning rate of [training.schedule] depends on the number of rounds"
+    elif any(_server_rate(before, n) != _server_rate(now, n) for n in range(1, count + 1)):
+        why = "the server's learning rate of [aggregation.schedule] depends on the number of rounds"
     else:
         return
     raise ValueError(
         f"the runs in {folder} have rounds.count = {count}, and {more} rounds would be other runs from the first round "
         f"on, because {why}; choose another folder (--out)"
     )
+
+
+def _server_rate(file: RunFile, number: int) -> float:
+    return file.aggregation.rate(number, file.rounds.count, file.rounds_of(number).target)
 
 
 def _of_lists(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[object, object]]:

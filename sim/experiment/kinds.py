@@ -2,7 +2,7 @@
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.kinds import require_fitting
+from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.tensors import KINDS_KEPT
 from umbel.aggregation.run.file import RunFile
@@ -26,6 +26,7 @@ def layout_of_run(file: RunFile, model: Layout) -> Layout:
         )
     made = model.with_kinds(kinds.__getitem__)
     require_fitting(rules, made, file.coarsest_step)
+    require_steppable(file.aggregation, made)
     if made.update is not made and projections(file.codec.first(made.update.n_values, 0), made):
         raise LayoutError(
             f"{file.codec.name} in the mode structured and global tensors cannot be simulated together with the "

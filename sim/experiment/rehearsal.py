@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.kinds import require_fitting
+from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
@@ -199,6 +199,7 @@ def _shared_layout(client: Client, name: str, file: RunFile) -> Layout:
     try:
         layout = SharedState(client).under(rules).layout
         require_fitting(rules, layout, file.coarsest_step)
+        require_steppable(file.aggregation, layout)
     except (LayoutError, WorkRefused) as error:
         raise EngineError(f"{name}: {error}") from error
     return layout

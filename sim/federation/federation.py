@@ -503,7 +503,7 @@ class Federation:
 
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
-        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count)
+        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count, closing.plan.target)
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:

@@ -14,8 +14,8 @@ from umbel.aggregation.downlink.publishing import write_next_master
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.next_model import HasMean, ServerStep, empty_master, write_first, write_next
-from umbel.aggregation.model.state import InMemory, empty_state, master_of, torch_dtype
+from umbel.aggregation.model.next_model import HasMean, ServerStep, empty_master, first_master_copy, write_next
+from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype
 from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
 from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.phrases import counted
@@ -67,9 +67,7 @@ class ModelState:
         layout = Layout.of_state(state) if layout is None else layout
         owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
         body = encode_model(layout.full_state(owned), layout)
-        master = {**empty_master(layout, optimizer or sgd()), **master_of(layout, owned)}
-        write_first(layout, optimizer or sgd(), InMemory(master))
-        return cls(layout, master, owned, FileDigest.of(body))
+        return cls(layout, first_master_copy(layout, optimizer or sgd(), owned), owned, FileDigest.of(body))
 
     def after(self, mean: HasMean, step: ServerStep, change_step: float | None) -> "ModelState":
         """The next version, with the bits of a coordinator's (`server/sums/model_files.py`).

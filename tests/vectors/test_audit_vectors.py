@@ -15,6 +15,7 @@ from umbel.aggregation.canonical import canonical, number_text, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import InMemory, State, empty_state, master_dtype, torch_dtype
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.operator.audit import AuditLine, verify
 
@@ -41,7 +42,7 @@ def test_the_round_comes_to_the_same_sum_and_the_same_model_files_again() -> Non
     assert auditor.created is not None
     _, ended = auditor.rounds[1]
     layout = Layout.from_json(auditor.created.layout)
-    again = Replay(ended, layout)
+    again = Replay(ended, layout, AggregationSection())
     for one in reversed(ended.accepted):
         update = bytes.fromhex(FROZEN["updates"][one.client])
         again.fold(one, update[:64], [update[64:]])

@@ -15,6 +15,7 @@ from tests.federations.audit_chain_of import AUDIT_KEY, CLIENT_KEYS, FILE, chain
 from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, RunCreated, Sealed, json_sha256, seal
 from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import Json, canonical, parsed
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.run.sections import CanarySection
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.operator.audit import AuditLine, parse_bundle, read_lines, verify
@@ -254,11 +255,11 @@ def test_a_bundle_of_a_kind_that_is_not_known_is_named() -> None:
 def test_updates_of_another_round_do_not_add_up() -> None:
     auditor, _ = verify(LINES, KEYS)
     _, ended = auditor.rounds[1]
-    again = Replay(ended, PLAYED.layout)
+    again = Replay(ended, PLAYED.layout, AggregationSection())
     for one in ended.accepted:
         update = PLAYED.updates["a"]
         again.fold(one, update[:64], [update[64:]])
     with pytest.raises(AuditFailed, match="the updates add up to"):
         again.require_sum()
     with pytest.raises(AuditFailed, match="0 updates of weight 0 together"):
-        Replay(replace(ended, clients=()), PLAYED.layout).require_sum()
+        Replay(replace(ended, clients=()), PLAYED.layout, AggregationSection()).require_sum()

@@ -1,7 +1,6 @@
 """Each server optimizer against its paper's pseudo-code in numpy's float64, over twenty rounds."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from umbel.aggregation.optimizers.sgd import sgd
 
 Vector = npt.NDArray[np.float64]
 Oracle = Callable[[Vector, Callable[[Vector, int], Vector]], Vector]
+Remembered = dict[str, Vector]  # by a paper's own names
 N, ROUNDS, RATE = 50, 20, 0.05
 
 
@@ -26,8 +26,8 @@ def rounds(optimizer: ServerOptimizer, x: Vector, change: Callable[[Vector, int]
         given = torch.tensor(change(values.numpy(), n))
         wide, at, rule = {name: one.double() for name, one in slots.items()}, Moment(n, RATE), optimizer.step
         if isinstance(rule, LayerwiseRule):
-            norms = (float(one.norm()) for one in (values, rule.direction(given.clone(), wide, at)))
-            values = values + rule.step(given, wide, at, trust_of(*norms, rule.ratio))
+            norms = [float(one.norm()) for one in (values, rule.direction(given.clone(), wide, at))]
+            values = values + rule.step(given, wide, at, trust_of(norms[0], norms[1], rule.ratio))
         else:
             values = values + rule(given, wide, at)
         slots = {name: one.float() for name, one in wide.items()}
@@ -41,9 +41,9 @@ def towards_one(x: Vector, n: int) -> Vector:
     return speed * (1.0 - x) + noise
 
 
-def paper(update: Callable[[Vector, dict[str, Any], int], Vector]) -> Oracle:
+def paper(update: Callable[[Vector, Remembered, int], Vector]) -> Oracle:
     def run(x: Vector, change: Callable[[Vector, int], Vector]) -> Vector:
-        memory: dict[str, Any] = {}
+        memory: Remembered = {}
         for n in range(1, ROUNDS + 1):
             memory["x"] = x
             x = x + update(change(x, n), memory, n)
@@ -52,40 +52,40 @@ def paper(update: Callable[[Vector, dict[str, Any], int], Vector]) -> Oracle:
     return run
 
 
-def fedavgm(d: Vector, memory: dict[str, Any], _n: int) -> Vector:
-    memory["v"] = 0.9 * memory.get("v", 0.0) + d
+def fedavgm(d: Vector, memory: Remembered, _n: int) -> Vector:
+    memory["v"] = 0.9 * memory.get("v", np.zeros_like(d)) + d
     return RATE * memory["v"]
 
 
-def nesterov(d: Vector, memory: dict[str, Any], _n: int) -> Vector:
-    memory["v"] = 0.9 * memory.get("v", 0.0) + d
+def nesterov(d: Vector, memory: Remembered, _n: int) -> Vector:
+    memory["v"] = 0.9 * memory.get("v", np.zeros_like(d)) + d
     return RATE * (d + 0.9 * memory["v"])
 
 
-def fedopt(second: Callable[[Any, Vector], Any], v0: float) -> Callable[[Vector, dict[str, Any], int], Vector]:
-    def update(d: Vector, memory: dict[str, Any], _n: int) -> Vector:
-        memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * d
-        memory["v"] = second(memory.get("v", v0), d)
+def fedopt(second: Callable[[Vector, Vector], Vector], v0: float) -> Callable[[Vector, Remembered, int], Vector]:
+    def update(d: Vector, memory: Remembered, _n: int) -> Vector:
+        memory["m"] = 0.9 * memory.get("m", np.zeros_like(d)) + 0.1 * d
+        memory["v"] = second(memory.get("v", np.full_like(d, v0)), d)
         return RATE * memory["m"] / (np.sqrt(memory["v"]) + 1e-3)
 
     return update
 
 
-def adam_corrected(d: Vector, memory: dict[str, Any], n: int) -> Vector:
-    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * d
-    memory["v"] = 0.99 * memory.get("v", 0.0) + 0.01 * d**2
+def adam_corrected(d: Vector, memory: Remembered, n: int) -> Vector:
+    memory["m"] = 0.9 * memory.get("m", np.zeros_like(d)) + 0.1 * d
+    memory["v"] = 0.99 * memory.get("v", np.zeros_like(d)) + 0.01 * d**2
     return RATE * np.sqrt(1 - 0.99**n) / (1 - 0.9**n) * memory["m"] / (np.sqrt(memory["v"]) + 1e-3)
 
 
-def lars_of_the_paper(d: Vector, memory: dict[str, Any], _n: int) -> Vector:
+def lars_of_the_paper(d: Vector, memory: Remembered, _n: int) -> Vector:
     local = 0.1 * np.linalg.norm(memory["x"]) / np.linalg.norm(d)
-    memory["v"] = 0.9 * memory.get("v", 0.0) + RATE * local * d
+    memory["v"] = 0.9 * memory.get("v", np.zeros_like(d)) + RATE * local * d
     return memory["v"]
 
 
-def lamb_of_the_paper(d: Vector, memory: dict[str, Any], n: int) -> Vector:
-    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * d
-    memory["v"] = 0.99 * memory.get("v", 0.0) + 0.01 * d**2
+def lamb_of_the_paper(d: Vector, memory: Remembered, n: int) -> Vector:
+    memory["m"] = 0.9 * memory.get("m", np.zeros_like(d)) + 0.1 * d
+    memory["v"] = 0.99 * memory.get("v", np.zeros_like(d)) + 0.01 * d**2
     r = memory["m"] / (1 - 0.9**n) / (np.sqrt(memory["v"] / (1 - 0.99**n)) + 1e-6)
     return RATE * np.linalg.norm(memory["x"]) / np.linalg.norm(r) * r
 

@@ -20,6 +20,7 @@ from tests.servers.s3_server import bucket_fields, s3_server
 from tests.servers.waits import wait_until
 from umbel.aggregation.model.artifact import metadata_of
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.next_model import ServerStep
 from umbel.client.state.model_files import apply_changes
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.choose import open_blobs
@@ -188,7 +189,7 @@ def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_pa
         layout = large_model(path, MODEL_MIB)
         first = keep_model(blobs, path).sha256
     memory = Memory(os.getpid())
-    made = next_model(blobs, layout, ParentFiles(first, first), SummedRound("", Noise()), 1.0, 1.0)
+    made = next_model(blobs, layout, ParentFiles(first, first), SummedRound("", Noise()), ServerStep(), 1.0)
     assert memory.growth_mib() < 48
     assert made.change is not None
     paths = [tmp_path / "blobs" / "models" / name for name in (first, made.change.sha256)]

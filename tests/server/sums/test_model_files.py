@@ -9,7 +9,9 @@ from tests.federations.server_device import small_state
 from tests.federations.whole_states import next_master, published_state
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.model.state import master_of
+from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
 from umbel.server.blobs.blobs import model_key
@@ -39,8 +41,8 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     edge = next(spec.place for spec in layout.tensors if spec.name == "half.edge")
     change[edge] = 64.0  # beyond float16's range, by enough to round to an infinity
     total.fold_vector(change, 3)
-    base = ParentFiles(first.sha256, first_master(blobs, first.sha256, layout))
-    files = next_model(blobs, layout, base, SummedRound(sum_sha256(total), total), 0.7, None)
+    base = ParentFiles(first.sha256, first_master(blobs, first.sha256, layout, sgd()))
+    files = next_model(blobs, layout, base, SummedRound(sum_sha256(total), total), ServerStep(rate=0.7), None)
     master = next_master(layout, master_of(layout, state), total, 0.7)
     expected = layout.full_state(published_state(layout, master))
     with blobs.local(model_key(files.published.sha256)) as path:

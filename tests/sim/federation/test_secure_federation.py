@@ -15,6 +15,7 @@ from tests.sim.federation.worlds import attempts_of, hashes, table
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
@@ -278,7 +279,7 @@ def test_the_model_is_that_of_the_sum_of_the_integers() -> None:
     found = uplink.totals(CLIENTS, None)
     plain = totals(uplink.composition, levels, words, [0, 1, 2])
     assert (found.sum_sha256, found.total_weight) == (plain.sum_sha256, sum(WEIGHTS))
-    assert model.after(found.mean, 1.0, None).file == model.after(plain.mean, 1.0, None).file
+    assert model.after(found.mean, ServerStep(), None).file == model.after(plain.mean, ServerStep(), None).file
     exact = (values.double() * torch.tensor(WEIGHTS).unsqueeze(1)).sum(0) / sum(WEIGHTS)
     torch.testing.assert_close(found.mean.mean_slice(0, 350), exact, rtol=0, atol=0.05)
 
@@ -339,8 +340,8 @@ def test_where_the_integers_are_the_same_the_model_is_that_of_a_plain_round() ->
     masked.add(CLIENTS, values, WORKS, WEIGHTS)
     plain = PlainUplink(replace(plan, codec=CodecPlan(), secure=None), model.layout, RANKS, 0, Memory())
     plain.add(CLIENTS, values, WORKS, WEIGHTS)
-    ours = model.after(masked.totals(CLIENTS, None).mean, 1.0, None)
-    theirs = model.after(plain.codec.mean(plain.total, plain.parts), 1.0, None)
+    ours = model.after(masked.totals(CLIENTS, None).mean, ServerStep(), None)
+    theirs = model.after(plain.codec.mean(plain.total, plain.parts), ServerStep(), None)
     assert ours.file == theirs.file
     assert ours.file != model.file
 
