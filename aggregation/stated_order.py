@@ -1,14 +1,16 @@
 """Sums of floats in a stated order, and logarithms made of products, so that every machine gets the same bits.
 
-IEEE 754 fixes how each sum, product, quotient and square root is rounded. Three things still differ between machines:
-the order in which a library adds, whether it fuses a product with a sum, and the last bits of its logarithms. Python's
-own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
+IEEE 754 fixes how each sum, product, quotient and square root is rounded. Four things still differ between machines:
+the order in which a library adds, whether it fuses a product with a sum, the last bits of its logarithms, and those of
+torch's square roots. Python's own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
 """
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:  # a run file is read without torch
     from torch import Tensor
@@ -28,6 +30,16 @@ def total(values: Tensor) -> Tensor:
         values[..., : n - half] += values[..., half:n]
         n = half
     return values[..., 0] if n else values.new_zeros(values.shape[:-1])
+
+
+def square_roots(values: Tensor) -> Tensor:
+    """The square roots, each rounded as IEEE 754 says. `values`: float64 in main memory, which are written over.
+
+    numpy and the C library round them so. MKL, with which torch is built, has another last bit in one of a hundred.
+    """
+    found = values.numpy()
+    np.sqrt(found, out=found)
+    return values
 
 
 def sum_of_squares(values: Tensor) -> float:

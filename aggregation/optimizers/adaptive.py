@@ -20,6 +20,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from umbel.aggregation.optimizers.server_optimizer import Moment, ServerOptimizer, Slots
+from umbel.aggregation.stated_order import square_roots
 
 M, V = "first_moment", "second_moment"
 SecondMoment: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (v, D^2) -> v'
@@ -59,7 +60,7 @@ def _adaptive(
 ) -> ServerOptimizer:
     def step(change: Tensor, slots: Slots, at: Moment) -> Tensor:
         slots[M], slots[V] = moments(beta1, second, change, slots)
-        return (slots[M] / slots[V].sqrt().add_(tau)).mul_(rate(at))
+        return (slots[M] / square_roots(slots[V].clone()).add_(tau)).mul_(rate(at))
 
     return ServerOptimizer(step, {M: 0.0, V: v0})
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from umbel.aggregation.optimizers.adaptive import M, V, moments, power
 from umbel.aggregation.optimizers.server_optimizer import LayerwiseRule, Moment, ServerOptimizer, Slots
+from umbel.aggregation.stated_order import square_roots
 
 _SPEED = "momentum"
 
@@ -51,7 +52,7 @@ def trust_of(values_norm: float, direction_norm: float, ratio: float) -> float:
 def _adams(beta1: float, beta2: float, tau: float, change: Tensor, slots: Slots, at: Moment) -> Tensor:
     first, second = _moments(beta1, beta2, change, slots)
     first.div_(1.0 - power(beta1, at.n))
-    return first.div_(second.div_(1.0 - power(beta2, at.n)).sqrt_().add_(tau))
+    return first.div_(square_roots(second.div_(1.0 - power(beta2, at.n))).add_(tau))
 
 
 def _moments(beta1: float, beta2: float, change: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:

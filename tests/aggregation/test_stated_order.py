@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.stated_order import ceil_log2, log2, norm, sum_of_squares, total
+from umbel.aggregation.stated_order import ceil_log2, log2, norm, square_roots, sum_of_squares, total
 
 positive = st.floats(min_value=5e-324, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 
@@ -26,6 +26,12 @@ def by_hand(values: list[float]) -> float:
 @given(st.lists(st.floats(-1e30, 1e30), max_size=40))
 def test_a_total_is_added_in_the_stated_order(values: list[float]) -> None:
     assert float(total(torch.tensor(values, dtype=torch.float64))) == by_hand(values)
+
+
+@pytest.mark.parametrize("exponent", [-300, -20, 0, 300])
+def test_square_roots_are_those_of_ieee_754(exponent: int) -> None:
+    drawn = torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 10.0**exponent
+    assert square_roots(drawn.clone()).tolist() == [math.sqrt(one) for one in drawn.tolist()]
 
 
 @given(st.integers(0, 300), st.integers(0, 5), st.integers(0, 1000))

@@ -1,5 +1,6 @@
 """Each server optimizer against its paper's pseudo-code in numpy's float64, over twenty rounds."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -74,7 +75,7 @@ def fedopt(second: Callable[[Vector, Vector], Vector], v0: float) -> Callable[[V
 def adam_corrected(d: Vector, memory: Remembered, n: int) -> Vector:
     memory["m"] = 0.9 * memory.get("m", np.zeros_like(d)) + 0.1 * d
     memory["v"] = 0.99 * memory.get("v", np.zeros_like(d)) + 0.01 * d**2
-    return RATE * np.sqrt(1 - 0.99**n) / (1 - 0.9**n) * memory["m"] / (np.sqrt(memory["v"]) + 1e-3)
+    return RATE * math.sqrt(1 - 0.99**n) / (1 - 0.9**n) * memory["m"] / (np.sqrt(memory["v"]) + 1e-3)
 
 
 def lars_of_the_paper(d: Vector, memory: Remembered, _n: int) -> Vector:
@@ -87,7 +88,7 @@ def lamb_of_the_paper(d: Vector, memory: Remembered, n: int) -> Vector:
     memory["m"] = 0.9 * memory.get("m", np.zeros_like(d)) + 0.1 * d
     memory["v"] = 0.99 * memory.get("v", np.zeros_like(d)) + 0.01 * d**2
     r = memory["m"] / (1 - 0.9**n) / (np.sqrt(memory["v"] / (1 - 0.99**n)) + 1e-6)
-    return RATE * np.linalg.norm(memory["x"]) / np.linalg.norm(r) * r
+    return RATE * float(np.linalg.norm(memory["x"]) / np.linalg.norm(r)) * r
 
 
 CASES = {
