@@ -27,6 +27,7 @@ from torch.utils.data import TensorDataset
 from tests.federations.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.file import RunFile
@@ -250,7 +251,7 @@ def simulated_by_engine(run_file: str, script: Script) -> Simulated:
     everyone, all_samples = ScriptedDevices(script), samples()
     population = ShardedPopulation(all_samples, shards(), all_samples.take(np.arange(0)))
     meter = Meter(MODEL.make(), LOSSES["cross-entropy"], accuracy=True)
-    first = ModelState.first(MODEL.make().state_dict(), first_layout(file))
+    first = ModelState.first(MODEL.make().state_dict(), first_layout(file), optimizer_of(file.aggregation))
     world = World(population, everyone, SequentialEngine(MODEL), meter, masks=True)
     return _played(Federation(world, beginning(file, first), first), everyone)
 

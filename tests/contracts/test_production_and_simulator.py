@@ -39,6 +39,7 @@ from tests.contracts.scripted_federation import (
 from tests.suite.nights import at_night
 from umbel.aggregation.model.base import base_sha256
 from umbel.client import SitePolicy
+from umbel.client.cli.audit import replay_run
 from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
@@ -143,6 +144,28 @@ def test_a_site_whose_policy_refuses_declines_the_same_over_http_and_in_an_exper
         made = over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policies=policies)
         assert made == found.made
         assert [refusals_of(record) for record in operator.progress("refusing").ended] == found.refusals
+
+
+SERVER_OPTIMIZERS = {
+    "momentum": 'optimizer = "momentum"',
+    "adam": 'optimizer = "adam"\nschedule = { name = "cosine", warm_up_rounds = 2, per_clients = 5 }',
+    "lamb": 'optimizer = "lamb"\ntau = 0.1',
+}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", *at_night("lamb")])
+def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    name: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = CODECS["integer"] if name == "adam" else CODECS["float32"]
+    more = f'\n[aggregation]\n{SERVER_OPTIMIZERS[name]}\n[retention]\nupdates = "all"\n'
+    run_file = RUN.format(name=f"server-{name}", target=4, over_selection=1.5) + changes + more
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
+    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
+        replay_run(operator, f"server-{name}", all_=True)
+    assert capsys.readouterr().out.count("the same hash") == 4
 
 
 EVERYTHING = """

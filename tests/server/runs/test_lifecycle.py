@@ -154,10 +154,14 @@ def test_a_run_that_is_over_is_neither_paused_nor_resumed_nor_rolled_back(tmp_pa
     asyncio.run(scenario())
 
 
-def test_a_rollback_goes_on_from_an_older_version_under_a_new_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_rollback_goes_on_from_an_older_version_under_a_new_number(tmp_path: Path, optimizer: str) -> None:
+    """What the server's optimizer remembered with that version comes back, too."""
+    run = lifecycle_run().replace("[aggregation]", f'[aggregation]\noptimizer = "{optimizer}"')
+
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run(), small_state())
+            await it.begin(run, small_state())
             [device] = await it.devices(1)
             for value in (0.5, 1.0, 2.0):
                 await train(device, LAYOUT, value)
