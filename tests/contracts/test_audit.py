@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load
 
 from tests.federations.audit_house import bundles, operating
 from tests.federations.server_device import (
@@ -27,6 +28,8 @@ from tests.federations.server_device import (
 )
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.next_model import STEPS, HasMean, ServerStep, slot_name, write_next
+from umbel.aggregation.model.state import Values
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.client.cli.audit import audit_run, replay_run, verify_file
 from umbel.client.operator.operator import Operator
@@ -39,17 +42,21 @@ def values_of(layout: Layout, seed: int) -> torch.Tensor:
     return torch.randn(layout.n_values, generator=torch.Generator().manual_seed(seed))
 
 
-async def play(it: House, updates: str, rounds: int = 2) -> list[Device]:
-    """A run of some rounds, over; its devices."""
+async def play(it: House, updates: str, rounds: int = 2, more: str = "", last: int | None = None) -> list[Device]:
+    """A run of some rounds, over; its devices. `more`: of [aggregation]. `last`: the last round that is played."""
     text = run_file(count=rounds, target=N_CLIENTS) + f'[retention]\nupdates = "{updates}"\n'
-    layout = await it.begin(text, small_state())
+    await it.begin(text.replace("[aggregation]", f"[aggregation]\n{more}"), small_state())
     devices = await it.devices(N_CLIENTS)
-    for number in range(rounds):
-        await asyncio.gather(
-            *(one.take_part(layout, values_of(layout, 10 * number + i)) for i, one in enumerate(devices))
-        )
-        await it.ended(number + 1)
+    for number in range(rounds if last is None else last):
+        await train(it, devices, number)
     return devices
+
+
+async def train(it: House, devices: list[Device], number: int) -> None:
+    """Round `number`, from 0."""
+    layout = Layout.of_state(small_state())
+    await asyncio.gather(*(one.take_part(layout, values_of(layout, 10 * number + i)) for i, one in enumerate(devices)))
+    await it.ended(number + 1)
 
 
 def in_house(data: Path, act: Callable[[House], Awaitable[None]]) -> None:
@@ -204,6 +211,69 @@ def test_a_model_that_was_changed_is_named(tmp_path: Path, capsys: pytest.Captur
 
     in_house(tmp_path, act)
     assert "the downloaded model does not have the SHA-256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_coordinator_that_remembers_something_else_than_it_must_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """The published model is right, and what the server's optimizer remembers for the next round is not."""
+
+    def forge(layout: Layout, start: Values, mean: HasMean, step: ServerStep, public: Values, master: Values) -> None:
+        write_next(layout, start, mean, step, public, master)
+        slot = slot_name(next(iter(step.optimizer.first)), "embed.weight")
+        master.write(slot, 3, master.read(slot, torch.float32, 3, 1) + 1.0)
+
+    async def act(it: House) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("umbel.server.sums.model_files.write_next", forge)
+            await play(it, "all", rounds=1, more=f'optimizer = "{optimizer}"')
+        await operating(it, lambda operator: audit_run(operator, "demo"))
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", 1))
+
+    in_house(tmp_path, act)
+    assert "round 1: the computed full-precision model has the hash" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("any_database_in_time")
+def test_a_run_whose_optimizer_remembers_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over a restart in its middle: what is remembered lies beside the model."""
+    more = 'optimizer = "adam"\nbias_correction = true\nschedule = { name = "cosine", warm_up_rounds = 1 }'
+
+    devices = list[Device]()
+
+    async def first(it: House) -> None:
+        devices.extend(await play(it, "all", more=more, rounds=3, last=2))
+
+    async def act(it: House) -> None:
+        for device in devices:
+            device.http = it.http
+        await train(it, devices, 2)
+        await operating(it, lambda operator: replay_run(operator, "demo", all_=True))
+        facts = [one["bundle"]["facts"] for one in await bundles(it)]
+        assert [one["server_learning_rate"] for one in facts[1:]] == [0.01, 0.01, 0.005]
+        start = await it.http.get("/v1/admin/runs/demo/audit/3/model", headers=it.admin)
+        master = load(start.content)
+        assert master[STEPS].item() == 2
+        assert master[slot_name("second_moment", "half.weight")].dtype is torch.float32
+
+    in_house(tmp_path, first)
+    in_house(tmp_path, act)
+    assert capsys.readouterr().out.count("the same hash") == 3
+
+
+def test_a_model_with_names_of_what_an_optimizer_remembers_makes_no_run_with_one(tmp_path: Path) -> None:
+    async def act(it: House) -> None:
+        state = {**small_state(), "umbel.steps": torch.zeros(1)}
+        sha256 = await it.put_model(state)
+        text = run_file().replace("[aggregation]", '[aggregation]\noptimizer = "adam"')
+        refused = await it.put_run(text, sha256)
+        assert problem(refused) == "malformed-request"
+        assert "'umbel.steps' has a name that begins with" in refused.json()["detail"]
+        assert (await it.put_run(run_file(), sha256)).status_code == 201
+
+    in_house(tmp_path, act)
 
 
 def _execute(data: Path, *statements: str) -> None:

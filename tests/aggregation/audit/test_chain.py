@@ -16,6 +16,7 @@ from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, RunCreated, 
 from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import Json, canonical, parsed
 from umbel.aggregation.optimizers.section import AggregationSection
+from umbel.aggregation.plans.schedule import RateSchedule
 from umbel.aggregation.run.sections import CanarySection
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.operator.audit import AuditLine, parse_bundle, read_lines, verify
@@ -222,6 +223,27 @@ def test_a_run_may_begin_with_a_canary_that_takes_several_attempts() -> None:
 def test_a_canary_out_of_its_place_is_found(attempts: list[int], n_rounds_before: int, said: str) -> None:
     with pytest.raises(AuditFailed, match=said):
         verify(with_canaries(*attempts, n_rounds_before=n_rounds_before), KEYS)
+
+
+def with_schedule(rate: float) -> list[AuditLine]:
+    """A run of three rounds whose server's rate falls by half after each; both attempts at round 1 state `rate`."""
+    created, abandoned, committed = played()
+    schedule = RateSchedule("step", every=1, factor=0.5, per_clients=FILE.rounds.target)
+    file = replace(FILE, aggregation=replace(FILE.aggregation, schedule=schedule))
+    whole: Any = parsed(canonical(file))
+    created = replace(created, run_file=whole, run_file_sha256=json_sha256(file))
+    attempts = (
+        replace(one, run_file_sha256=created.run_file_sha256, server_learning_rate=rate)
+        for one in (abandoned, committed)
+    )
+    return lines_of(created, *attempts)
+
+
+def test_the_servers_rate_is_computed_again_from_its_schedule() -> None:
+    assert len(verify(with_schedule(1.0), KEYS)[1]) == 3
+    assert len(verify(with_schedule(1.0 + 1e-9), KEYS)[1]) == 3, "a last digit of another machine"
+    with pytest.raises(AuditFailed, match=r"server_learning_rate differs from the run file"):
+        verify(with_schedule(0.5), KEYS)
 
 
 # --- keys, heads and replays ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A model file as a run takes it: kinds of [tensors] are written, what stays at the sites is left out."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.tensors import TensorKind, TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
@@ -16,6 +18,18 @@ from umbel.client.operator.first_model import fitted_model
 
 STATE = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(4)}
 RULES = TensorRules({"global": ("b",), "private": ("c",)})
+
+
+def test_a_name_of_what_the_servers_optimizer_remembers_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "init.safetensors").write_bytes(encode_model({"umbel.steps": torch.ones(1), **STATE}))
+    with fitted_model(path, run(None)) as first:
+        assert first.path == path
+    remembering = replace(run(None), aggregation=AggregationSection(optimizer="momentum"))
+    with (
+        pytest.raises(LayoutError, match=r"'umbel.steps' has a name .* rename the tensor"),
+        fitted_model(path, remembering),
+    ):
+        pass
 
 
 def written(folder: Path, **kinds: TensorKind) -> Path:

@@ -19,6 +19,7 @@ from umbel.sim.simulation import RUNS_FOLDER
 
 LEFT = {"codec": {"name": "topk", "share": 0.1, "error_feedback": True}}
 CHANGES_DOWN = {"codec": {"name": "integer"}, "downlink": {"name": "change"}}
+REMEMBERS = {"aggregation": {"optimizer": "adam"}}
 LOSSES = {"fleet": {"dropouts": {"per_round": 0.3, "returns": 0.5}}, "rounds": {"minimum": 5}}
 SCORED = {"engine": {"name": "sequential", "score_every": 2}}
 
@@ -39,9 +40,9 @@ def sized(described: dict[str, Any], count: int) -> dict[str, Any]:
     [
         ({}, (2, 3, 5)),
         (CHANGES_DOWN, (1, 5)),
-        *product([LEFT, LOSSES, SCORED, {"fleet": None}], [(1, 5)]),
+        *product([LEFT, LOSSES, SCORED, REMEMBERS, {"fleet": None}], [(1, 5)]),
         *at_night(({}, (1, 5)), (CHANGES_DOWN, (2, 3, 5))),
-        *at_night(*product([LEFT, LOSSES, SCORED, {"fleet": None}], [(2, 3, 5)])),
+        *at_night(*product([LEFT, LOSSES, SCORED, REMEMBERS, {"fleet": None}], [(2, 3, 5)])),
     ],
 )
 def test_more_rounds_end_as_one_long_run(tmp_path: Path, changes: dict[str, Any], counts: tuple[int, ...]) -> None:
@@ -171,6 +172,10 @@ def test_what_only_the_summary_uses_may_change_and_so_may_a_default_be_written_o
         (
             {"training": {"schedule": {"name": "cosine"}}},
             r"learning rate of \[training\.schedule\] depends on the number",
+        ),
+        (
+            {"aggregation": {"schedule": {"name": "cosine"}}},
+            r"server's learning rate of \[aggregation\.schedule\] depends on the number",
         ),
         (
             {

@@ -1,5 +1,6 @@
 """Kinds of tensors in experiments: global tensors stay, others travel, and what needs own clients is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.sim.federation.worlds import attempts_of, table
 from tests.suite.nights import at_night
 from umbel.aggregation.model.artifact import decode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RoundsSection
@@ -80,6 +82,9 @@ def test_the_simulator_warns_once_of_averaged_statistics_where_sites_differ() ->
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+ADAM = AggregationSection(optimizer="adam")
+
+
 def file_of(**patterns: tuple[str, ...]) -> RunFile:
     return RunFile("r", RoundsSection(1, 1), tensors=patterns)  # type: ignore[arg-type]
 
@@ -91,6 +96,7 @@ def file_of(**patterns: tuple[str, ...]) -> RunFile:
         (file_of(base=("1.*",)), "'1.bias' is base by .* simulate your own clients instead"),
         (file_of(**{"global": ("7.*",)}), "the pattern '7.*' in .* matches no tensor of the model"),
         (file_of(**{"global": ("*",)}), "there is nothing to train"),
+        (replace(file_of(**{"global": ("*.weight", "*.bias")}), aggregation=ADAM), r"\"adam\" has nothing to move"),
     ],
 )
 def test_kinds_that_one_model_cannot_have_are_refused(file: RunFile, words: str) -> None:
