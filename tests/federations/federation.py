@@ -196,6 +196,12 @@ class Federation:
                 return False
 
 
+class Remembering(Federation):
+    """Its server's optimizer remembers the rounds before."""
+
+    run_file: ClassVar[str] = RUN.replace("[aggregation]", '[aggregation]\noptimizer = "momentum"')
+
+
 async def _next_chunk(device: Device, name: str, update: bytes, offset: int, half: int) -> httpx.Response:
     if offset == 0:
         fields = {"Upload-Length": str(len(update)), "Upload-Complete": "?0", "Repr-Digest": repr_digest(update)}

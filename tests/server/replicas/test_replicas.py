@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.federations.federation import Federation, Urls, check
+from tests.federations.federation import Federation, Remembering, Urls, check
 from tests.federations.server_device import Json
 from tests.servers.killing import Death, of_replicas, resume, start
 from tests.servers.ports import own_port
@@ -77,14 +77,18 @@ def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
 
 
 async def fare(
-    settings: Sequence[Settings], disturb: Disturbance | None = None, death: Death | None = None, seed: int = 0
+    settings: Sequence[Settings],
+    disturb: Disturbance | None = None,
+    death: Death | None = None,
+    seed: int = 0,
+    life: type[Federation] = Federation,
 ) -> tuple[str, list[Json]]:
     """The last model's hash, and the records of a run over these replicas."""
     fleet = Fleet(settings, death)
     urls = Urls([f"http://127.0.0.1:{one.port}" for one in settings], seed)
     try:
         async with httpx.AsyncClient(transport=urls, base_url="http://umbel", timeout=4.0) as http:
-            federation = Federation(http, settings[0])
+            federation = life(http, settings[0])
             running = asyncio.create_task(federation.run())
             disturbing = asyncio.create_task(disturb(fleet, federation)) if disturb else None
             done, _ = await asyncio.wait([running], timeout=LIMIT_S)
@@ -110,6 +114,18 @@ async def first_report(federation: Federation) -> None:
 
 def test_replicas_make_the_same_model_as_one_process(settings: list[Settings], undisturbed: str) -> None:
     assert asyncio.run(fare(settings))[0] == undisturbed
+
+
+def test_what_an_optimizer_remembers_outlives_the_replica_that_made_the_model(
+    settings: list[Settings], tmp_path: Path, undisturbed: str
+) -> None:
+    alone = Settings(data=tmp_path / "alone", port=own_port())
+    expected, _ = asyncio.run(fare([alone], life=Remembering))
+    died = tmp_path / "died"
+    death = Death("make the model", is_before=False, once=died)
+    found, _ = asyncio.run(fare(settings, death=death, life=Remembering))
+    assert died.exists(), "the step was not done"
+    assert found == expected != undisturbed
 
 
 @pytest.mark.parametrize(("step", "is_before"), [*deaths()])
