@@ -10,7 +10,7 @@ from umbel.aggregation.types import RATE_MAX, RATE_MIN, require_within
 
 ServerOptimizerName: TypeAlias = Literal["sgd", "momentum", "nesterov", "adagrad", "adam", "yogi", "lars", "lamb"]
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
-_BETA_MAX = 1.0 - 2.0**-20
+_BETA_MAX = 0.999999
 _Names: TypeAlias = tuple[ServerOptimizerName, ...]
 _OF_MOMENTUM: _Names = ("momentum", "nesterov", "lars")
 _ADAPTIVE: _Names = ("adagrad", "adam", "yogi", "lamb")

@@ -63,6 +63,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "training": TrainingSection,
     "training.schedule": RateSchedule,
     "aggregation": AggregationSection,
+    "aggregation.schedule": RateSchedule,
     "codec": CodecSection,
     "secure_aggregation": SecureAggregationSection,
     "privacy": PrivacySection,
@@ -96,6 +97,7 @@ _CODEC_OF = {
     "every": "mask",
     "rank": "lowrank",
 }
+_OPTIMIZER_OF = {"momentum": "momentum", "beta1": "adam", "beta2": "adam", "tau": "adam", "trust": "lars"}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -309,14 +311,16 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "override": {"first_round": 1},
         "downlink": {"name": "change"},
         "secure_aggregation": {"enabled": False},
+        "aggregation": {"optimizer": _OPTIMIZER_OF.get(name, "sgd")},
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:
         return {**base, name: value}
-    if section == "training.schedule":
+    if section.endswith(".schedule"):
         kind = {"every": "step", "factor": "step", "final": "cosine"}.get(name, "constant")
         needs = {"every": 1} if kind == "step" else {}
-        return {**base, "training": {"schedule": {"name": kind, **needs, name: value}}}
+        owner = section.removesuffix(".schedule")
+        return {**base, owner: {**base.get(owner, {}), "schedule": {"name": kind, **needs, name: value}}}
     changed = {**base.get(section, {}), **needed.get(section, {}), name: value}
     return {**base, section: [changed] if section == "override" else changed}
 
