@@ -38,7 +38,8 @@ def square_roots(values: Tensor) -> Tensor:
     numpy and the C library round them so. MKL, with which torch is built, has another last bit in one of a hundred.
     """
     found = values.numpy()
-    np.sqrt(found, out=found)
+    with np.errstate(invalid="ignore"):  # a NaN of a negative value is its caller's to find
+        np.sqrt(found, out=found)
     return values
 
 

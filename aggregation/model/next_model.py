@@ -41,6 +41,7 @@ from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.optimizers.server_optimizer import LayerwiseRule, Moment, ServerOptimizer, Slots
 from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.stated_order import total
+from umbel.aggregation.types import ROUNDS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def next_pieces(
     """The next master copy, piece by piece. `layout`: of the model; `start`: the master copy that the round began with.
 
     `memory`: gets what the optimizer remembers, piece by piece, too; needed if it remembers anything. Raises
-    `ModelOverflow` for a float that leaves its dtype's finite range.
+    `ModelOverflow` for a float that leaves its dtype's finite range, and `ValueError` for a number of steps that no run
+    has.
     """
     places = {spec.name: spec.offset for spec in layout.update.owners()}
     stepping = _Stepping.begun(start, step, memory)
@@ -168,6 +170,8 @@ class _Stepping:
             return cls(start, step, None, Moment(1, step.rate))
         assert memory is not None, "an optimizer that remembers needs a master copy"
         n = int(start.read(STEPS, torch.int64, 0, 1)) + 1
+        if not 1 <= n <= ROUNDS_MAX:
+            raise ValueError(f"the master copy says that {n - 1} steps were made, and a run has 0 to {ROUNDS_MAX}")
         memory.write(STEPS, 0, torch.tensor([n]))
         return cls(start, step, memory, Moment(n, step.rate))
 

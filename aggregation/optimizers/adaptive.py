@@ -14,7 +14,7 @@ rate sqrt(1 - beta2^n) / (1 - beta1^n): Kingma and Ba 2015, "Adam", section 2, a
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 from torch import Tensor
@@ -47,6 +47,7 @@ def moments(beta1: float, second: SecondMoment, change: Tensor, slots: Slots) ->
     return (slots[M] * beta1).add_(change * (1.0 - beta1)), second(slots[V], change * change)
 
 
+@lru_cache(maxsize=8)
 def power(base: float, n: int) -> float:
     """base^n by n products, because a library's power has other last bits on other machines."""
     found = 1.0

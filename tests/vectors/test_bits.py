@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ from umbel.aggregation.kernels import native
 from umbel.aggregation.kernels.native import NoKernels
 from umbel.aggregation.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.state import InMemory, State, master_dtype, pieces, torch_dtype
+from umbel.aggregation.model.next_model import ServerStep, empty_master, first_master_copy, write_next
+from umbel.aggregation.model.state import InMemory, State, empty_state, master_dtype, pieces, torch_dtype
+from umbel.aggregation.optimizers.section import AggregationSection, ServerOptimizerName
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting
@@ -188,6 +191,23 @@ def the_models() -> Iterator[Tensor]:
         yield from (state[spec.name] for spec in LAYOUT.owners())
 
 
+def the_server_optimizers() -> Iterator[Tensor]:
+    """Two steps of each that remembers: the master copy, with what is remembered."""
+    codec = codec_for(CodecPlan(), GRID, LAYOUT)
+    total = codec.new_sum()
+    for rank in range(2):
+        total.add(integers_of(CodecPlan(), update_of(CodecPlan(), KEY + rank), rank), 3 + rank)
+    mean, start = codec.mean(total, [Part(3 + rank, rank) for rank in range(2)]), state_of(exact(N, 1))
+    for name in get_args(ServerOptimizerName)[1:]:
+        step = ServerStep.of(AggregationSection(0.3, optimizer=name, bias_correction=name == "adam"), 1, 1, 1)
+        master = first_master_copy(LAYOUT, step.optimizer, start)
+        for _ in range(2):
+            public, after = empty_state(LAYOUT, torch_dtype), empty_master(LAYOUT, step.optimizer)
+            write_next(LAYOUT, InMemory(master), mean, step, InMemory(public), InMemory(after))
+            master = after
+        yield from (master[one] for one in sorted(master))
+
+
 def the_change_between_models() -> Iterator[Tensor]:
     """The step, the published model that follows the master copy, and how its integers are coded."""
     public = {spec.name: state_of(exact(N, 1))[spec.name] for spec in LAYOUT.owners()}
@@ -274,6 +294,7 @@ DIGESTED: dict[str, Callable[[], Iterable[Tensor | bytes]]] = {
     "updates: integer": the_integer_updates,
     "mean: integer": the_mean_of_integer_updates,
     "next model": the_models,
+    "server optimizers": the_server_optimizers,
     "change between models": the_change_between_models,
     "masked sum": the_masked_sum,
     "all-reduced sums": the_all_reduced_sums,

@@ -133,6 +133,16 @@ def test_what_an_optimizer_cannot_remember_ends_the_run_with_a_remedy() -> None:
         stepped(layout, master, Mean(torch.tensor([1e30], dtype=torch.float64)), step)
 
 
+@pytest.mark.parametrize("n_steps", [-1, 1_000_000, 1 << 62])
+def test_a_number_of_steps_that_no_run_has_is_refused_at_once(n_steps: int) -> None:
+    """An auditor reads it from a file that is another's, and a power of that exponent would take for ever."""
+    layout, step = Layout.of_state({"w": torch.zeros(1)}), ServerStep.of(AggregationSection(optimizer="lamb"), 1, 1, 1)
+    master = first_master_copy(layout, step.optimizer, {"w": torch.zeros(1)})
+    master[STEPS].fill_(n_steps)
+    with pytest.raises(ValueError, match=r"steps were made, and a run has 0 to 1000000"):
+        stepped(layout, master, Mean(torch.zeros(1, dtype=torch.float64)), step)
+
+
 @pytest.mark.parametrize("name", get_args(ServerOptimizerName))
 def test_a_step_of_a_constant_change_is_what_the_formula_says(name: ServerOptimizerName) -> None:
     """A change of 1/4 at the rate 1/2, in two rounds, by hand."""
