@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from examples import my_hospital, numpy_hospital, own_client, own_training, sklearn_hospital
 from tests.client.check.clients import Bare, N, Ward
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.optimizers.section import AggregationSection
+from umbel.aggregation.plans.schedule import RateSchedule
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
@@ -462,6 +464,13 @@ def test_a_run_file_says_what_is_asked_of_gradients() -> None:
     found = checked(Ward, run_file(training=training, codec=codec))
     assert not found.wrong, str(found)
     assert [found.verdict_of(key) for key in ("proximal_mu", "clip_norm", "codec")] == ["pass", "skipped", "pass"]
+
+
+def test_the_rounds_of_a_check_take_the_steps_of_the_run_files_server_optimizer() -> None:
+    section = AggregationSection(optimizer="adam", schedule=RateSchedule("cosine"))
+    found = checked(Ward, run_file(aggregation=section))
+    assert not found.wrong, str(found)
+    assert found.verdict_of("rounds") == "pass"
 
 
 def test_a_client_is_told_the_options_of_the_run_file() -> None:
