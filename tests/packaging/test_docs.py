@@ -265,7 +265,7 @@ def test_the_run_files_of_the_documentation_are_accepted() -> None:
     pages = ("how-to/write-a-run-file.md", "explanation/compression.md", "explanation/masked-updates.md")
     text = "".join((ROOT / "docs" / page).read_text() for page in pages)
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
