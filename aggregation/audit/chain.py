@@ -258,7 +258,8 @@ class Auditor:
             following, secure = again(numbers, key)
             numbers = following, replace(secure, minimum_work=section.work_floor(has_noise=True))
         elif self._summed is None:
-            numbers = section.first(codec, plan, n_values, key)
+            following, secure = section.first(codec, plan, n_values, key)
+            numbers = following, replace(secure, is_normalised=ended.training.is_normalised)
         else:
             numbers = section.after(codec, self._summed[0], plan, self._summed[1], key)
         expected = replace(plan, codec=numbers[0], secure=numbers[1])
@@ -364,9 +365,18 @@ def _shown(ended: RoundEnded, n_values: int) -> RoundShown:
 
 def sample_count_of(one: Participant) -> int:
     """The samples that a report names. Raises `AuditFailed`."""
-    count = _work(one).get("sample_count")
+    return _number_of(one, "sample_count", "sample count")
+
+
+def steps_done_of(one: Participant) -> int:
+    """The steps that a report of training names. Raises `AuditFailed`."""
+    return _number_of(one, "steps_done", "number of steps")
+
+
+def _number_of(one: Participant, key: str, what: str) -> int:
+    count = _work(one).get(key)
     if not isinstance(count, int):
-        raise AuditFailed(f"the report of {one.client} has no sample count")
+        raise AuditFailed(f"the report of {one.client} has no {what}")
     return count
 
 
@@ -396,6 +406,8 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
         "its plan belongs to another round",
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
+    algorithm = (run_file.get("training") or {}).get("algorithm", "fedavg")
+    _require(ended.training.algorithm == algorithm, "its algorithm is not that of the run file")
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")

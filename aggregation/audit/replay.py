@@ -6,7 +6,9 @@ files of that model must have the hashes in the bundle's `model_out`.
 
 from collections.abc import Iterable
 
+from umbel.aggregation.algorithms.fednova import effective_steps, weighted_steps
 from umbel.aggregation.audit.bundle import AuditFailed, Participant, RoundEnded
+from umbel.aggregation.audit.chain import steps_done_of
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.downlink.publishing import Publication, write_next_master
@@ -40,7 +42,7 @@ class Replay:
                 "signature of its bundle can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
-        self.step = ServerStep(optimizer_of(aggregation), ended.server_learning_rate)
+        self.step = ServerStep(optimizer_of(aggregation), ended.server_learning_rate, _effective_steps(ended))
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()
         self._ranks = ranks_of(ClientId(one.client) for one in ended.clients)
@@ -94,3 +96,11 @@ class Replay:
 
     def _rank(self, one: Participant) -> int:
         return self._ranks[ClientId(one.client)]
+
+
+def _effective_steps(ended: RoundEnded) -> float:
+    """FedNova's tau_eff, by what the clients have reported; 1 under other algorithms. Raises `AuditFailed`."""
+    if not ended.training.is_normalised:
+        return 1.0
+    counted = weighted_steps((one.weight or 0, steps_done_of(one)) for one in ended.accepted)
+    return effective_steps(counted, sum(one.weight or 0 for one in ended.accepted))

@@ -46,15 +46,22 @@ from umbel.aggregation.types import ROUNDS_MAX
 
 @dataclass(frozen=True, slots=True)
 class ServerStep:
-    """The optimizer of the server, and its rate in this round."""
+    """The optimizer of the server, and its rate in this round.
+
+    `effective_steps`: by which the mean change of weights is multiplied first, where clients have divided theirs by
+    their steps (`algorithms/fednova.py`).
+    """
 
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
+    effective_steps: float = 1.0
 
     @classmethod
-    def of(cls, section: AggregationSection, number: int, n_rounds: int, target: int) -> "ServerStep":
+    def of(
+        cls, section: AggregationSection, number: int, n_rounds: int, target: int, effective_steps: float = 1.0
+    ) -> "ServerStep":
         """The step of round `number` of a run with this section. `target`: of the round's plan."""
-        return cls(optimizer_of(section), section.rate(number, n_rounds, target))
+        return cls(optimizer_of(section), section.rate(number, n_rounds, target), effective_steps)
 
     @property
     def remembers(self) -> bool:
@@ -130,7 +137,7 @@ def next_pieces(
             continue
         changes = partial(_change, mean, places[spec.name])
         if spec.is_stepped:
-            yield from stepping.moved(all_of_it, changes)
+            yield from stepping.moved(all_of_it, partial(_stretched, changes, step.effective_steps))
             continue
         rate = step.rate if not step.remembers else 1.0
         for piece in all_of_it:
@@ -153,6 +160,11 @@ def write_next(
 def _change(mean: HasMean, offset: int, piece: Piece) -> Tensor:
     first = offset + piece.first
     return mean.mean_slice(first, first + piece.n_values)
+
+
+def _stretched(changes: Callable[[Piece], Tensor], factor: float, piece: Piece) -> Tensor:
+    change = changes(piece)
+    return change if factor == 1.0 else change.mul_(factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class SecurePlan:
     minimum_work: float = ALL_STEPS  # the least share of the planned steps of an update that is sent; 0: one step
     counts: Mapping[str, int] = later(factory=dict[str, int])  # of training, that are added up: each name's length
     evaluation_counts: Mapping[str, int] = later(factory=dict[str, int])  # likewise, of held-out data
+    is_normalised: bool = later(False)  # changes are divided by the steps done, and weight times steps is added up
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= RESIDUE_BITS_MAX:
@@ -124,6 +125,8 @@ class SecurePlan:
                 "in a private round, every value that a client sends must have noise: leave out `metrics`, "
                 "`evaluation`, `counts` and `evaluation_counts`, and give all clients the same weight"
             )
+        if self.is_private and self.is_normalised:
+            raise ValueError("in a private round, nothing is said of steps, by which changes could be divided")
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(
                 f"minimum_work, a share of the steps, must lie between 0 and 1, not {self.minimum_work!r:.40}"

@@ -4,8 +4,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
+from umbel.aggregation.algorithms.names import Algorithm
 from umbel.aggregation.canonical import EXACT_MAX, later
 from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
 from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_within
@@ -24,7 +25,8 @@ class TrainingTerms:
 
     `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
     `evaluate`: first measure the round's model on the client's own held-out data. `momentum`: of "sgd".
-    `clip_norm`: the greatest L2 norm of a step's gradient, FedProx's term included; None: not clipped.
+    `clip_norm`: the greatest L2 norm of a step's gradient, FedProx's term included; None: not clipped. `algorithm`:
+    "fedprox" is "fedavg" with a `proximal_mu`; either name does for it.
     """
 
     local_epochs: int | None = None
@@ -39,6 +41,7 @@ class TrainingTerms:
     clip_norm: float | None = later(None)
     options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
     evaluate_after: bool = later(False)  # measure each client's own model after its training (personalised evaluation)
+    algorithm: Algorithm = later("fedavg")
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -57,7 +60,29 @@ class TrainingTerms:
             require_within(self.clip_norm, "clip_norm", CLIP_NORM_MIN, CLIP_NORM_MAX)
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f'momentum is of optimizer = "sgd", not of "{self.optimizer}": leave momentum out')
+        self._require_algorithm()
         require_options(self.options)
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
+        return self.algorithm == "fednova"
+
+    def _require_algorithm(self) -> None:
+        """Raise `ValueError` for an algorithm that is unknown, or that the other terms contradict."""
+        if self.algorithm not in (known := get_args(Algorithm)):
+            raise ValueError(f"algorithm must be one of {', '.join(known)}, not {self.algorithm!r:.40}")
+        if self.algorithm == "fedprox" and not self.proximal_mu:
+            raise ValueError('algorithm = "fedprox" needs proximal_mu: set it, to 0.01 for example')
+        if not self.is_normalised:
+            return
+        for key, value in (("proximal_mu", self.proximal_mu), ("momentum", self.momentum)):
+            if value:
+                raise ValueError(
+                    f'algorithm = "fednova" is for plain SGD, whose steps all count alike: leave {key} out'
+                )
+        if self.optimizer != "sgd":
+            raise ValueError(f'algorithm = "fednova" is for optimizer = "sgd", not for "{self.optimizer}"')
 
 
 @dataclass(frozen=True, slots=True)

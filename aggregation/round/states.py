@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from umbel.aggregation.algorithms.fednova import effective_steps, weighted_steps
 from umbel.aggregation.canonical import later
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Aggregate, Work
 from umbel.aggregation.round.cohort import Expected, Member, PassedOver
 from umbel.aggregation.round.second_sum import OpenedSum
@@ -170,6 +172,15 @@ class Closing:
             sample_count=sum(done.sample_count for done in work),
             n_partial=sum(done.is_partial for done in work),
         )
+
+    def effective_steps(self, training: TrainingPlan) -> float:
+        """FedNova's tau_eff of a plain round; 1 under other algorithms. Of a masked round, the words of its sum say it
+        (`Totals`).
+        """
+        if not training.is_normalised:
+            return 1.0
+        steps = weighted_steps((one.weight, one.work.steps_done) for one in self.accepted.values())
+        return effective_steps(steps, self.aggregate.total_weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class RunFile:
             return replace(plan, codec=replace(codec, key=key), secure=secure)
         if self.secure:
             codec, secure = self.secure.first(self.codec, plan, n_values, key)
+            secure = replace(secure, is_normalised=self.training.is_normalised)
             return replace(plan, codec=codec, secure=secure)
         return replace(plan, codec=self.codec.first(n_values, key))
 
@@ -487,6 +488,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         )
         return
     section.clip(file.codec.clip_norm)
+    if file.training.is_normalised:
+        yield (
+            'algorithm = "fednova" adds up how many steps each client has done, which a private run does not say: '
+            "choose another algorithm in [training]"
+        )
     if ALL in (file.secure.metrics, file.secure.evaluation):
         yield (
             "metrics would be summed without noise: leave `metrics` and `evaluation` out of [secure_aggregation], and "

@@ -143,7 +143,8 @@ class CheckCoordinator:
         codec, rounds = codec_for(self.codec, self._grid, self.layout), self.file.rounds
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
-        step = ServerStep.of(self.file.aggregation, self.round, rounds.count, rounds.target)
+        steps = float(work.steps_done) if self.file.training.is_normalised else 1.0
+        step = ServerStep.of(self.file.aggregation, self.round, rounds.count, rounds.target, steps)
         public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
         write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))

@@ -206,5 +206,10 @@ def _require_possible(plan: LocalPlan) -> None:
             "the run clips every gradient (clip_norm in [training]), which a Flower app does not show: ask the "
             "operator for a run without it; differential privacy clips whole updates"
         )
+    if plan.algorithm == "fednova":
+        raise WorkRefused(
+            "the run divides each update by the steps that the client has done (FedNova), which a Flower app does not "
+            "say: ask the operator for another algorithm"
+        )
     if plan.proximal_mu:
         plan.applied_by_site("proximal_mu")  # as with Flower's FedProx, the app adds the term

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from umbel.aggregation.algorithms.names import Algorithm
 from umbel.aggregation.plans.training import OptimizerName, Option
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of, require_gradient, tensor_of
 from umbel.client.local.batches import Collate, Data
@@ -72,6 +73,7 @@ class LocalPlan:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None  # the greatest L2 norm of a gradient; `adjust_gradients` applies it
+    algorithm: Algorithm = "fedavg"  # under "fednova" the update is divided by the steps that `train` says it has done
     options: Mapping[str, Option] = field(default_factory=dict[str, Option])  # the run file's [training.options]
     state: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """What this client keeps from one round of this run to the next, also over restarts: change it in place. It may

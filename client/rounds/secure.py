@@ -166,9 +166,11 @@ class SecureRound:
     def _made(self, start: Path | None, work: LocalWork) -> Contribution:
         """`start`: the file of the start weights; None for a change of zeros."""
         composition, secret = self.invitation.composition, self.admitted.secret
+        per_steps = work.steps_done if composition.secure.is_normalised else None
 
         def made(device: torch.device) -> Contribution:
-            change = nothing(composition) if start is None else partial(weight_changes, self.shared, start, device)
+            read = partial(weight_changes, self.shared, device=device, per_steps=per_steps)
+            change = nothing(composition) if start is None else partial(read, start)
             return contribution(composition, change, work, secret, is_covered=self.is_covered)
 
         return where_memory_suffices(made, CPU if start is None else self.shared.encoding_device)

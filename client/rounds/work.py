@@ -70,6 +70,7 @@ def asked_of_site(
         momentum=training.momentum,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_norm,
+        algorithm=training.algorithm,
         options=dict(training.options),  # one client's code must not change what the next one reads
     )
 
@@ -235,7 +236,7 @@ def save_work(
     `bandwidth`: as measured, for a canary's report.
     """
     with unfit_refused(offer):
-        sha256, update_bytes = _save_update(shared, start, offer, store)
+        sha256, update_bytes = _save_update(shared, start, offer, done, store)
     pending = PendingReport(offer.id, work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
     return pending
@@ -261,12 +262,12 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
         ) from error
 
 
-def _save_update(shared: SharedState, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
+def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trained, store: Store) -> tuple[str, int]:
     """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
     codec = codec_for(offer.codec, offer.grid, shared.layout)
 
     def encode(device: torch.device) -> tuple[str, int]:
-        change = partial(weight_changes, shared, start, device)
+        change = partial(weight_changes, shared, start, device, per_steps=steps_to_divide_by(offer, done))
         if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
             return store.save_update(codec.encode(change, offer.rank))
         version = offer.model.version
@@ -278,9 +279,16 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, store: Sto
     return where_memory_suffices(encode, shared.encoding_device)
 
 
-def weight_changes(shared: SharedState, start: Path, device: torch.device = CPU) -> Iterator[torch.Tensor]:
-    """The change since the model file `start`, as float32, in pieces. Memory does not hold the start weights."""
-    return shared.changes(load_model(start, shared.layout), device)
+def weight_changes(
+    shared: SharedState, start: Path, device: torch.device = CPU, *, per_steps: int | None = None
+) -> Iterator[torch.Tensor]:
+    """The change since the model file `start`, as `SharedState.changes`. Memory does not hold the start weights."""
+    return shared.changes(load_model(start, shared.layout), device, per_steps=per_steps)
+
+
+def steps_to_divide_by(offer: Assignment, done: Trained) -> int | None:
+    """The steps by which FedNova divides this change; None under other algorithms."""
+    return done.result.steps_done if offer.training.is_normalised else None
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:

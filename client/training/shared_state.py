@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import Layout
@@ -99,9 +100,10 @@ class SharedState:
         """The device on which the model's update is encoded."""
         return encoding_device(self._model)
 
-    def changes(self, before: State, device: torch.device = CPU) -> Iterator[Tensor]:
+    def changes(self, before: State, device: torch.device = CPU, *, per_steps: int | None = None) -> Iterator[Tensor]:
         """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
+        `per_steps`: the steps done, by which FedNova divides what the server's optimizer moves; None: nothing is.
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors,
         or has unfrozen a parameter that this client does not send.
@@ -111,7 +113,8 @@ class SharedState:
         self._require_layout(local)
         for spec, piece in self.layout.update.pieces():
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
-            yield weight_change(spec, values[piece].to(device), start_values[piece].to(device))
+            change = weight_change(spec, values[piece].to(device), start_values[piece].to(device))
+            yield change if per_steps is None or not spec.is_stepped else normalised(change, per_steps)
 
     def _require_layout(self, local: State) -> None:
         """Raise `LayoutError` unless these tensors have the layout. Tensors at the places of the last ones that had it

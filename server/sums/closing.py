@@ -140,12 +140,13 @@ class Closer:
             codec = self._codec.plain(closing.plan)
             parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
             summed = SummedRound(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
+            steps = closing.effective_steps(file.training_plan(closing.plan.number))
         elif (found := await self._unmasked(live, closing, total)) is not None:
-            summed = SummedRound(found.sum_sha256, found.mean, None, found)
+            summed, steps = SummedRound(found.sum_sha256, found.mean, None, found), found.effective_steps
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count, live.plan.target)
+        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count, live.plan.target, steps)
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)

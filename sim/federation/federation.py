@@ -48,7 +48,16 @@ from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
 from umbel.sim.federation.site_policies import SitePolicies, SitesInAttempt
 from umbel.sim.federation.site_sums import invitation_of
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
-from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, RoundSum, Uplink, probe_of, sent_part
+from umbel.sim.federation.uplink import (
+    CanaryUplink,
+    MaskedUplink,
+    PlainUplink,
+    RoundSum,
+    Uplink,
+    divide_by_steps,
+    probe_of,
+    sent_part,
+)
 from umbel.sim.federation.window import (
     Cohort,
     DeviceTime,
@@ -364,6 +373,8 @@ class Federation:
             reports.note(ranks, changes.loss.tolist())
             names = [cohort.names[rank] for rank in ranks]
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
+            if training.is_normalised:
+                divide_by_steps(self.model.layout, changes.values, [reports.works[i].steps_done for i in ranks])
             sent = sent_part(self.model.layout, changes.values)
             uplink.add(names, sent, works, weights)
             self._note(names, sent, works, weights, uplink.refused)
@@ -503,7 +514,9 @@ class Federation:
 
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
-        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count, closing.plan.target)
+        totals, training = found.totals, file.training_plan(closing.plan.number)
+        steps = closing.effective_steps(training) if totals is None else totals.effective_steps
+        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count, closing.plan.target, steps)
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:

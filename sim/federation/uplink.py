@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
@@ -69,6 +70,14 @@ def sent_part(layout: Layout, changes: Tensor) -> Tensor:
     if changes.shape[1] == layout.update.n_values:
         return changes
     return torch.cat([changes[:, spec.place] for spec in layout.owners() if spec.is_sent], dim=1)
+
+
+def divide_by_steps(layout: Layout, changes: Tensor, steps: Sequence[int]) -> None:
+    """Divide in place as the SDK does under FedNova. `changes`: float32 (k, n), of the whole model."""
+    for spec in layout.owners():
+        if spec.is_stepped:
+            for row, n_steps in zip(changes[:, spec.place], steps, strict=True):
+                row.copy_(normalised(row, n_steps))
 
 
 class Uplink(ABC):

@@ -4,8 +4,9 @@ Two vectors are masked. The *levels*: the weighted change of all coded tensors, 
 *words*: 64 bits each, for what must be added exactly. A client's words and a sum's have the same form:
 
 - clients (each client adds 1, so the sum must be their number, or a mask is left), weight, sample count, clients with
-  partial work, steps done, steps planned, the weighted change's root mean square in steps times 2^24, and the number of
-  metrics that were cut to what a word can carry;
+  partial work, steps done, steps planned, the weighted change's root mean square in steps times 2^24, the number of
+  metrics that were cut to what a word can carry, and, in a normalised round, the weight times the steps done
+  (`algorithms/fednova.py`);
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
   value times 2^f. If a round adds up all metrics, a table of any names takes the place of the listed ones
   (`metric_sums.py`). The weights of a metric that has its own stand in place of samples. Values are cut to +-65,536,
@@ -65,6 +66,7 @@ class Counts:
     steps_planned: int
     rms: int
     n_cut: int
+    weighted_steps: int | None = None  # None: this round has no such word
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,7 +85,7 @@ class CountSum:
     numbers: tuple[int, ...]
 
 
-N_COUNTS = len(fields(Counts))
+N_COUNTS = len(fields(Counts)) - 1  # of a round that is not normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Words:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])  # of training: each name's length
     evaluation_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     key: int = 0  # of the round, for a table of metrics
+    is_normalised: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients_max * self.sample_count_max <= TOTAL_WEIGHT_MAX:
@@ -111,7 +114,12 @@ class Words:
 
     @property
     def n_words(self) -> int:
-        return N_COUNTS + self._n_measured + sum(1 + length for length in self._lengths()) + self.n_exact
+        return self.n_counts + self._n_measured + sum(1 + length for length in self._lengths()) + self.n_exact
+
+    @property
+    def n_counts(self) -> int:
+        """The number of the first words, `Counts`."""
+        return N_COUNTS + self.is_normalised
 
     @property
     def of_training(self) -> ListedMetrics | MetricTable:
@@ -169,7 +177,7 @@ class Words:
 
     def join(self, counts: Counts, measured: MeasuredSums, exact: Tensor, counted: Sequence[CountSum] = ()) -> Tensor:
         """The words: int64, `n_words`. `exact`: int64."""
-        head = [*astuple(counts), *self.of_training.join(measured.training.by_name)]
+        head = [*astuple(counts)[: self.n_counts], *self.of_training.join(measured.training.by_name)]
         head += self.of_evaluation.join(measured.evaluation.by_name)
         head += [number for one in counted for number in (one.clients, *one.numbers)]
         return torch.cat([torch.tensor(head, dtype=torch.int64), exact])
@@ -183,14 +191,15 @@ class Words:
             )
         n_head = self.n_words - self.n_exact
         head: list[int] = words[:n_head].tolist()
-        end, middle = N_COUNTS + self._n_measured, N_COUNTS + self.of_training.n_words
-        training = self.of_training.split(head[N_COUNTS:middle])
+        first = self.n_counts
+        end, middle = first + self._n_measured, first + self.of_training.n_words
+        training = self.of_training.split(head[first:middle])
         measured = MeasuredSums(training, self.of_evaluation.split(head[middle:end]))
         counted = list[CountSum]()
         for length in self._lengths():
             counted.append(CountSum(head[end], tuple(head[end + 1 : end + 1 + length])))
             end += 1 + length
-        return Counts(*head[:N_COUNTS]), measured, words[n_head:], counted
+        return Counts(*head[:first]), measured, words[n_head:], counted
 
     @property
     def _n_measured(self) -> int:
@@ -270,7 +279,9 @@ class Composition:
     def words(self) -> Words:
         secure = self.secure
         names, most = (secure.metrics, secure.evaluation), (secure.clients_max, self.sample_count_max)
-        return Words(*names, self.exact.n_values, *most, secure.counts, secure.evaluation_counts, self.codec.key)
+        counts = secure.counts, secure.evaluation_counts
+        is_normalised = secure.is_normalised and not self.is_measured_only
+        return Words(*names, self.exact.n_values, *most, *counts, self.codec.key, is_normalised)
 
     @property
     def n_levels(self) -> int:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms.fednova import weighted_steps
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.counts import CountsByName
 from umbel.aggregation.errors import NonFiniteUpdate
@@ -297,6 +298,7 @@ def _counts(
         steps_planned=min(work.steps_planned, STEPS_LIMIT),
         rms=0 if is_private else int(_at_random(size, draw)),
         n_cut=sum(is_cut for _, is_cut in (*training.values(), *evaluation.values())),
+        weighted_steps=weighted_steps([(weight, work.steps_done)]) if words.is_normalised else None,
     )
     return counts, MeasuredSums(_sums(training), _sums(evaluation))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms.fednova import COUNTED_STEPS_MAX, effective_steps
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.counts import COUNT_MAX, CountsByName
 from umbel.aggregation.model.state import CountPlaces, ExactPlaces
@@ -101,6 +102,7 @@ class Totals:
     n_partial: int
     steps_done: int
     steps_planned: int
+    effective_steps: float  # FedNova's tau_eff; 1 in a round that is not normalised
     n_cut: int  # metric values beyond 65,536, which were cut
     metrics: Mapping[str, float]  # means over samples, of metrics that enough clients measured
     evaluation: Mapping[str, float]  # likewise
@@ -145,6 +147,7 @@ def totals(composition: Composition, levels: Tensor, words: Tensor, ranks: Seque
         n_partial=counts.n_partial,
         steps_done=counts.steps_done,
         steps_planned=counts.steps_planned,
+        effective_steps=_effective_steps(counts),
         n_cut=counts.n_cut,
         metrics=_means(composition, training.by_name),
         evaluation=_means(composition, evaluation.by_name),
@@ -187,10 +190,21 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int) -> N
         and n_clients <= counts.steps_done <= counts.steps_planned <= n_clients * STEPS_LIMIT
         and 0 <= counts.rms <= n_clients * LEVEL_MAX * RMS_UNIT
         and 0 <= counts.n_cut <= n_clients * composition.words.n_cut_most
+        and _are_steps_plausible(counts)
     ):
         raise ImplausibleTotals(
             "the counts in the unmasked sum are impossible: a client broke the protocol; the sum is discarded"
         )
+
+
+def _are_steps_plausible(counts: Counts) -> bool:
+    """Whether each unit of weight has from 1 to `COUNTED_STEPS_MAX` steps."""
+    weighted = counts.weighted_steps
+    return weighted is None or counts.weight <= weighted <= counts.weight * COUNTED_STEPS_MAX
+
+
+def _effective_steps(counts: Counts) -> float:
+    return 1.0 if counts.weighted_steps is None else effective_steps(counts.weighted_steps, counts.weight)
 
 
 def _check_measured(composition: Composition, one: MetricSum, counts: Counts) -> None:

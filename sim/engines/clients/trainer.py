@@ -28,6 +28,7 @@ from umbel.client.rounds.work import (
     keep_state,
     measure_from,
     restore_state,
+    steps_to_divide_by,
     train_from,
     unfit_refused,
     work_done,
@@ -79,7 +80,8 @@ class ClientTrainer:
             _require_stopped(client, done, int(work.steps_max[position]))
             client.shared.require_base()
             with unfit_refused(offer):
-                _write(client.shared.changes(self._weights), row)
+                per_steps = steps_to_divide_by(offer, done)
+                _write(client.shared.changes(self._weights, per_steps=per_steps), row)
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)

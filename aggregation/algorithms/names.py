@@ -1,0 +1,5 @@
+"""The federated algorithms by name, as `algorithm` in [training] has them."""
+
+from typing import Literal, TypeAlias
+
+Algorithm: TypeAlias = Literal["fedavg", "fedprox", "fednova"]

@@ -1,0 +1,118 @@
+"""Each federated algorithm against a plain float64 implementation of its paper's pseudo-code, over twenty rounds.
+
+All samples of a client are the same, so the order of its batches tells nothing. Clients differ in how many they have,
+and so in their steps.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from umbel.client import TorchClient
+from umbel.sim import simulate
+
+Vector = npt.NDArray[np.float64]
+SIZES = (2, 5, 9, 18)
+INPUTS = np.array([[1.0, 0.5, -1.0], [0.2, -0.7, 0.4], [-1.0, 1.0, 0.3], [0.6, 0.1, 0.8]], dtype=np.float32)
+TARGETS = (0, 1, 2, 1)
+N_ROUNDS, RATE, BATCH, EPOCHS = 20, 0.05, 3, 2
+STEPS = tuple(EPOCHS * -(-size // BATCH) for size in SIZES)
+
+
+def first_weights() -> Vector:
+    return np.random.default_rng(5).normal(0, 0.5, (3, 3)).astype(np.float32).astype(np.float64)
+
+
+def clients() -> list[TorchClient]:
+    found = list[TorchClient]()
+    for size, inputs, target in zip(SIZES, INPUTS, TARGETS, strict=True):
+        model = nn.Linear(3, 3, bias=False)
+        model.weight.data = torch.tensor(first_weights(), dtype=torch.float32)
+        samples = TensorDataset(torch.tensor(inputs).repeat(size, 1), torch.full((size,), target))
+        found.append(TorchClient(model, "classes", samples))
+    return found
+
+
+def simulated(training: dict[str, Any], **more: Any) -> Vector:
+    """The weights after twenty rounds with all clients."""
+    described: dict[str, Any] = {
+        "rounds": {"count": N_ROUNDS, "target": 4, "minimum": 4, "over_selection": 1.0},
+        "training": {"local_epochs": EPOCHS, "batch_size": BATCH, "learning_rate": RATE, **training},
+        "engine": {"name": "sequential"},
+        **more,
+    }
+    found = simulate(described, clients=clients()).trials[0].model
+    return found.state()["weight"].double().numpy()
+
+
+def gradient(w: Vector, client: int) -> Vector:
+    """Of the cross-entropy of W x, for the one sample that this client has."""
+    x = INPUTS[client].astype(np.float64)
+    scores = np.exp(w @ x - (w @ x).max())
+    shares = scores / scores.sum()
+    shares[TARGETS[client]] -= 1.0
+    return np.outer(shares, x)
+
+
+def local_sgd(w: Vector, client: int, n_steps: int, more: Callable[[Vector], Vector] = np.zeros_like) -> Vector:
+    """The change of so many steps. `more`: what the algorithm adds to a gradient at these weights."""
+    y = w.copy()
+    for _ in range(n_steps):
+        y = y - RATE * (gradient(y, client) + more(y))
+    return y - w
+
+
+def mean(values: Sequence[Vector]) -> Vector:
+    """Weighted by samples."""
+    return np.average(np.stack(values), axis=0, weights=SIZES)
+
+
+def fedavg(w: Vector) -> Vector:
+    return w + mean([local_sgd(w, i, n) for i, n in enumerate(STEPS)])
+
+
+def fedprox(w: Vector) -> Vector:
+    """Li et al. 2020, algorithm 2, with mu = 0.3."""
+    return w + mean([local_sgd(w, i, n, lambda y: 0.3 * (y - w)) for i, n in enumerate(STEPS)])
+
+
+def fednova(w: Vector) -> Vector:
+    """Wang et al. 2020, eq. 6 and 7."""
+    effective = np.average(STEPS, weights=SIZES)
+    return w + effective * mean([local_sgd(w, i, n) / n for i, n in enumerate(STEPS)])
+
+
+ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[Vector], Vector]]] = {
+    "fedavg": ({}, fedavg),
+    "fedprox": ({"algorithm": "fedprox", "proximal_mu": 0.3}, fedprox),
+    "fednova": ({"algorithm": "fednova"}, fednova),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_twenty_rounds_are_those_of_the_paper(name: str) -> None:
+    training, of_the_paper = ALGORITHMS[name]
+    expected = first_weights()
+    for _ in range(N_ROUNDS):
+        expected = of_the_paper(expected)
+    assert np.abs(simulated(training) - expected).max() < 1e-6
+
+
+def test_algorithms_differ_by_much_more_than_that() -> None:
+    ends = [simulated(training) for training, _ in ALGORITHMS.values()]
+    assert min(np.abs(a - b).max() for i, a in enumerate(ends) for b in ends[:i]) > 1e-2
+
+
+def test_under_masks_fednova_makes_the_same_steps_within_rounding() -> None:
+    masked = simulated(
+        {"algorithm": "fednova"},
+        codec={"name": "integer", "step": 1 / 256, "first_norm": 1.0},
+        secure_aggregation={"expected_sample_count": 10},
+    )
+    assert np.abs(masked - simulated({"algorithm": "fednova"})).max() < 1e-3
