@@ -168,6 +168,35 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
+def with_fednova(run_file: str) -> str:
+    return run_file.replace("proximal_mu = 0.05", 'algorithm = "fednova"')
+
+
+def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clients differ in their steps, and some do only a part of them."""
+    more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"\n[retention]\nupdates = "all"\n'
+    run_file = with_fednova(RUN.format(name="nova", target=4, over_selection=1.5) + more)
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
+    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
+        replay_run(operator, "nova", all_=True)
+    assert capsys.readouterr().out.count("the same hash") == 4
+
+
+def test_fednova_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
+    policy = listed(house.url, tmp_path)
+    masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
+    run_file = with_fednova(RUN.format(name="masked-nova", target=5, over_selection=1.2) + masked)
+    found = simulated_by_clients(run_file, MASKED, f"{HERE}:make_torch_client", "sequential")
+    by_engine = simulated_by_engine(run_file, MASKED)
+    assert without_metrics(by_engine.made) == without_metrics(found.made)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client, policy) == found.made
+
+
 EVERYTHING = """
 [training]
 local_epochs = 2
