@@ -75,6 +75,18 @@ def test_no_client_is_weighed_by_how_often_it_is_said_to_be_drawn(change: Callab
         read(with_secure(change))
 
 
+def test_a_plan_that_divides_by_steps_where_the_algorithm_does_not_is_refused() -> None:
+    """The terms of earlier sums have the algorithm, so the plan must follow from it."""
+    nova = replace(OFFERED, training=replace(OFFERED.training, algorithm="fednova", proximal_mu=0.0))
+    divided = with_secure(lambda offer: replace(offer, plan=replace(offer.plan, is_normalised=True)))
+    for one in (nova, divided):
+        with pytest.raises(CoordinatorMisbehaved, match="whether updates are divided by the steps done"):
+            read(one)
+    both = read(replace(nova, secure=divided.secure))
+    assert both.composition.words.is_normalised
+    assert terms_sha256(both) != terms_sha256(read(OFFERED))
+
+
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:
     """So their signatures and masks do not fit each other, and a site notices rules that change during a run."""
     rules = (None, TensorRules({}, "ab" * 32), TensorRules({"private": ("bn.*",)}), TensorRules({"private": ("b*.*",)}))
