@@ -10,17 +10,22 @@ multiplied by tau_eff, and the server's optimizer steps with the product.
 Only weights are divided: floats that are no running statistics.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the state of a round is read without torch
+    from torch import Tensor
 
 COUNTED_STEPS_MAX = 1 << 23  # of one client: in a masked sum of weights up to 2^38, products stay below 2^61
 
 
 def normalised(change: Tensor, n_steps: int) -> Tensor:
     """D / tau as float32, on any device. A GPU would multiply by the inverse of a number that is on the CPU."""
+    import torch
+
     return change / torch.tensor(float(counted_steps(n_steps)), dtype=change.dtype, device=change.device)
 
 

@@ -36,6 +36,7 @@ from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, SumShown
 from umbel.aggregation.plans.round import RoundPlan, Task
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, PrivacySpent, again, private_numbers, spent_after
 from umbel.aggregation.round.weighting import weight_of
@@ -406,8 +407,10 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
         "its plan belongs to another round",
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
-    algorithm = (run_file.get("training") or {}).get("algorithm", "fedavg")
-    _require(ended.training.algorithm == algorithm, "its algorithm is not that of the run file")
+    training, usual = run_file.get("training") or {}, TrainingPlan()
+    for key in ("algorithm", "population"):
+        is_same = getattr(ended.training, key) == training.get(key, getattr(usual, key))
+        _require(is_same, f"its {key} in `training` is not that of the run file")
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
         raise AuditFailed("the run file has no section [aggregation]")

@@ -42,7 +42,12 @@ class Replay:
                 "signature of its bundle can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
-        self.step = ServerStep(optimizer_of(aggregation), ended.server_learning_rate, _effective_steps(ended))
+        self.step = ServerStep(
+            optimizer_of(aggregation, ended.training),
+            ended.server_learning_rate,
+            _effective_steps(ended),
+            ended.plan.target,
+        )
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()
         self._ranks = ranks_of(ClientId(one.client) for one in ended.clients)

@@ -4,6 +4,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import INTEGER_UNIT, SLOTS_PREFIX, Layout
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.aggregation.plans.training import TrainingTerms
 
 
 def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: float) -> None:
@@ -36,20 +37,21 @@ def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: fl
         )
 
 
-def require_steppable(section: AggregationSection, layout: Layout) -> None:
-    """Raise `LayoutError` if the server optimizer of this section cannot move a model with this layout."""
-    if not section.remembers:
+def require_steppable(section: AggregationSection, training: TrainingTerms, layout: Layout) -> None:
+    """Raise `LayoutError` if the server optimizer of these sections cannot move a model with this layout."""
+    if not (section.remembers or training.remembers_drift):
         return
+    key = 'algorithm = "feddyn"' if training.remembers_drift else f'optimizer = "{section.optimizer}"'
+    remedy = 'algorithm = "fedavg" in [training]' if training.remembers_drift else 'optimizer = "sgd" in [aggregation]'
     if found := [spec.name for spec in layout.tensors if spec.name.startswith(SLOTS_PREFIX)]:
         raise LayoutError(
-            f'tensor {found[0]!r} has a name that begins with "{SLOTS_PREFIX}", but with optimizer = '
-            f'"{section.optimizer}" such names are for what the optimizer remembers: rename the tensor, or set '
-            'optimizer = "sgd" in [aggregation]'
+            f'tensor {found[0]!r} has a name that begins with "{SLOTS_PREFIX}", but with {key} such names are for what '
+            f"the optimizer remembers: rename the tensor, or set {remedy}"
         )
     if not any(spec.is_stepped and spec.n_values for spec in layout.tensors):
         raise LayoutError(
-            f'optimizer = "{section.optimizer}" has nothing to move: it moves floats of the kind mean, and running '
-            'statistics, integers and bools take their mean change. Set optimizer = "sgd" in [aggregation]'
+            f"{key} has nothing to move: it moves floats of the kind mean, and running statistics, integers and bools "
+            f"take their mean change. Set {remedy}"
         )
 
 

@@ -40,6 +40,7 @@ from umbel.aggregation.optimizers.layerwise import trust_of
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.optimizers.server_optimizer import LayerwiseRule, Moment, ServerOptimizer, Slots
 from umbel.aggregation.optimizers.sgd import sgd
+from umbel.aggregation.plans.training import TrainingTerms
 from umbel.aggregation.stated_order import total
 from umbel.aggregation.types import ROUNDS_MAX
 
@@ -55,13 +56,20 @@ class ServerStep:
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
     effective_steps: float = 1.0
+    target: int = 1  # of the round's plan, in reports
 
     @classmethod
     def of(
-        cls, section: AggregationSection, number: int, n_rounds: int, target: int, effective_steps: float = 1.0
+        cls,
+        sections: tuple[AggregationSection, TrainingTerms],
+        number: int,
+        n_rounds: int,
+        target: int,
+        effective_steps: float = 1.0,
     ) -> "ServerStep":
-        """The step of round `number` of a run with this section. `target`: of the round's plan."""
-        return cls(optimizer_of(section), section.rate(number, n_rounds, target), effective_steps)
+        """The step of round `number` of a run with these sections. `target`: of the round's plan."""
+        rate = sections[0].rate(number, n_rounds, target)
+        return cls(optimizer_of(*sections), rate, effective_steps, target)
 
     @property
     def remembers(self) -> bool:
@@ -179,13 +187,13 @@ class _Stepping:
     @classmethod
     def begun(cls, start: Values, step: ServerStep, memory: Values | None) -> "_Stepping":
         if not step.remembers:
-            return cls(start, step, None, Moment(1, step.rate))
+            return cls(start, step, None, Moment(1, step.rate, step.target))
         assert memory is not None, "an optimizer that remembers needs a master copy"
         n = int(start.read(STEPS, torch.int64, 0, 1)) + 1
         if not 1 <= n <= ROUNDS_MAX:
             raise ValueError(f"the master copy says that {n - 1} steps were made, and a run has 0 to {ROUNDS_MAX}")
         memory.write(STEPS, 0, torch.tensor([n]))
-        return cls(start, step, memory, Moment(n, step.rate))
+        return cls(start, step, memory, Moment(n, step.rate, step.target))
 
     def moved(self, its_pieces: Sequence[Piece], changes: Callable[[Piece], Tensor]) -> Iterator[tuple[Piece, Tensor]]:
         """The next values of a tensor."""

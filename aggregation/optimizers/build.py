@@ -1,17 +1,22 @@
 """The server optimizer that a run file asks for."""
 
 from umbel.aggregation.optimizers.adaptive import adagrad, adam, yogi
+from umbel.aggregation.optimizers.feddyn import feddyn
 from umbel.aggregation.optimizers.layerwise import lamb, lars
 from umbel.aggregation.optimizers.momentum import momentum
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
 from umbel.aggregation.optimizers.sgd import sgd
+from umbel.aggregation.plans.training import TrainingTerms
 
 
-def optimizer_of(section: AggregationSection) -> ServerOptimizer:
-    """The one of this section. The second moment begins with tau^2, the least that Reddi et al. ask for; with bias
-    correction with zero.
+def optimizer_of(section: AggregationSection, training: TrainingTerms) -> ServerOptimizer:
+    """The one of these sections of a run file. FedDyn brings its own, in the place of "sgd".
+
+    The second moment begins with tau^2, the least that Reddi et al. ask for; with bias correction with zero.
     """
+    if training.population is not None:
+        return feddyn(training.population)
     of = section.of
     match section.optimizer:
         case "sgd":

@@ -78,6 +78,11 @@ class AggregationSection:
         """Whether a step depends on the ones before, so that the optimizer's slots lie beside the model."""
         return self.optimizer != "sgd"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mean change of a round is the step, as in FedAvg."""
+        return not self.remembers and self._rate == 1.0 and not self._has_schedule
+
     def rate(self, number: int, n_rounds: int, target: int) -> float:
         """The server's rate in round `number`, from 1, of `n_rounds`. `target`: of the round's plan, in reports."""
         return self._rates(n_rounds, target).rate(number) if self._has_schedule else self._rate

@@ -19,10 +19,13 @@ Slots: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a step is made. `n`: the number of steps of the run with this one. `rate`: of the server, in this step."""
+    """When a step is made. `n`: the number of steps of the run with this one. `rate`: of the server, in this step.
+    `target`: how many reports the round asks for.
+    """
 
     n: int
     rate: float
+    target: int = 1
 
 
 Step: TypeAlias = Callable[[Tensor, Slots, Moment], Tensor]

@@ -16,6 +16,7 @@ Option: TypeAlias = bool | int | float | str
 OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
+POPULATION_MAX = 1 << 40
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
@@ -42,6 +43,7 @@ class TrainingTerms:
     options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
     evaluate_after: bool = later(False)  # measure each client's own model after its training (personalised evaluation)
     algorithm: Algorithm = later("fedavg")
+    population: int | None = later(None)  # of "feddyn": how many clients the run has in all
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -64,6 +66,11 @@ class TrainingTerms:
         require_options(self.options)
 
     @property
+    def remembers_drift(self) -> bool:
+        """Whether each client keeps a pull from round to round (`feddyn.py`)."""
+        return self.algorithm == "feddyn"
+
+    @property
     def is_normalised(self) -> bool:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
         return self.algorithm == "fednova"
@@ -72,8 +79,16 @@ class TrainingTerms:
         """Raise `ValueError` for an algorithm that is unknown, or that the other terms contradict."""
         if self.algorithm not in (known := get_args(Algorithm)):
             raise ValueError(f"algorithm must be one of {', '.join(known)}, not {self.algorithm!r:.40}")
-        if self.algorithm == "fedprox" and not self.proximal_mu:
-            raise ValueError('algorithm = "fedprox" needs proximal_mu: set it, to 0.01 for example')
+        if self.algorithm in ("fedprox", "feddyn") and not self.proximal_mu:
+            raise ValueError(f'algorithm = "{self.algorithm}" needs proximal_mu: set it, to 0.01 for example')
+        if (self.algorithm == "feddyn") is (self.population is None):
+            raise ValueError(
+                'algorithm = "feddyn" needs population, the number of all clients of the run'
+                if self.population is None
+                else f'population is for algorithm = "feddyn", not for "{self.algorithm}": leave it out'
+            )
+        if self.population is not None:
+            require_within(self.population, "population", 1, POPULATION_MAX)
         if not self.is_normalised:
             return
         for key, value in (("proximal_mu", self.proximal_mu), ("momentum", self.momentum)):

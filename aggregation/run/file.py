@@ -85,6 +85,7 @@ class RunFile:
             self.evaluation_plan(1)
         self._check_canary()
         self._check_stop()
+        self._check_algorithm()
         if self.secure:
             require_compatible(self.secure, self)
         if self.privacy is not None:
@@ -185,6 +186,11 @@ class RunFile:
         return replace(plan, codec=self.codec.first(n_values, key))
 
     @property
+    def server_sections(self) -> tuple[AggregationSection, TrainingSection]:
+        """The sections that the server's optimizer follows from (`optimizers/build.py`)."""
+        return self.aggregation, self.training
+
+    @property
     def coarsest_step(self) -> float:
         """The greatest step of the grids of its rounds."""
         return max(self.round_plan(number, 1).grid.step for number in self.rounds_of_change())
@@ -263,6 +269,15 @@ class RunFile:
                 f"the canary asks {self.canary.clients} clients, but round 1 asks only {n_asked}; lower canary.clients"
             )
         self.canary_plan(1)
+
+    def _check_algorithm(self) -> None:
+        """Raise `ValueError` for FedDyn, which brings a server's step of its own, with another."""
+        section = self.aggregation
+        if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
+            raise ValueError(
+                'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '
+                "out of [aggregation]"
+            )
 
     def _check_stop(self) -> None:
         """Raise `ValueError` for a metric that no client, or never enough clients, would measure."""

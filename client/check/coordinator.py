@@ -66,7 +66,7 @@ class CheckCoordinator:
         self._keys: dict[str, str] = {}  # by client
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.RLock()
-        self._master = first_master_copy(layout, optimizer_of(file.aggregation), decode_model(model)[1])
+        self._master = first_master_copy(layout, optimizer_of(*file.server_sections), decode_model(model)[1])
 
     def transport(self) -> httpx.MockTransport:
         return httpx.MockTransport(self._handle)
@@ -144,7 +144,7 @@ class CheckCoordinator:
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
         steps = float(work.steps_done) if self.file.training.is_normalised else 1.0
-        step = ServerStep.of(self.file.aggregation, self.round, rounds.count, rounds.target, steps)
+        step = ServerStep.of(self.file.server_sections, self.round, rounds.count, rounds.target, steps)
         public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
         write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))

@@ -1,4 +1,4 @@
-"""What a run does to every gradient of local training: FedProx's term, the part that the codec sends, and the clip."""
+"""What a run does to every gradient of local training: FedProx's term, FedDyn's pull, the codec's part, the clip."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ _WRAPPERS = ("module.", "_module.", "_orig_mod.")  # the prefixes of DDP, Opacus
 
 @dataclass(slots=True)
 class _Rule:
-    """What is done to one parameter's gradient. `anchor`: its global value, if FedProx pulls towards it."""
+    """What is done to one parameter's gradient. `anchor`: its global value, if FedProx pulls towards it. `pull`: what
+    the client adds to it in each step.
+    """
 
     anchor: Tensor | None
     project: Projection | None
+    pull: Tensor | None = None
 
 
 class GradientRules:
@@ -48,15 +51,18 @@ class GradientRules:
         within: Mapping[str, Projection],
         clip_norm: float | None,
         own: Collection[str] = (),
+        pulls: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take the model's present weights for the global ones. Memory with FedProx: one copy of them.
 
         `mu`: FedProx's. `within`: by parameter name, the projection of a gradient onto what the codec can send.
         `clip_norm`: the greatest L2 norm of the gradient after that; None: it is not clipped. `own`: parameters that
-        have no global value, so nothing pulls them.
+        have no global value, so nothing pulls them. `pulls`: by parameter name, what is added to each gradient, as the
+        client has kept it.
         """
+        pulls = pulls or {}
         self._mu, self._clip_norm, self.is_bound = mu, clip_norm, True
-        if not (mu or within or clip_norm is not None):
+        if not (mu or within or clip_norm is not None or pulls):
             return
         named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
         for name, parameter in named:
@@ -68,7 +74,13 @@ class GradientRules:
                 self._parameters.append(parameter)
                 self._by_parameter[id(parameter)] = rule
             rule.project = within.get(name, rule.project)
+            rule.pull = pulls.get(name, rule.pull)
             self._by_name[name] = rule
+
+    def pull_by(self, pulls: Mapping[str, Tensor]) -> None:
+        """Let other values be added to each gradient, as those of another client of a simulation."""
+        for name, rule in self._by_name.items():
+            rule.pull = pulls.get(name)
 
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
@@ -125,6 +137,9 @@ def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:
             parameter.grad = pull
         else:
             parameter.grad.add_(pull)
+    if rule.pull is not None and parameter.grad is not None:
+        rule.pull = rule.pull.to(parameter.device, parameter.dtype)
+        parameter.grad.add_(rule.pull)
     if rule.project is not None and parameter.grad is not None:
         parameter.grad = rule.project(parameter.grad)
 

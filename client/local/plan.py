@@ -78,6 +78,9 @@ class LocalPlan:
     state: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """What this client keeps from one round of this run to the next, also over restarts: change it in place. It may
     hold dicts, lists, tuples, tensors, arrays, numbers and texts, nested. It is kept if the report is accepted."""
+    pulls: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor], repr=False)
+    """By parameter name: what is added to each gradient under FedDyn, as this client has kept it from earlier rounds.
+    `adjust_gradients` applies it."""
     rules: GradientRules = field(default_factory=GradientRules, repr=False)  # behind `adjust_gradients`
     site_applies: set[str] = field(default_factory=set[str], repr=False)  # see `applied_by_site`
 
@@ -105,8 +108,8 @@ class LocalPlan:
         return optimizer_of(self, [p for p in model.parameters() if p.requires_grad])
 
     def adjust_gradients(self, model: nn.Module) -> None:
-        """Do to the model's gradients what the run asks: add FedProx's term, keep the part that the codec can send, and
-        clip. Call it after `backward` and before the optimizer's step.
+        """Do to the model's gradients what the run asks: add FedProx's term and FedDyn's pull, keep the part that the
+        codec can send, and clip. Call it after `backward` and before the optimizer's step.
 
         Raises `ValueError` for a model that does not have the parameters of the client's own.
         """
@@ -180,6 +183,7 @@ class LocalPlan:
     def _asked(self) -> tuple[str, ...]:
         """What the run asks of gradients."""
         asked = {"proximal_mu": self.proximal_mu, "codec": self.within, "clip_norm": self.clip_norm is not None}
+        asked["feddyn"] = self.algorithm == "feddyn"
         return tuple(key for key, is_asked in asked.items() if is_asked)
 
     def drive(
@@ -250,7 +254,7 @@ class LocalPlan:
             self._bind(model)
 
     def _bind(self, model: nn.Module, own: Collection[str] = ()) -> None:
-        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm, own)
+        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm, own, self.pulls)
 
 
 def _as_numpy(arrays: NamedArrays) -> dict[str, Array]:

@@ -48,7 +48,7 @@ def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
 
 def _checked(path: Path, layout: Layout, file: RunFile, remarks: tuple[str, ...]) -> FirstModel:
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
-    require_steppable(file.aggregation, layout)
+    require_steppable(file.aggregation, file.training, layout)
     careful = careful_of_statistics(layout, file.tensor_rules)
     return FirstModel(path, remarks + ((f"careful: {careful}",) if careful else ()))
 

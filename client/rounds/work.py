@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -152,8 +151,8 @@ def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evalua
     )
 
 
-def restore_state(shared: SharedState, kept: SiteState, first_private: State) -> dict[str, Any]:
-    """Give the model the private tensors that it begins a round with; returns the `plan.state` beside them.
+def with_kept(plan: LocalPlan, shared: SharedState, kept: SiteState, first_private: State) -> LocalPlan:
+    """Give the model the private tensors that it begins a round with; returns the plan with all else that is kept.
 
     `kept`: of the client's last round. `first_private`: for a client without one, as it was made. Raises `WorkRefused`
     if they do not fit the model.
@@ -163,13 +162,22 @@ def restore_state(shared: SharedState, kept: SiteState, first_private: State) ->
             shared.set_private(private)
         except LayoutError as error:
             raise WorkRefused(str(error)) from error
-    return kept.state
-
-
-def keep_state(shared: SharedState, plan: LocalPlan, write: Callable[[SiteState], None]) -> None:
-    """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept."""
+    if plan.algorithm != "feddyn":
+        return replace(plan, state=kept.state)
     try:
-        write(SiteState(plan.state, shared.private()))
+        shared.require_pulls(kept.pulls)
+    except LayoutError as error:
+        raise WorkRefused(str(error)) from error
+    return replace(plan, state=kept.state, pulls=kept.pulls)
+
+
+def keep_state(shared: SharedState, plan: LocalPlan, start: State, write: Callable[[SiteState], None]) -> None:
+    """Write what the client keeps after a training from the weights `start`. Raises `TrainingFailed` if that cannot be
+    kept.
+    """
+    try:
+        pulls = shared.next_pulls(start, plan.pulls, plan.proximal_mu) if plan.algorithm == "feddyn" else {}
+        write(SiteState(plan.state, shared.private(), pulls))
     except (TypeError, ValueError) as error:
         raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import Outcome, ReportAnswer
@@ -46,10 +45,10 @@ from umbel.client.rounds.work import (
     keep_state,
     measure,
     name_of,
-    restore_state,
     save_work,
     train,
     warn_if_too_slow,
+    with_kept,
 )
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import Store
@@ -150,7 +149,7 @@ class RoundWorker:
             watch.check()
             self.shared.require_base()
             if offer.task.makes_model:
-                self._keep_state(offer, plan)
+                self._keep_state(offer, plan, start)
             pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
@@ -270,7 +269,7 @@ class RoundWorker:
             exchange.check()
             part.check_work(plan, done)
             self._require_same_base()
-            self._keep_state(part.offer, plan)
+            self._keep_state(part.offer, plan, start)
             return done
         except TrainingFailed as error:
             unfit: ClientError = _unfit(error)
@@ -322,11 +321,6 @@ class RoundWorker:
             decline(self.coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
-    def _restore_state(self, offer: Assignment) -> dict[str, Any]:
-        """Give the model its private tensors from before this version; returns the `plan.state` beside them."""
-        before = self.store.site_state.before(offer.run, offer.model.version)
-        return restore_state(self.shared, before, self._first_private)
-
     def _prepare(self, offer: Assignment, window_end: float, watch: Watch) -> None:
         """Restore what the client keeps across rounds, for a round that only measures."""
         self.app.prepare(replace(self._asked(offer, watch), deadline=window_end))
@@ -336,15 +330,14 @@ class RoundWorker:
         asked = asked_of_site(
             offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
         )
-        return replace(
-            asked,
-            told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended,
-            state=self._restore_state(offer),
-        )
+        asked = replace(asked, told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended)
+        before = self.store.site_state.before(offer.run, offer.model.version)
+        return with_kept(asked, self.shared, before, self._first_private)
 
-    def _keep_state(self, offer: Assignment, plan: LocalPlan) -> None:
+    def _keep_state(self, offer: Assignment, plan: LocalPlan, start: Path) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
-        keep_state(self.shared, plan, partial(self.store.site_state.wait, offer.run, offer.model.version))
+        wait = partial(self.store.site_state.wait, offer.run, offer.model.version)
+        keep_state(self.shared, plan, load_model(start, self.layout), wait)
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout)

@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
@@ -115,6 +116,28 @@ class SharedState:
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             change = weight_change(spec, values[piece].to(device), start_values[piece].to(device))
             yield change if per_steps is None or not spec.is_stepped else normalised(change, per_steps)
+
+    def next_pulls(self, before: State, pulls: State, alpha: float) -> dict[str, Tensor]:
+        """FedDyn's pulls after a training from the weights `before`: of each tensor that the server's step moves,
+        float32 on the CPU. `pulls`: with which it has trained; empty in a client's first training.
+        """
+        local = self.shared()
+        found = dict[str, Tensor]()
+        for spec in self.layout.owners():
+            if spec.is_stepped:
+                change = weight_change(spec, local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1))
+                change = change.to("cpu").view(spec.shape)
+                found[spec.name] = next_pull(pulls.get(spec.name, torch.zeros_like(change)), change, alpha)
+        return found
+
+    def require_pulls(self, pulls: State) -> None:
+        """Raise `LayoutError` unless these are FedDyn's pulls of this model, or none."""
+        shapes = {spec.name: spec.shape for spec in self.layout.owners() if spec.is_stepped}
+        if pulls and {name: tuple(one.shape) for name, one in pulls.items()} != shapes:
+            raise LayoutError(
+                "what this client has kept of this run's earlier rounds (FedDyn's pulls) does not fit its model: use "
+                "the model's code as it was, or join again with an empty state directory"
+            )
 
     def _require_layout(self, local: State) -> None:
         """Raise `LayoutError` unless these tensors have the layout. Tensors at the places of the last ones that had it

@@ -154,7 +154,7 @@ class Coordinator:
         layout = await self._layout(model.layout_digest)
         try:
             require_fitting(file.tensor_rules, layout, file.coarsest_step)
-            require_steppable(file.aggregation, layout)
+            require_steppable(file.aggregation, file.training, layout)
             if file.privacy is not None:
                 require_private_model(layout)
         except ValueError as error:
@@ -165,7 +165,7 @@ class Coordinator:
 
         try:
             master = await asyncio.get_running_loop().run_in_executor(
-                services.worker, first_master, services.blobs, model_sha256, layout, optimizer_of(file.aggregation)
+                services.worker, first_master, services.blobs, model_sha256, layout, optimizer_of(*file.server_sections)
             )
             await hold(services, owner, {model_sha256, master})
         except (UnknownBlob, BeingRemoved) as error:

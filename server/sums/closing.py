@@ -146,7 +146,7 @@ class Closer:
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        step = ServerStep.of(file.aggregation, live.plan.number, file.rounds.count, live.plan.target, steps)
+        step = ServerStep.of(file.server_sections, live.plan.number, file.rounds.count, live.plan.target, steps)
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)

@@ -53,7 +53,8 @@ def moved(work: CohortWork, device: torch.device) -> CohortWork:
     data = work.data
     own = data.samples.take(data.rows)
     samples = SampleSet(own.inputs.to(device), own.targets.to(device))
-    return replace(work, data=CohortData(samples, np.arange(len(data.rows)), data.starts))
+    pulls = None if work.pulls is None else work.pulls.to(device)
+    return replace(work, data=CohortData(samples, np.arange(len(data.rows)), data.starts), pulls=pulls)
 
 
 @contextmanager
@@ -95,7 +96,8 @@ def chunks(steps: Indices, n_workers: int, rows_max: int) -> Iterator[Indices]:
 def part_of(work: CohortWork, positions: Indices) -> CohortWork:
     """The work of these clients, in this order, over the same samples."""
     data, seeds, steps = work.data.part(positions), work.seeds[positions], work.steps[positions]
-    return replace(work, data=data, seeds=seeds, steps=steps)
+    pulls = None if work.pulls is None else work.pulls[torch.from_numpy(positions)]
+    return replace(work, data=data, seeds=seeds, steps=steps, pulls=pulls)
 
 
 def devices_of(device: str, n_workers: int | None) -> list[str]:

@@ -163,6 +163,10 @@ class ResidentModel:
         for (spec, buffer), start in zip(self._owners, self._starts, strict=True):
             (self._parameters[spec.name] if buffer is None else buffer.tensor).copy_(start)
 
+    def named(self, values: Tensor) -> dict[str, Tensor]:
+        """Views of values in layout order, (n_values,), by the names of their tensors."""
+        return {spec.name: values[spec.place].view(spec.shape) for spec, _ in self._owners}
+
     @torch.no_grad()
     def write_change(self, row: Tensor) -> None:
         """Write the change since `reset` into `row`, as `Layout.subtract` does: float32, on the CPU."""

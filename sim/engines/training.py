@@ -117,6 +117,8 @@ class LocalTrainer:
     def _train_client(self, work: CohortWork, position: int) -> tuple[float, float, float]:
         self._resident.reset()
         self._optimizer.restart()
+        if work.pulls is not None:
+            self._rules.pull_by(self._resident.named(work.pulls[position]))
         samples, rows = self._samples_of(work, position)
         batches = self._batches(rows, work, position)
         total, n_seen = torch.zeros((), device=self._device), 0

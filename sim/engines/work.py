@@ -1,10 +1,11 @@
 """The work of an engine, the local training of a whole cohort, and its result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class CohortWork:
     steps: Indices
     plan: TrainingPlan
     codec: CodecPlan = field(default_factory=CodecPlan)  # if it sends only part of a model, clients train within that
+    pulls: Tensor | None = None  # under FedDyn: float32 (clients, n_values), what is added to each client's gradients
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -35,11 +37,18 @@ class CohortWork:
         plan = replace(self.plan, rate_plan=None)  # which engines do not need
         return {"plan": asdict(plan), "codec": asdict(self.codec)}
 
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What each client has of its own."""
+        return [self.seeds, self.steps, *([] if self.pulls is None else [self.pulls.numpy()])]
+
     @staticmethod
-    def on(data: CohortData, seeds: NDArray[np.uint64], steps: Indices, terms: Mapping[str, Any]) -> "CohortWork":
-        """Work on these terms."""
+    def on(data: CohortData, arrays: Sequence[NDArray[Any]], terms: Mapping[str, Any]) -> "CohortWork":
+        """Work on these terms. `arrays`: those of another work."""
+        seeds, steps, *pulls = arrays
         codec: dict[str, Any] = {**terms["codec"], "codec": Codec(terms["codec"]["codec"])}
-        return CohortWork(data, seeds, steps, TrainingPlan(**terms["plan"]), CodecPlan(**codec))
+        of_each = torch.from_numpy(pulls[0].copy()) if pulls else None
+        return CohortWork(data, seeds, steps, TrainingPlan(**terms["plan"]), CodecPlan(**codec), of_each)
 
 
 @dataclass(frozen=True, slots=True)

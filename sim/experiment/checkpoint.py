@@ -2,7 +2,7 @@
 
 ```
 <folder>/rounds.jsonl             a line for each ended attempt
-<folder>/checkpoint.safetensors   the model, the residuals of error feedback, and where the run stands
+<folder>/checkpoint.safetensors   the model, what clients keep of earlier rounds, and where the run stands
 <folder>/before-end.safetensors   of a run that is over: its last checkpoint before that, from which more rounds go on
 <folder>/clients/                 what the clients of `[clients]` keep across rounds (engines/clients/states.py)
 ```
@@ -134,6 +134,7 @@ def write_checkpoint(
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
+    tensors |= {f"pulls/{client}": pull for client, pull in memory.pulls.items()}
     for client, left in memory.left.items():
         tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
@@ -190,7 +191,8 @@ def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first:
         left.setdefault(ClientId(client), {})[what] = value
     residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
     sites = SiteMemory({client: kept.ledgers[place] for client, place in kept.spent.items()}, list(kept.sums))
-    memory = Memory(residuals, kept.has, kept.changes, sites)
+    pulls = {ClientId(client): pull for client, pull in _under("pulls/", tensors).items()}
+    memory = Memory(residuals, kept.has, kept.changes, sites, pulls)
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)

@@ -26,7 +26,7 @@ def layout_of_run(file: RunFile, model: Layout) -> Layout:
         )
     made = model.with_kinds(kinds.__getitem__)
     require_fitting(rules, made, file.coarsest_step)
-    require_steppable(file.aggregation, made)
+    require_steppable(file.aggregation, file.training, made)
     if made.update is not made and projections(file.codec.first(made.update.n_values, 0), made):
         raise LayoutError(
             f"{file.codec.name} in the mode structured and global tensors cannot be simulated together with the "

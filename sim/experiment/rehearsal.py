@@ -199,7 +199,7 @@ def _shared_layout(client: Client, name: str, file: RunFile) -> Layout:
     try:
         layout = SharedState(client).under(rules).layout
         require_fitting(rules, layout, file.coarsest_step)
-        require_steppable(file.aggregation, layout)
+        require_steppable(file.aggregation, file.training, layout)
     except (LayoutError, WorkRefused) as error:
         raise EngineError(f"{name}: {error}") from error
     return layout

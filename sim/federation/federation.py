@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
@@ -55,6 +56,7 @@ from umbel.sim.federation.uplink import (
     RoundSum,
     Uplink,
     divide_by_steps,
+    next_pulls,
     probe_of,
     sent_part,
 )
@@ -127,7 +129,8 @@ class Federation:
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
-        self._trained = dict[ClientId, WorkDone]()  # in the attempt under way, as are the next two
+        self._pulls = dict[ClientId, Tensor]()  # after training in the attempt under way; as are the next three
+        self._trained = dict[ClientId, WorkDone]()
         self._declines = dict[ClientId, str]()
         self._updates: UpdateSums | None = None
         require_possible(standing.file, model.layout, world.population, measure_themselves=world.clients is not None)
@@ -184,7 +187,7 @@ class Federation:
 
     def _train(self, opened: Training) -> SimulatedAttempt:
         """A round of training, plain or secure, or a canary."""
-        self._trained = {}
+        self._trained, self._pulls = {}, {}
         n_sent = self.model.layout.update.n_values
         self._updates = UpdateSums(n_sent) if self.world.measure.needs_updates else None
         played, uplink, works, declines = self._attempted(opened)
@@ -206,6 +209,7 @@ class Federation:
         made = self._next_model(played.ended, found)
         end = finished(self.standing, played.ended, made, known)
         uplink.keep()
+        self.memory.pulls |= {name: self._pulls[name] for name in played.ended.accepted if name in self._pulls}
         if self.world.clients is not None:
             self.world.clients.keep(played.ended.accepted, self.standing.model.version)
         self.memory.note(made.state)
@@ -362,10 +366,16 @@ class Federation:
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
-        work = CohortWork(data, seeds, steps, training, codec)
+        names = [cohort.names[i] for i in who.tolist()]
+        pulls = self._pulls_of(names) if training.remembers_drift else None
+        work = CohortWork(data, seeds, steps, training, codec, pulls)
         assert world.engine is not None, "clients of [clients] train in `_attempted_by_clients`"
         for changes in world.engine.train(start, work):
             chosen = who[changes.positions]
+            if pulls is not None:
+                before = pulls[torch.from_numpy(changes.positions)]
+                after = next_pulls(self.model.layout, before, changes.values, training.proximal_mu)
+                self._pulls.update(zip((cohort.names[i] for i in chosen.tolist()), after, strict=True))
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
@@ -380,6 +390,11 @@ class Federation:
             self._note(names, sent, works, weights, uplink.refused)
             if plan.task.tries_clients:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
+
+    def _pulls_of(self, names: Sequence[ClientId]) -> Tensor:
+        """FedDyn's pulls of these clients; zeros before a client's first training."""
+        none = torch.zeros(self.model.layout.n_values)
+        return torch.stack([self.memory.pulls.get(name, none) for name in names])
 
     def _note(
         self,
@@ -516,7 +531,7 @@ class Federation:
         file = self.standing.file
         totals, training = found.totals, file.training_plan(closing.plan.number)
         steps = closing.effective_steps(training) if totals is None else totals.effective_steps
-        step = ServerStep.of(file.aggregation, closing.plan.number, file.rounds.count, closing.plan.target, steps)
+        step = ServerStep.of(file.server_sections, closing.plan.number, file.rounds.count, closing.plan.target, steps)
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:

@@ -132,6 +132,7 @@ class Memory:
     has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # the version of each client asked so far
     changes: tuple[int, ...] = ()  # bytes of each change that leads to the newest version, the oldest first
     sites: SiteMemory = field(default_factory=SiteMemory)
+    pulls: dict[ClientId, Tensor] = field(default_factory=dict[ClientId, Tensor])  # FedDyn's, float32 (n_values,)
 
     def down_bytes(self, clients: Sequence[ClientId], version: int, model: ModelState) -> Indices:
         """What each fetches to have the newest version: nothing, the changes since its own, or the model."""

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
@@ -70,6 +71,15 @@ def sent_part(layout: Layout, changes: Tensor) -> Tensor:
     if changes.shape[1] == layout.update.n_values:
         return changes
     return torch.cat([changes[:, spec.place] for spec in layout.owners() if spec.is_sent], dim=1)
+
+
+def next_pulls(layout: Layout, pulls: Tensor, changes: Tensor, alpha: float) -> Tensor:
+    """FedDyn's pulls after these changes, as the SDK has them. All: float32 (k, n), of the whole model."""
+    found = torch.zeros_like(pulls)
+    for spec in layout.owners():
+        if spec.is_stepped:
+            found[:, spec.place] = next_pull(pulls[:, spec.place], changes[:, spec.place], alpha)
+    return found
 
 
 def divide_by_steps(layout: Layout, changes: Tensor, steps: Sequence[int]) -> None:

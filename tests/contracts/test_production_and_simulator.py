@@ -146,6 +146,7 @@ def test_a_site_whose_policy_refuses_declines_the_same_over_http_and_in_an_exper
         assert [refusals_of(record) for record in operator.progress("refusing").ended] == found.refusals
 
 
+KEEPS_UPDATES = '\n[retention]\nupdates = "all"\n'
 SERVER_OPTIMIZERS = {
     "momentum": 'optimizer = "momentum"',
     "adam": 'optimizer = "adam"\nschedule = { name = "cosine", warm_up_rounds = 2, per_clients = 5 }',
@@ -158,13 +159,27 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
     name: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = CODECS["integer"] if name == "adam" else CODECS["float32"]
-    more = f'\n[aggregation]\n{SERVER_OPTIMIZERS[name]}\n[retention]\nupdates = "all"\n'
+    more = f"\n[aggregation]\n{SERVER_OPTIMIZERS[name]}{KEEPS_UPDATES}"
     run_file = RUN.format(name=f"server-{name}", target=4, over_selection=1.5) + changes + more
     found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
     assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
     with house.operator() as operator:
         assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
         replay_run(operator, f"server-{name}", all_=True)
+    assert capsys.readouterr().out.count("the same hash") == 4
+
+
+def test_feddyn_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where clients die, come back with what they have kept, or take part in an attempt that is made again."""
+    run_file = RUN.format(name="dyn", target=4, over_selection=1.5) + CODECS["integer"] + KEEPS_UPDATES
+    run_file = run_file.replace("proximal_mu = 0.05", 'proximal_mu = 0.5, algorithm = "feddyn", population = 8')
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
+    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
+        replay_run(operator, "dyn", all_=True)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
@@ -176,7 +191,7 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Clients differ in their steps, and some do only a part of them."""
-    more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"\n[retention]\nupdates = "all"\n'
+    more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"' + KEEPS_UPDATES
     run_file = with_fednova(RUN.format(name="nova", target=4, over_selection=1.5) + more)
     found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
     assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)

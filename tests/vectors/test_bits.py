@@ -45,6 +45,7 @@ from umbel.aggregation.optimizers.section import AggregationSection, ServerOptim
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid, Part, as_float32
 from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.privacy.skellam import contribution as noisy_levels
@@ -199,7 +200,9 @@ def the_server_optimizers() -> Iterator[Tensor]:
         total.add(integers_of(CodecPlan(), update_of(CodecPlan(), KEY + rank), rank), 3 + rank)
     mean, start = codec.mean(total, [Part(3 + rank, rank) for rank in range(2)]), state_of(exact(N, 1))
     for name in get_args(ServerOptimizerName)[1:]:
-        step = ServerStep.of(AggregationSection(0.3, optimizer=name, bias_correction=name == "adam"), 1, 1, 1)
+        step = ServerStep.of(
+            (AggregationSection(0.3, optimizer=name, bias_correction=name == "adam"), TrainingPlan()), 1, 1, 1
+        )
         master = first_master_copy(LAYOUT, step.optimizer, start)
         for _ in range(2):
             public, after = empty_state(LAYOUT, torch_dtype), empty_master(LAYOUT, step.optimizer)

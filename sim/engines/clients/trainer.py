@@ -27,10 +27,10 @@ from umbel.client.rounds.work import (
     asked_of_site,
     keep_state,
     measure_from,
-    restore_state,
     steps_to_divide_by,
     train_from,
     unfit_refused,
+    with_kept,
     work_done,
 )
 from umbel.client.user_code import where_raised
@@ -85,7 +85,7 @@ class ClientTrainer:
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)
-                keep_state(client.shared, plan, wait)
+                keep_state(client.shared, plan, self._weights, wait)
             return ClientReport(report)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -138,7 +138,7 @@ def _asked(work: ClientsWork, client: LiveClient, offer: Assignment) -> LocalPla
     """What the run asks. The model gets its private tensors from before this version, and the plan the state."""
     name, before = client_name(client.number), work.states.before(client.number, offer.model.version)
     plan = asked_of_site(offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=name)
-    return replace(plan, state=restore_state(client.shared, before, client.first_private))
+    return with_kept(plan, client.shared, before, client.first_private)
 
 
 def _reseed(seed: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.model.layout import Layout
 from umbel.sim.data.data_set import SampleSet
-from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain, sigmoid, whole_vectors
+from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain, pulls_of, sigmoid, whole_vectors
 from umbel.sim.engines.work import CohortWork
 
 _RUN_VALUES = 1 << 19  # of inputs and outputs: what is gathered for some steps stays in the caches
@@ -71,7 +71,7 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
 
     `weights`: float32 (m, n_values), gets their final weights.
     """
-    training = _Training(layers, start, work, len(steps.positions), weights)
+    training = _Training(layers, start, work, steps, weights)
     losses, done = torch.empty(int(steps.active.sum()), device=weights.device), 0
     with torch.no_grad():
         for n_active, n_steps in _runs(steps, layers[0].n_in + layers[-1].n_out):
@@ -102,7 +102,7 @@ class _Views:
 
 class _Training:
     def __init__(
-        self, layers: Sequence[Dense], start: Tensor, work: CohortWork, n_clients: int, weights: Tensor
+        self, layers: Sequence[Dense], start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor
     ) -> None:
         weights[:] = start
         self._samples = _flat_inputs(work.data.samples)
@@ -113,7 +113,7 @@ class _Training:
         self._steps: StackedSteps | None = None
         if not is_plain(work.plan):
             gradients = torch.empty_like(weights)
-            self._steps = StackedSteps(start, weights, gradients, work.plan)
+            self._steps = StackedSteps(start, weights, gradients, work.plan, pulls_of(work, steps))
             self._matrix_gradients, self._bias_gradients = _views(layers, gradients)
 
     def run(self, rows: Tensor, shares: Tensor) -> Tensor:

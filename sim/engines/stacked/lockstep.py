@@ -186,13 +186,20 @@ def is_plain(plan: TrainingPlan) -> bool:
     return is_sgd and not plan.proximal_mu and plan.clip_norm is None
 
 
+def pulls_of(work: CohortWork, steps: Lockstep) -> Tensor | None:
+    """The pulls of the clients of these steps, in their order."""
+    return None if work.pulls is None else work.pulls[torch.from_numpy(steps.positions).to(work.pulls.device)]
+
+
 class StackedSteps:
-    """The optimizers of a group of clients. `start`: float32 (n,); `weights`, `gradients`: float32 (m, n), the
+    """The optimizers of a group of clients. `start`: float32 (n,); `weights`, `gradients`, `pulls`: float32 (m, n), the
     caller's, which writes the gradients of the active clients into the first rows.
     """
 
-    def __init__(self, start: Tensor, weights: Tensor, gradients: Tensor, plan: TrainingPlan) -> None:
-        self._start, self._weights, self._gradients = start, weights, gradients
+    def __init__(
+        self, start: Tensor, weights: Tensor, gradients: Tensor, plan: TrainingPlan, pulls: Tensor | None = None
+    ) -> None:
+        self._start, self._weights, self._gradients, self._pulls = start, weights, gradients, pulls
         self._plan = plan
         self._pull = torch.empty_like(weights) if plan.proximal_mu else None
         self._velocity = torch.zeros_like(weights) if plan.momentum else None
@@ -205,6 +212,8 @@ class StackedSteps:
         if self._pull is not None:
             pull = torch.sub(weights, self._start, out=self._pull[:n_active])
             gradients.add_(pull.mul_(plan.proximal_mu))
+        if self._pulls is not None:
+            gradients.add_(self._pulls[:n_active])
         if plan.clip_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((plan.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0))

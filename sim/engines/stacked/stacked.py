@@ -24,7 +24,7 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import CPU, found_device, moved, one_thread
 from umbel.sim.engines.model import Loss, cross_entropy
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
-from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, lockstep, owners, widest_batch
+from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, lockstep, owners, pulls_of, widest_batch
 from umbel.sim.engines.stacked.traced import Gradients, stacked_gradients
 from umbel.sim.engines.training import require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
@@ -99,7 +99,7 @@ class StackedEngine:
         weights[:] = start
         within = projections(work.codec, self._layout)
         gradients = torch.empty_like(weights)
-        taking = StackedSteps(start, weights, gradients, work.plan)
+        taking = StackedSteps(start, weights, gradients, work.plan, pulls_of(work, steps))
         by_name, gradients_by_name = self._views(weights), self._views(gradients)
         samples, width, done = work.data.samples, steps.width, 0
         losses = torch.empty(int(steps.active.sum()), device=self._device)

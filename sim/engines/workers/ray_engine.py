@@ -48,15 +48,15 @@ class RayWorker:
         terms: Mapping[str, Any],
     ) -> tuple[NDArray[np.float32], Losses]:
         """Train some clients of a cohort; their changes (k, n_values) and losses (k, 3)."""
-        rows, starts, seeds, steps = part
+        rows, starts, *of_clients = part
         samples = unpacked_samples(inputs, targets, terms["dtypes"])
-        work = CohortWork.on(CohortData(samples, rows, starts), seeds, steps, terms)
-        values = torch.empty(len(seeds), self._trainer.layout.n_values)
+        work = CohortWork.on(CohortData(samples, rows, starts), of_clients, terms)
+        values = torch.empty(len(work.steps), self._trainer.layout.n_values)
         with one_thread(), whole_float32(self._trainer.device):
             if cohort != self._cohort:
                 self._trainer.begin(unpacked(start, "float32"), work)
                 self._cohort = cohort
-            losses = self._trainer.train(work, np.arange(len(seeds)), values)
+            losses = self._trainer.train(work, np.arange(len(work.steps)), values)
         return values.numpy(), losses
 
 
@@ -101,4 +101,4 @@ class RayEngine:
 
 def _message(part: CohortWork) -> tuple[list[Any], dict[str, Any]]:
     terms = {**part.terms, "dtypes": dtypes_of(part.data.samples)}
-    return [part.data.rows, part.data.starts, part.seeds, part.steps], terms
+    return [part.data.rows, part.data.starts, *part.arrays], terms

@@ -91,7 +91,7 @@ def send_chunk(channel: Channel, cohort: int, half: int, part: CohortWork) -> No
     channel.send(
         "chunk",
         {"cohort": cohort, "half": half, "terms": part.terms},
-        [part.data.rows, part.data.starts, part.seeds, part.steps],
+        [part.data.rows, part.data.starts, *part.arrays],
     )
 
 
@@ -140,14 +140,14 @@ class Worker:
 
     def _train(self, fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> Losses:
         assert self._trainer is not None
-        rows, starts, seeds, steps = arrays
+        rows, starts, *of_clients = arrays
         data = CohortData(SampleSet(*self._shared["samples"]), rows, starts)
-        work = CohortWork.on(data, seeds, steps, fields["terms"])
+        work = CohortWork.on(data, of_clients, fields["terms"])
         if self._cohort != fields["cohort"]:
             self._trainer.begin(self._shared["start"][0], work)
             self._cohort = fields["cohort"]
         with whole_float32(self._trainer.device):
-            return self._trainer.train(work, np.arange(len(seeds)), self._shared["block"][0][fields["half"]])
+            return self._trainer.train(work, np.arange(len(work.steps)), self._shared["block"][0][fields["half"]])
 
 
 def _mapped(message: ChannelMessage) -> list[Tensor]:

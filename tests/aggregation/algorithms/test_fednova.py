@@ -42,7 +42,7 @@ def test_steps_beyond_the_most_divide_and_count_as_the_most() -> None:
         ({"algorithm": "fednova", "proximal_mu": 0.1}, "leave proximal_mu out"),
         ({"algorithm": "fednova", "optimizer": "adam"}, 'for optimizer = "sgd"'),
         ({"algorithm": "fedprox"}, "needs proximal_mu"),
-        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, fednova"),
+        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, feddyn, fednova"),
     ],
 )
 def test_what_contradicts_an_algorithm_is_refused(keys: dict[str, object], reason: str) -> None:

@@ -23,6 +23,7 @@ from umbel.aggregation.model.next_model import (
 from umbel.aggregation.model.state import InMemory, State, empty_state, torch_dtype
 from umbel.aggregation.optimizers.section import AggregationSection, ServerOptimizerName
 from umbel.aggregation.plans.tensors import TensorKind
+from umbel.aggregation.plans.training import TrainingPlan
 
 REMEMBERING: list[ServerOptimizerName] = [name for name in get_args(ServerOptimizerName) if name != "sgd"]
 KINDS: dict[str, TensorKind] = {"frozen.weight": "global", "seen": "count"}
@@ -75,7 +76,10 @@ def test_an_optimizer_moves_weights_and_all_else_takes_its_mean_change(name: Ser
     for spec in layout.update.owners():
         if spec.dtype in ("int64", "bool"):
             change[spec.place] = (change[spec.place] * 20).round() * INTEGER_UNIT
-    steps = {"ours": ServerStep.of(AggregationSection(0.125, optimizer=name), 1, 1, 1), "plain": ServerStep()}
+    steps = {
+        "ours": ServerStep.of((AggregationSection(0.125, optimizer=name), TrainingPlan()), 1, 1, 1),
+        "plain": ServerStep(),
+    }
     owned = {spec.name: state[spec.name] for spec in layout.owners()}
     masters: dict[str, State] = {of: first_master_copy(layout, one.optimizer, owned) for of, one in steps.items()}
     for n in (1, 2):
@@ -106,7 +110,7 @@ def test_the_norms_of_lars_and_lamb_are_those_of_the_whole_tensor(n_values: int)
         AggregationSection(0.3, optimizer="lars", trust=0.02),
         AggregationSection(0.3, optimizer="lamb", tau=0.5),
     ):
-        step = ServerStep.of(section, 1, 1, 1)
+        step = ServerStep.of((section, TrainingPlan()), 1, 1, 1)
         master = first_master_copy(layout, step.optimizer, {"weight": torch.from_numpy(x)})
         after, _ = stepped(layout, master, Mean(torch.from_numpy(d)), step)
         assert np.abs(after["weight"].numpy() - expected[section.optimizer]).max() < 1e-6
@@ -114,7 +118,7 @@ def test_the_norms_of_lars_and_lamb_are_those_of_the_whole_tensor(n_values: int)
 
 def test_a_second_moment_begins_with_the_square_of_tau_in_every_piece() -> None:
     layout = Layout.of_state({"weight": torch.zeros(PIECE_VALUES + 3), "norm.running_mean": torch.zeros(2)})
-    step = ServerStep.of(AggregationSection(optimizer="yogi", tau=0.5), 1, 1, 1)
+    step = ServerStep.of((AggregationSection(optimizer="yogi", tau=0.5), TrainingPlan()), 1, 1, 1)
     master = first_master_copy(layout, step.optimizer, {name: torch.zeros(n) for name, n in _lengths(layout)})
     assert master[slot_name("second_moment", "weight")].unique().tolist() == [0.25]
     assert master[slot_name("first_moment", "weight")].unique().tolist() == [0.0]
@@ -127,7 +131,10 @@ def _lengths(layout: Layout) -> list[tuple[str, int]]:
 
 def test_what_an_optimizer_cannot_remember_ends_the_run_with_a_remedy() -> None:
     """The square of a change may be beyond float32, where the change and the model are not."""
-    layout, step = Layout.of_state({"w": torch.zeros(1)}), ServerStep.of(AggregationSection(optimizer="adam"), 1, 1, 1)
+    layout, step = (
+        Layout.of_state({"w": torch.zeros(1)}),
+        ServerStep.of((AggregationSection(optimizer="adam"), TrainingPlan()), 1, 1, 1),
+    )
     master = first_master_copy(layout, step.optimizer, {"w": torch.zeros(1)})
     with pytest.raises(ModelOverflow, match="the run has diverged: lower max_abs or a learning rate"):
         stepped(layout, master, Mean(torch.tensor([1e30], dtype=torch.float64)), step)
@@ -136,7 +143,10 @@ def test_what_an_optimizer_cannot_remember_ends_the_run_with_a_remedy() -> None:
 @pytest.mark.parametrize("n_steps", [-1, 1_000_000, 1 << 62])
 def test_a_number_of_steps_that_no_run_has_is_refused_at_once(n_steps: int) -> None:
     """An auditor reads it from a file that is another's, and a power of that exponent would take for ever."""
-    layout, step = Layout.of_state({"w": torch.zeros(1)}), ServerStep.of(AggregationSection(optimizer="lamb"), 1, 1, 1)
+    layout, step = (
+        Layout.of_state({"w": torch.zeros(1)}),
+        ServerStep.of((AggregationSection(optimizer="lamb"), TrainingPlan()), 1, 1, 1),
+    )
     master = first_master_copy(layout, step.optimizer, {"w": torch.zeros(1)})
     master[STEPS].fill_(n_steps)
     with pytest.raises(ValueError, match=r"steps were made, and a run has 0 to 1000000"):
@@ -161,7 +171,7 @@ def test_a_step_of_a_constant_change_is_what_the_formula_says(name: ServerOptimi
         "lars": (0.5 * 1e-3 * 1.0, 0.5 * 1e-3 * (0.9 + 1.0 + 0.5e-3)),
         "lamb": (0.5 * 1.0, 0.5 * 1.5),
     }[name]
-    layout, step = Layout.of_state({"w": torch.ones(1)}), ServerStep.of(section, 1, 1, 1)
+    layout, step = Layout.of_state({"w": torch.ones(1)}), ServerStep.of((section, TrainingPlan()), 1, 1, 1)
     master: State = first_master_copy(layout, step.optimizer, {"w": torch.ones(1)})
     x = 1.0
     for move in moves:
@@ -172,13 +182,13 @@ def test_a_step_of_a_constant_change_is_what_the_formula_says(name: ServerOptimi
 
 def test_a_tensor_with_a_name_of_what_an_optimizer_remembers_is_refused() -> None:
     layout = Layout.of_state({"umbel.steps": torch.zeros(1), "weight": torch.zeros(2)})
-    require_steppable(AggregationSection(), layout)
+    require_steppable(AggregationSection(), TrainingPlan(), layout)
     with pytest.raises(LayoutError, match=r"'umbel.steps' has a name that begins with \"umbel.\".*rename the tensor"):
-        require_steppable(AggregationSection(optimizer="adam"), layout)
+        require_steppable(AggregationSection(optimizer="adam"), TrainingPlan(), layout)
 
 
 def test_an_optimizer_with_nothing_to_move_is_refused() -> None:
     layout = Layout.of_state({"norm.running_mean": torch.zeros(3), "seen": torch.tensor([1, 2]), "w": torch.zeros(0)})
-    require_steppable(AggregationSection(), layout)
+    require_steppable(AggregationSection(), TrainingPlan(), layout)
     with pytest.raises(LayoutError, match=r"\"momentum\" has nothing to move.*Set optimizer = \"sgd\""):
-        require_steppable(AggregationSection(optimizer="momentum"), layout)
+        require_steppable(AggregationSection(optimizer="momentum"), TrainingPlan(), layout)

@@ -12,6 +12,7 @@ from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.optimizers.section import AggregationSection, ServerOptimizerName
 from umbel.aggregation.plans.schedule import RateSchedule
+from umbel.aggregation.plans.training import TrainingPlan
 
 READ = TypeAdapter(AggregationSection).validate_python
 PLAIN = '{"max_abs":64,"sample_count_max":1048576,"server_learning_rate":1}'
@@ -26,14 +27,17 @@ def test_a_section_without_the_keys_of_an_optimizer_is_written_as_before_there_w
 @pytest.mark.parametrize("name", get_args(ServerOptimizerName))
 def test_every_optimizer_has_its_slots_and_a_rate_of_its_kind(name: ServerOptimizerName) -> None:
     section = AggregationSection(optimizer=name)
-    assert bool(optimizer_of(section).first) == section.remembers == (name != "sgd")
+    assert bool(optimizer_of(section, TrainingPlan()).first) == section.remembers == (name != "sgd")
     assert section.rate(1, 1, 1) == (0.01 if name in ("adagrad", "adam", "yogi", "lamb") else 1.0)
     assert section.of("beta1") == (0.0 if name == "adagrad" else 0.9)
 
 
 def test_with_bias_correction_the_second_moment_begins_with_zero() -> None:
-    assert optimizer_of(AggregationSection(optimizer="adam", bias_correction=True)).first["second_moment"] == 0.0
-    assert optimizer_of(AggregationSection(optimizer="adam", tau=0.5)).first["second_moment"] == 0.25
+    assert (
+        optimizer_of(AggregationSection(optimizer="adam", bias_correction=True), TrainingPlan()).first["second_moment"]
+        == 0.0
+    )
+    assert optimizer_of(AggregationSection(optimizer="adam", tau=0.5), TrainingPlan()).first["second_moment"] == 0.25
 
 
 @pytest.mark.parametrize(

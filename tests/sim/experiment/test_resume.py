@@ -38,6 +38,9 @@ self_tuning = true
 batch_size = 10
 learning_rate = 0.1
 evaluate = true
+algorithm = "feddyn"     # with what each client keeps of it
+proximal_mu = 0.1
+population = 30
 [codec]
 name = "topk"
 share = 0.1

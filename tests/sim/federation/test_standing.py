@@ -13,6 +13,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.optimizers.section import AggregationSection, ServerOptimizerName
 from umbel.aggregation.plans.codec import Grid
+from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
@@ -26,7 +27,7 @@ from umbel.sim.federation.standing import ModelState
 def test_both_make_the_same_files_of_the_same_sum(
     tmp_path: Path, optimizer: ServerOptimizerName, dtype: torch.dtype, change_step: float | None
 ) -> None:
-    step = ServerStep.of(AggregationSection(optimizer=optimizer), 1, 1, 1)
+    step = ServerStep.of((AggregationSection(optimizer=optimizer), TrainingPlan()), 1, 1, 1)
     draw = torch.Generator().manual_seed(0)
     state = {"b": torch.randn(40, generator=draw).to(dtype), "a": torch.randn(30, 20, generator=draw).to(dtype)}
     layout = Layout.of_state(state)
