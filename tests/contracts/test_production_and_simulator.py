@@ -169,12 +169,17 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
+def with_algorithm(run_file: str, name: str) -> str:
+    keys = {"fednova": 'algorithm = "fednova"', "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8'}
+    return run_file.replace("proximal_mu = 0.05", keys[name])
+
+
 def test_feddyn_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where clients die, come back with what they have kept, or take part in an attempt that is made again."""
     run_file = RUN.format(name="dyn", target=4, over_selection=1.5) + CODECS["integer"] + KEEPS_UPDATES
-    run_file = run_file.replace("proximal_mu = 0.05", 'proximal_mu = 0.5, algorithm = "feddyn", population = 8')
+    run_file = with_algorithm(run_file, "feddyn")
     found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
     assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
     with house.operator() as operator:
@@ -183,16 +188,12 @@ def test_feddyn_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-def with_fednova(run_file: str) -> str:
-    return run_file.replace("proximal_mu = 0.05", 'algorithm = "fednova"')
-
-
 def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Clients differ in their steps, and some do only a part of them."""
     more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"' + KEEPS_UPDATES
-    run_file = with_fednova(RUN.format(name="nova", target=4, over_selection=1.5) + more)
+    run_file = with_algorithm(RUN.format(name="nova", target=4, over_selection=1.5) + more, "fednova")
     found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
     assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
     with house.operator() as operator:
@@ -201,10 +202,13 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-def test_fednova_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fednova", *at_night("feddyn")])
+def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
+    name: str, house: House, tmp_path: Path
+) -> None:
     policy = listed(house.url, tmp_path)
     masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
-    run_file = with_fednova(RUN.format(name="masked-nova", target=5, over_selection=1.2) + masked)
+    run_file = with_algorithm(RUN.format(name=f"masked-{name}", target=5, over_selection=1.2) + masked, name)
     found = simulated_by_clients(run_file, MASKED, f"{HERE}:make_torch_client", "sequential")
     by_engine = simulated_by_engine(run_file, MASKED)
     assert without_metrics(by_engine.made) == without_metrics(found.made)

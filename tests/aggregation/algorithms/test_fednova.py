@@ -2,13 +2,11 @@
 
 from fractions import Fraction
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.algorithms.fednova import COUNTED_STEPS_MAX, effective_steps, normalised, weighted_steps
-from umbel.aggregation.plans.training import TrainingPlan
 
 CLIENTS = st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(1, 1 << 30)), min_size=1, max_size=50)
 
@@ -33,18 +31,3 @@ def test_steps_beyond_the_most_divide_and_count_as_the_most() -> None:
     change = torch.ones(3)
     assert torch.equal(normalised(change, 1 << 39), normalised(change, COUNTED_STEPS_MAX))
     assert weighted_steps([(2, 1 << 39)]) == 2 * COUNTED_STEPS_MAX
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"algorithm": "fednova", "momentum": 0.9}, "leave momentum out"),
-        ({"algorithm": "fednova", "proximal_mu": 0.1}, "leave proximal_mu out"),
-        ({"algorithm": "fednova", "optimizer": "adam"}, 'for optimizer = "sgd"'),
-        ({"algorithm": "fedprox"}, "needs proximal_mu"),
-        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, feddyn, fednova"),
-    ],
-)
-def test_what_contradicts_an_algorithm_is_refused(keys: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        TrainingPlan(**keys)  # type: ignore[arg-type]
