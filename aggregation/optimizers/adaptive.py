@@ -8,8 +8,9 @@ Reddi et al. 2021, "Adaptive Federated Optimization", algorithm 2:
     v' = beta2 v + (1 - beta2) D^2                adam
     x' = x + rate m' / (sqrt(v') + tau)
 
-v begins with `v0`, of which the paper asks tau^2 or more. With `bias_correction` (adam only) the rate in step n is
-rate sqrt(1 - beta2^n) / (1 - beta1^n): Kingma and Ba 2015, "Adam", section 2, and Flower's FedAdam with n one larger.
+v begins with `v0`, of which the paper asks tau^2 or more. With `corrected_from` = f (adam only) the rate in step n is
+rate sqrt(1 - beta2^k) / (1 - beta1^k), with k = n + f - 1. f = 1: Kingma and Ba 2015, "Adam", section 2; f = 2:
+Flower's FedAdam.
 """
 
 import math
@@ -36,9 +37,9 @@ def yogi(beta1: float, beta2: float, tau: float, v0: float) -> ServerOptimizer:
     return _adaptive(beta1, tau, v0, lambda v, square: v - (v - square).sign_().mul_(square * (1.0 - beta2)))
 
 
-def adam(beta1: float, beta2: float, tau: float, v0: float, *, bias_correction: bool = False) -> ServerOptimizer:
-    """The second moment is a moving mean."""
-    rate = partial(_corrected, beta1, beta2) if bias_correction else _plain
+def adam(beta1: float, beta2: float, tau: float, v0: float, *, corrected_from: int | None = None) -> ServerOptimizer:
+    """The second moment is a moving mean. `corrected_from`: k of the first step; None: the rate is not corrected."""
+    rate = _plain if corrected_from is None else partial(_corrected, beta1, beta2, corrected_from)
     return _adaptive(beta1, tau, v0, lambda v, square: (v * beta2).add_(square * (1.0 - beta2)), rate)
 
 
@@ -70,5 +71,6 @@ def _plain(at: Moment) -> float:
     return at.rate
 
 
-def _corrected(beta1: float, beta2: float, at: Moment) -> float:
-    return at.rate * math.sqrt(1.0 - power(beta2, at.n)) / (1.0 - power(beta1, at.n))
+def _corrected(beta1: float, beta2: float, first: int, at: Moment) -> float:
+    k = at.n + first - 1
+    return at.rate * math.sqrt(1.0 - power(beta2, k)) / (1.0 - power(beta1, k))

@@ -13,7 +13,8 @@ from umbel.aggregation.plans.training import TrainingTerms
 def optimizer_of(section: AggregationSection, training: TrainingTerms) -> ServerOptimizer:
     """The one of these sections of a run file. FedDyn brings its own, in the place of "sgd".
 
-    The second moment begins with tau^2, the least that Reddi et al. ask for; with bias correction with zero.
+    If the file does not say with what the second moment begins, that is tau^2, the least that Reddi et al. ask for;
+    with bias correction zero.
     """
     if training.population is not None:
         return feddyn(training.population)
@@ -24,12 +25,12 @@ def optimizer_of(section: AggregationSection, training: TrainingTerms) -> Server
         case "momentum" | "nesterov":
             return momentum(of("momentum"), nesterov=section.optimizer == "nesterov")
         case "adagrad":
-            return adagrad(of("beta1"), of("tau"), of("tau") ** 2)
+            return adagrad(of("beta1"), of("tau"), of("v0"))
         case "yogi":
-            return yogi(of("beta1"), of("beta2"), of("tau"), of("tau") ** 2)
+            return yogi(of("beta1"), of("beta2"), of("tau"), of("v0"))
         case "adam":
-            v0 = 0.0 if section.bias_correction else of("tau") ** 2
-            return adam(of("beta1"), of("beta2"), of("tau"), v0, bias_correction=section.bias_correction)
+            first = section.bias_correction_from if section.bias_correction else None
+            return adam(of("beta1"), of("beta2"), of("tau"), of("v0"), corrected_from=first)
         case "lars":
             return lars(of("momentum"), of("trust"))
         case "lamb":

@@ -11,6 +11,7 @@ from umbel.aggregation.types import RATE_MAX, RATE_MIN, require_within
 ServerOptimizerName: TypeAlias = Literal["sgd", "momentum", "nesterov", "adagrad", "adam", "yogi", "lars", "lamb"]
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _BETA_MAX = 0.999999
+_CORRECTION_FROM_MAX = 1000
 _Names: TypeAlias = tuple[ServerOptimizerName, ...]
 _OF_MOMENTUM: _Names = ("momentum", "nesterov", "lars")
 _ADAPTIVE: _Names = ("adagrad", "adam", "yogi", "lamb")
@@ -22,6 +23,7 @@ _KEYS: dict[str, tuple[_Names, float]] = {
     "beta2": (("adam", "yogi", "lamb"), 0.99),
     "tau": (_ADAPTIVE, 1e-3),
     "trust": (("lars",), 1e-3),
+    "v0": (("adagrad", "adam", "yogi"), 0.0),  # `of` has its default
 }
 
 
@@ -41,7 +43,9 @@ class AggregationSection:
     beta2: float | None = later(None)
     tau: float | None = later(None)  # added to the root of the second moment, so that small ones make no long steps
     trust: float | None = later(None)  # of "lars": the length of a step in norms of the tensor, at the rate 1
+    v0: float | None = later(None)  # the second moment's first value; None: tau^2, and 0 with bias_correction
     bias_correction: bool = later(False)  # of "adam"
+    bias_correction_from: int = later(1)  # the exponent of the betas in the correction of the first step
     schedule: RateSchedule = later(factory=RateSchedule)  # of `server_learning_rate`
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
@@ -65,12 +69,17 @@ class AggregationSection:
             require_within(getattr(self, key), key, 0.0 if key != "tau" else 1e-12, _MOST[key])
         if self.bias_correction and self.optimizer != "adam":
             raise ValueError('`bias_correction` is for optimizer = "adam": leave it out')
+        if self.bias_correction_from != 1 and not self.bias_correction:
+            raise ValueError("`bias_correction_from` is for bias_correction = true: leave it out")
+        require_within(self.bias_correction_from, "bias_correction_from", 1, _CORRECTION_FROM_MAX)
 
     def of(self, key: str) -> float:
         """The value of a key of the optimizer, or its default."""
         given: float | None = getattr(self, key)
         if given is not None:
             return given
+        if key == "v0":
+            return 0.0 if self.bias_correction else self.of("tau") ** 2
         return 0.0 if (key, self.optimizer) == ("beta1", "adagrad") else _KEYS[key][1]
 
     @property
@@ -106,7 +115,7 @@ class AggregationSection:
         return RatePlan(self.schedule, self._rate, n_rounds, target)
 
 
-_MOST = {"momentum": _BETA_MAX, "beta1": _BETA_MAX, "beta2": _BETA_MAX, "tau": 1e3, "trust": 1e3}
+_MOST = {"momentum": _BETA_MAX, "beta1": _BETA_MAX, "beta2": _BETA_MAX, "tau": 1e3, "trust": 1e3, "v0": 1e6}
 
 
 def _either(names: tuple[str, ...]) -> str:

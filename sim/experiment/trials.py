@@ -16,10 +16,9 @@ from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.last_model import LastModel
 from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
-from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.measures import Measured, group_scores, of_clients, of_model, of_updates
+from umbel.sim.federation.measures import GROUPS_MAX, Measured, group_scores, of_clients, of_model, of_updates
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import ModelState, beginning
+from umbel.sim.federation.standing import beginning
 from umbel.sim.given import is_given
 
 _NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage
@@ -38,12 +37,16 @@ def seldom_collected() -> Generator[None]:
         gc.unfreeze()
 
 
-def scores_by_group(meter: Meter | None, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
-    """As `group_scores`, of this model; empty if the clients measure themselves."""
-    if meter is None:
+def _scores_by_holder(federation: Federation, made: TrialWorld) -> dict[str, Mapping[str, float]]:
+    """The scores of the last model for each natural holder. Own clients give those of the holders that they are."""
+    meter, model = made.world.meter, federation.model
+    if meter is not None:
+        meter.load(model.layout.full_state(model.published))
+        return group_scores(meter, made.data)
+    names = None if made.partition is None else made.partition.names
+    if names is None or len(names) > GROUPS_MAX:
         return {}
-    meter.load(model.layout.full_state(model.published))
-    return group_scores(meter, data)
+    return {name: scores for name, scores in zip(names, federation.scores_of_each(), strict=True) if scores}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class TrialResult:
     engine_why: str  # why "auto" chose it; empty if the file names it
     n_clients: int  # of the population
     model: LastModel = field(repr=False, compare=False)
-    # Of the last model, for each natural holder (`scores_by_group`).
+    # Of the last model, for each natural holder (`_scores_by_holder`).
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
@@ -130,7 +133,7 @@ def run_trial(
             engine_why=kept.why_of(federation),
             n_clients=world.world.population.n_clients,
             model=LastModel.of(standing.model.sha256, model.published, model.layout, kept_in),
-            groups=scores_by_group(world.world.meter, model, world.data),
+            groups=_scores_by_holder(federation, world),
         )
     finally:
         world.world.close()

@@ -291,6 +291,11 @@ class Federation:
         meter.load(self.model.layout.full_state(self.model.published))
         return meter.of(self.world.population.test)
 
+    def scores_of_each(self) -> list[dict[str, float]]:
+        """What each of the experiment's own clients says of the newest model; empty for one that measures nothing."""
+        assert self.world.clients is not None, "the simulator measures the models of other experiments itself"
+        return self.world.clients.scores_of_each(self.global_model, self._offer(self.standing.state.plan))
+
     def _meter(self) -> Meter:
         assert self.world.meter is not None, "only clients of [clients] measure themselves"
         return self.world.meter

@@ -116,6 +116,11 @@ class OwnClients:
         for name in accepted:
             self.states.keep(client_number(name), version)
 
+    def scores_of_each(self, model: GlobalModel, offer: Assignment) -> list[dict[str, float]]:
+        """The metrics of a model on each client's own held-out data, by number; empty for a client that has none."""
+        works = [one.work for one in self.evaluations(model, offer, np.arange(self._n_clients))]
+        return [dict(one.evaluation) if isinstance(one, EvaluationDone) else {} for one in works]
+
     def close(self) -> None:
         """End the clients' processes, and remove temporary files."""
         self.engine.close()

@@ -40,12 +40,19 @@ def test_with_bias_correction_the_second_moment_begins_with_zero() -> None:
     assert optimizer_of(AggregationSection(optimizer="adam", tau=0.5), TrainingPlan()).first["second_moment"] == 0.25
 
 
+@pytest.mark.parametrize("name", ["adagrad", "adam", "yogi"])
+def test_the_second_moment_begins_with_what_the_file_says(name: ServerOptimizerName) -> None:
+    assert optimizer_of(AggregationSection(optimizer=name, v0=0.0)).first["second_moment"] == 0.0
+    assert optimizer_of(AggregationSection(optimizer=name, tau=0.5, v0=2.0)).first["second_moment"] == 2.0
+
+
 @pytest.mark.parametrize(
     "table",
     [
         {"optimizer": "adam", "tau": 0.1, "schedule": {"name": "cosine", "warm_up_rounds": 2}},
         {"optimizer": "momentum", "momentum": 0.5, "server_learning_rate": 0.25},
         {"schedule": {"name": "step", "every": 3}},
+        {"optimizer": "adam", "v0": 0.5, "bias_correction": True, "bias_correction_from": 2},
     ],
 )
 def test_an_auditor_reads_the_section_that_the_coordinator_wrote(table: dict[str, Any]) -> None:
@@ -68,6 +75,13 @@ def test_an_auditor_reads_the_section_that_the_coordinator_wrote(table: dict[str
         ),
         ({"optimizer": "lamb", "trust": 0.1}, '`trust` is for optimizer = "lars", not for "lamb": leave it out'),
         ({"optimizer": "yogi", "bias_correction": True}, '`bias_correction` is for optimizer = "adam": leave it out'),
+        ({"optimizer": "lamb", "v0": 0.0}, '`v0` is for optimizer = "adagrad", "adam" or "yogi", not for "lamb"'),
+        ({"optimizer": "adam", "v0": -1.0}, "v0 must lie between 0"),
+        ({"optimizer": "adam", "bias_correction_from": 2}, "`bias_correction_from` is for bias_correction = true"),
+        (
+            {"optimizer": "adam", "bias_correction": True, "bias_correction_from": 0},
+            "bias_correction_from must lie between 1",
+        ),
         ({"optimizer": "adam", "beta1": 1.0}, "beta1 must lie between 0"),
         ({"optimizer": "adam", "tau": 0.0}, "tau must lie between 1e-12"),
         ({"optimizer": "lars", "trust": float("nan")}, "trust must lie between"),

@@ -101,7 +101,7 @@ CASES = {
         paper(fedopt(lambda v, d: v - 0.01 * d**2 * np.sign(v - d**2), 1e-6)),
     ),
     "adam": (adam(0.9, 0.99, 1e-3, 1e-6), paper(fedopt(lambda v, d: 0.99 * v + 0.01 * d**2, 1e-6))),
-    "adam, corrected": (adam(0.9, 0.99, 1e-3, 0.0, bias_correction=True), paper(adam_corrected)),
+    "adam, corrected": (adam(0.9, 0.99, 1e-3, 0.0, corrected_from=1), paper(adam_corrected)),
     "lars": (lars(0.9, 0.1), paper(lars_of_the_paper)),
     "lamb": (lamb(0.9, 0.99, 1e-6), paper(lamb_of_the_paper)),
 }

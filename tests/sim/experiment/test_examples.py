@@ -4,16 +4,23 @@ import gzip
 import os
 from dataclasses import replace
 from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
+from examples.simulate.heart_optimizers import N_INPUTS, EndlessBatches, make_client
 from tests.repository import ROOT
 from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import Task
+from umbel.client import LocalPlan
 from umbel.sim import simulate
 from umbel.sim.data.sets.fetch import SOURCES
+from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
@@ -69,9 +76,43 @@ def test_an_example_begins_with_the_command_that_simulates_it(path: Path) -> Non
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "digits"], ids=lambda path: path.stem)
 def test_an_example_has_a_page_with_its_command_that_others_link_to(path: Path) -> None:
-    page = ROOT / "docs" / "tutorial" / "recipes" / f"{path.stem}.md"
-    assert f"umbel simulate {path.relative_to(ROOT).as_posix()}" in page.read_text()
-    assert f"recipes/{page.name}" in (ROOT / "docs" / "README.md").read_text()
+    """A recipe, which the front page lists, or a page of results, which theirs lists."""
+    recipes, results = ROOT / "docs" / "tutorial" / "recipes", ROOT / "docs" / "explanation" / "results"
+    command = f"umbel simulate {path.relative_to(ROOT).as_posix()}"
+    if (recipe := recipes / f"{path.stem}.md").exists():
+        assert command in recipe.read_text()
+        assert f"recipes/{recipe.name}" in (ROOT / "docs" / "README.md").read_text()
+        return
+    pages = [page for page in results.glob("*.md") if command in page.read_text()]
+    assert pages
+    assert all(f"({page.name})" in (results / "README.md").read_text() for page in pages if page.name != "README.md")
+
+
+def test_the_batches_of_a_hospital_go_on_in_the_next_round_where_the_last_one_ended() -> None:
+    """Eleven samples in batches of four: three batches a pass, in another order in each pass."""
+    batches = EndlessBatches(TensorDataset(torch.arange(11)))
+    batches.batch_size, batches.seed = 4, 7
+    whole = [one[0].tolist() for one in islice(batches, 9)]
+    assert [len(one) for one in whole] == [4, 4, 3] * 3
+    passes = [[*chain(*whole[first : first + 3])] for first in (0, 3, 6)]
+    assert [sorted(one) for one in passes] == [[*range(11)]] * 3
+    assert passes[0] != passes[1] != passes[2]
+    batches.place = 4
+    assert [one[0].tolist() for one in islice(batches, 5)] == whole[4:]
+
+
+def test_a_hospital_keeps_its_place_and_its_order_over_rounds() -> None:
+    data = ClientShare(TensorDataset(torch.randn(11, N_INPUTS), torch.arange(11) % 2), None)
+    states = [dict[str, Any](), dict[str, Any]()]
+    for state, lengths in zip(states, [(4, 3), (7,)], strict=True):
+        hospital = make_client(0, 1, data)
+        with torch.no_grad():
+            hospital.model.load_state_dict({"linear.weight": torch.zeros(1, N_INPUTS), "linear.bias": torch.zeros(1)})
+        for number, n_steps in enumerate(lengths):
+            hospital.train(hospital.model, LocalPlan(steps=n_steps, batch_size=4, seed=100 + number, state=state))
+        state["model"] = hospital.model.state_dict()
+    assert states[0]["place"] == states[1]["place"] == 7
+    assert torch.equal(states[0]["model"]["linear.weight"], states[1]["model"]["linear.weight"])
 
 
 @pytest.mark.slow

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.sim.engines.clients.sites import HERE, N_CLASSES, samples_of
 from tests.sim.experiment.test_rehearsal import refused
 from umbel.aggregation.messages import RunStatus
+from umbel.client import TorchClient
 from umbel.sim import simulate
+from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
@@ -138,6 +141,29 @@ def test_rounds_of_evaluation_ask_the_clients() -> None:
     rows = rows_of(table(evaluation={"every": 1, "clients": 2}))
     assert {row.task for row in rows} == {"training", "evaluation"}
     assert all(row.evaluation.keys() == {"accuracy", "loss"} for row in rows if row.task == "evaluation")
+
+
+def make_ward(number: int, of: int, data: ClientShare) -> TorchClient:
+    return TorchClient(nn.Linear(4, 2), "classes", data.train, data.holdout, device="cpu")
+
+
+def test_each_natural_holder_measures_the_last_model_on_what_it_holds_back() -> None:
+    """The classes of the third ward are turned, and it takes no part in the first run."""
+    described = table(
+        "make_ward",
+        data={"name": "tests.sim.results.test_results:wards"},
+        partition={"scheme": "natural", "only": ["east", "north"]},
+        clients={"app": f"{__name__}:make_ward"},
+        rounds={"count": 20, "target": 2, "over_selection": 1.0},
+        training={"local_epochs": 1, "learning_rate": 0.5},
+    )
+    (two,) = simulate(described).trials
+    assert list(two.groups) == ["east", "north"]
+    assert all(scores["accuracy"] > 0.7 for scores in two.groups.values())
+    weighted = (4 * two.groups["east"]["accuracy"] + 6 * two.groups["north"]["accuracy"]) / 10
+    assert two.rows[-1].accuracy == pytest.approx(weighted)
+    (turned,) = simulate({**described, "partition": {"scheme": "natural"}, "rounds": {"count": 1, "target": 3}}).trials
+    assert list(turned.groups) == ["east", "north", "turned"]
 
 
 @pytest.mark.slow
