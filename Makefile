@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 PYTEST = $(BIN)/python -m pytest -q
 # A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
-FLOWER_TESTS = tests/client/flower tests/sim/flower tests/sim/engines/flower tests/sim/bench/flower tests/contracts/test_flower_over_http.py
+FLOWER_TESTS = tests/client/flower tests/sim/flower tests/sim/engines/flower tests/sim/bench/flower tests/contracts/test_flower_over_http.py tests/aggregation/optimizers/test_flower_strategies.py
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/kernels/*.cpp aggregation/kernels/*.h)
 

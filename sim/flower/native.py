@@ -37,6 +37,7 @@ from umbel.sim.engines.flower.section import FlowerSection
 from umbel.sim.flower.attempts import is_metric
 from umbel.sim.flower.project import digest_of, project_of
 from umbel.sim.flower.rows import scored_names
+from umbel.sim.flower.server_optimizers import STRATEGIES, aggregation_of
 
 _HERE = "umbel.sim.flower.native"
 
@@ -116,12 +117,13 @@ def native_experiment(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def _rounds_of(started: Started, n_nodes: int) -> dict[str, Any]:
     """The sections that the strategy stands for. Raises `ValueError` for one that umbel does not have."""
     strategy, kind = started.strategy, type(started.strategy)
-    if kind not in (FedAvg, FedProx):
+    if kind not in (own := (FedAvg, FedProx, *STRATEGIES)):
+        names = ", ".join(one.__name__ for one in own)
         raise ValueError(
-            f"the app's strategy is {kind.__module__}.{kind.__name__}, and umbel's own are FedAvg and FedProx: leave "
-            "--native out, and the app's strategy itself makes the rounds"
+            f"the app's strategy is {kind.__module__}.{kind.__name__}, and umbel's own are {names}: leave --native "
+            "out, and the app's strategy itself makes the rounds"
         )
-    assert isinstance(strategy, FedAvg), "FedProx is one, too"
+    assert isinstance(strategy, FedAvg), "the others are one, too"
     plain = FedAvg()
     for name in ("weighted_by_key", "arrayrecord_key", "configrecord_key", *_AGGREGATE):
         if getattr(strategy, name) != getattr(plain, name):
@@ -146,7 +148,9 @@ def _rounds_of(started: Started, n_nodes: int) -> dict[str, Any]:
     if target < 1:
         raise ValueError("the app's strategy trains on no node (fraction_train is 0)")
     rounds = {"count": started.n_rounds, "target": target, "over_selection": 1.0}
-    return {"rounds": rounds, "training": training, "n_measure": n_measure}
+    aggregation = aggregation_of(strategy)
+    made = {"rounds": rounds, "training": training, "n_measure": n_measure}
+    return {**made, "aggregation": aggregation} if aggregation else made
 
 
 _AGGREGATE = ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn")

@@ -23,7 +23,10 @@ NEEDING_FLOWER = (
         f"umbel.sim.engines.flower.{name}"
         for name in ("choose", "nodes", "pieces", "processes", "sequential", "work", "worker")
     ),
-    *(f"umbel.sim.flower.{name}" for name in ("attempts", "grid", "models", "native", "rows", "trial", "watching")),
+    *(
+        f"umbel.sim.flower.{name}"
+        for name in ("attempts", "grid", "models", "native", "rows", "server_optimizers", "trial", "watching")
+    ),
 )
 SERVER_AND_SIMULATOR_ONLY = (
     "aiosqlite",

@@ -53,6 +53,50 @@ def test_umbels_rounds_make_the_models_that_flowers_strategy_makes(tmp_path: Pat
     assert [row.sample_count for row in one] == [row.sample_count for row in two]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        (
+            "FedAdam(eta=0.5, beta_1=0.8, beta_2=0.95, tau=0.01, ",
+            {
+                "optimizer": "adam",
+                "server_learning_rate": 0.5,
+                "beta1": 0.8,
+                "beta2": 0.95,
+                "tau": 0.01,
+                "bias_correction": True,
+                "bias_correction_from": 2,
+            },
+        ),
+        (
+            "FedYogi(eta=0.5, tau=0.01, ",
+            {"optimizer": "yogi", "server_learning_rate": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 0.01, "v0": 0.0},
+        ),
+        (
+            "FedAdagrad(tau=0.01, ",
+            {"optimizer": "adagrad", "server_learning_rate": 0.1, "beta1": 0.0, "tau": 0.01, "v0": 0.0},
+        ),
+        (
+            "FedAvgM(server_learning_rate=0.5, server_momentum=0.75, ",
+            {"optimizer": "momentum", "server_learning_rate": 0.5, "momentum": 0.75},
+        ),
+        ("FedAvgM(server_learning_rate=0.5, ", {"optimizer": "sgd", "server_learning_rate": 0.5}),
+        ("FedAvgM(", None),
+    ],
+)
+def test_the_step_of_the_server_is_that_of_flowers_strategy(
+    tmp_path: Path, strategy: str, keys: dict[str, Any] | None
+) -> None:
+    server = MEASURES.replace(", evaluate_fn=measured", "").replace("fraction_evaluate=0.0, ", "")
+    server = server.replace("FedAvg(", strategy).replace("import FedAvg", f"import {strategy.partition('(')[0]}")
+    app = project(tmp_path / "app", TRAINS + EVALUATES, server)
+    assert table_of(app).get("aggregation") == keys
+    theirs, ours = ([row.accuracy for row in training(run(app))] for run in (simulated, native))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert None not in theirs
+    assert len(set(theirs)) == 3
+
+
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_the_quickstart_learns_masked_and_an_ended_run_is_read_again(tmp_path: Path, engine: str) -> None:
     flower = {"run_config": {"num-server-rounds": 6, "learning-rate": 0.2, "batch-size": 16}}
