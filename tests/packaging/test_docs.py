@@ -97,7 +97,15 @@ _CODEC_OF = {
     "every": "mask",
     "rank": "lowrank",
 }
-_OPTIMIZER_OF = {"momentum": "momentum", "beta1": "adam", "beta2": "adam", "tau": "adam", "trust": "lars"}
+_OPTIMIZER_OF = {
+    "momentum": "momentum",
+    "beta1": "adam",
+    "beta2": "adam",
+    "tau": "adam",
+    "v0": "adam",
+    "bias_correction_from": "adam",
+    "trust": "lars",
+}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -287,7 +295,7 @@ def _bounds() -> Iterator[tuple[str, str, str]]:
     """Each key in the table of bounds, its least and its greatest value."""
     page = (ROOT / "docs" / "reference" / "run-file.md").read_text()
     for least, most, keys in re.findall(r"^\| (-?[0-9^e.-]+) to ([0-9^e.-]+)[^|]*\| ([^|;]+)[|;]", page, re.MULTILINE):
-        yield from ((key, least, most) for key in re.findall(r"`([a-z_.]+)`", keys))
+        yield from ((key, least, most) for key in re.findall(r"`([a-z0-9_.]+)`", keys))
 
 
 def _number(text: str, is_whole: bool) -> int | float:
@@ -311,7 +319,10 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "override": {"first_round": 1},
         "downlink": {"name": "change"},
         "secure_aggregation": {"enabled": False},
-        "aggregation": {"optimizer": _OPTIMIZER_OF.get(name, "sgd")},
+        "aggregation": {
+            "optimizer": _OPTIMIZER_OF.get(name, "sgd"),
+            **({"bias_correction": True} if name == "bias_correction_from" else {}),
+        },
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:

@@ -16,7 +16,7 @@ import flwr.server.strategy as older
 import flwr.serverapp.strategy as newer
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
-from tests.aggregation.optimizers.test_server_optimizers import N, RATE, ROUNDS, Vector, rounds, towards_one
+from tests.aggregation.optimizers.test_server_optimizers import RATE, ROUNDS, N, Vector, rounds, towards_one
 from tests.client.flower.codec.messages import AppGrid, Arrays, app_of, arrays_in, record_of
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.optimizers.section import AggregationSection
