@@ -32,8 +32,8 @@ class EndlessBatches:
         number, n_skipped = divmod(self.place, n_in_pass)
         while True:
             draw = torch.Generator().manual_seed(self.seed + number)
-            order = torch.randperm(len(self._data), generator=draw).split(self.batch_size)
-            for batch in order[n_skipped:]:
+            order = torch.randperm(len(self._data), generator=draw)
+            for batch in torch.split(order, self.batch_size)[n_skipped:]:
                 yield self._data[batch]
             number, n_skipped = number + 1, 0
 

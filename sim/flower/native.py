@@ -149,7 +149,7 @@ def _rounds_of(started: Started, n_nodes: int) -> dict[str, Any]:
         raise ValueError("the app's strategy trains on no node (fraction_train is 0)")
     rounds = {"count": started.n_rounds, "target": target, "over_selection": 1.0}
     aggregation = aggregation_of(strategy)
-    made = {"rounds": rounds, "training": training, "n_measure": n_measure}
+    made: dict[str, Any] = {"rounds": rounds, "training": training, "n_measure": n_measure}
     return {**made, "aggregation": aggregation} if aggregation else made
 
 

@@ -92,7 +92,7 @@ def test_the_batches_of_a_hospital_go_on_in_the_next_round_where_the_last_one_en
     """Eleven samples in batches of four: three batches a pass, in another order in each pass."""
     batches = EndlessBatches(TensorDataset(torch.arange(11)))
     batches.batch_size, batches.seed = 4, 7
-    whole = [one[0].tolist() for one in islice(batches, 9)]
+    whole: list[list[int]] = [one[0].tolist() for one in islice(batches, 9)]
     assert [len(one) for one in whole] == [4, 4, 3] * 3
     passes = [[*chain(*whole[first : first + 3])] for first in (0, 3, 6)]
     assert [sorted(one) for one in passes] == [[*range(11)]] * 3
