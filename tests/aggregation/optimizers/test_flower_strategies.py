@@ -20,6 +20,7 @@ from tests.aggregation.optimizers.test_server_optimizers import RATE, ROUNDS, N,
 from tests.client.flower.codec.messages import AppGrid, Arrays, app_of, arrays_in, record_of
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.optimizers.section import AggregationSection
+from umbel.aggregation.plans.training import TrainingPlan
 
 Change = Callable[[Vector, int], Vector]
 TAU = 1e-3
@@ -76,6 +77,6 @@ def test_twenty_rounds_are_those_of_flowers_strategy(name: str, flower: Callable
     arguments, keys = CASES[name]
     start = np.random.default_rng(1).normal(0, 0.5, N)
     theirs = flower(name, arguments, start, towards_one)
-    ours = rounds(optimizer_of(AggregationSection(**keys)), start, towards_one)
+    ours = rounds(optimizer_of(AggregationSection(**keys), TrainingPlan()), start, towards_one)
     assert np.abs(ours - theirs).max() < 1e-6
     assert np.abs(theirs - start).max() > 0.1, "the model moves"
