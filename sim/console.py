@@ -18,7 +18,7 @@ from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, r
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.results.results import CURVES_FILE, RECORDED_FILE, Results
-from umbel.sim.results.shown import as_table, tables, with_band
+from umbel.sim.results.shown import ShownTable, as_table, best_table, tables, with_band
 from umbel.sim.simulation import simulate
 
 EXPECTED: tuple[type[Exception], ...] = (
@@ -60,7 +60,9 @@ def run(
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _PIPED_WIDTH)
-    console.print(_table(results))
+    console.print(_table(as_table(results), results.name))
+    if (best := best_table(results)) is not None:
+        console.print(_table(best, f"the best of {' and '.join(results.best_over)}"))
     if any(point.groups for point in results.points):
         console.print(_group_table(results))
     for one in results.against:
@@ -136,12 +138,11 @@ def _change(text: str) -> tuple[str, object]:
         return key.strip(), value.strip()
 
 
-def _table(results: Results) -> Table:
-    table = Table(title=escape(results.name), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    shown = as_table(results)
+def _table(shown: ShownTable, title: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in shown.header:
         if name:
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(escape(name), justify="right", no_wrap=True)
         else:
             table.add_column("", justify="left", min_width=16)
     for row in shown.rows:

@@ -154,7 +154,8 @@ def _simulated(
         watcher.ends(results[-1])
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
     notes = (*one.notes, *(f"Careful: {words}." for words in careful))
-    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point, notes)
+    target, over = one.target_accuracy, one.best_over
+    found = Results(one.name, tuple(results), target, folder, beside, splits.by_point, notes, over)
     if out is not None:
         found.write(out)
     return found

@@ -1,7 +1,7 @@
 """Whether an experiment extends the one whose runs are in a folder: more rounds, more seeds, or more points of a sweep.
 
 A run with more rounds goes on from its checkpoint, and ends in the same model as one long run. So nothing else that
-shapes a run may differ. `target_accuracy` may, because only the summary uses it.
+shapes a run may differ. `target_accuracy` and `best_over` may, because only the summary uses them.
 """
 
 import json

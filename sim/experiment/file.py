@@ -4,6 +4,7 @@
 name = "digits"
 seeds = [0, 1, 2]              # one run for each: data, split, devices and cohorts are drawn anew; default [0]
 target_accuracy = 0.9          # the summary says how soon a run reaches it
+best_over = ["training.proximal_mu"]  # names of [sweep]; the summary says which of their values is the best
 
 [data]                         # sim/data/load.py
 name = "digits"
@@ -151,11 +152,7 @@ class TrialSpec:
     @property
     def point_folder(self) -> str:
         """A name for its point's files; empty without a sweep."""
-        kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
-        if len(kept.encode()) > _NAME_BYTES_MAX:
-            digest = hashlib.sha256(self.label.encode()).hexdigest()[:16]
-            kept = f"{kept.encode()[:_NAME_BYTES_MAX].decode(errors='ignore')}_{digest}"
-        return kept
+        return file_name(self.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +165,7 @@ class Experiment:
     text: str = field(repr=False)  # canonical (RFC 8785): equal experiments have equal texts
     folder: Path = field(default_factory=Path)  # for relative paths in it
     notes: tuple[str, ...] = ()  # sentences about keys of the file that have no effect in it
+    best_over: tuple[str, ...] = ()  # names of the sweep, of whose values the results say which is the best
 
 
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
@@ -227,7 +225,8 @@ def experiment_of(
             "differ in a letter or digit"
         )
     _require_timed_sweep(trials, top.swept)
-    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path(), _notes(trials, whole))
+    notes = _notes(trials, whole)
+    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path(), notes, top.best_over)
 
 
 def with_changes(table: Mapping[str, Any], changes: Mapping[str, object] | None) -> dict[str, Any]:
@@ -242,6 +241,7 @@ def with_changes(table: Mapping[str, Any], changes: Mapping[str, object] | None)
 class _Top:
     seeds: tuple[int, ...] = (0,)
     target_accuracy: float | None = None
+    best_over: tuple[str, ...] = ()
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
@@ -255,6 +255,7 @@ class _Top:
             require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
         for name, values in self.sweep.items():
             check_values(name, values)
+        self._require_swept(self.best_over)
         for key in self.swept:
             if key == "seed" or key.split(".")[0] in TOP_KEYS:
                 raise ValueError(f"sweep: {key} cannot be swept; to try several seeds, list them in the key seeds")
@@ -264,6 +265,16 @@ class _Top:
                 raise ValueError(f"sweep: {both[0]} is set in two places, and only one would count; set it in one")
         n_points = math.prod(len(values) for values in self.sweep.values())
         require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
+
+    def _require_swept(self, names: Sequence[str]) -> None:
+        """Raise `ValueError` unless `best_over` has different names of the sweep."""
+        if len(set(names)) < len(names):
+            raise ValueError("best_over has one name twice; name it once")
+        if unknown := [name for name in names if name not in self.sweep]:
+            known = f"its names are {', '.join(self.sweep)}" if self.sweep else "the file has no sweep"
+            raise ValueError(
+                f'best_over: "{unknown[0]:.80}" is not a name of the sweep, so it has no values to compare; {known}'
+            )
 
     @property
     def swept(self) -> set[str]:
@@ -449,6 +460,15 @@ def point_label(point: Mapping[str, object]) -> str:
 def _short(key: str) -> str:
     *_, section, last = key.split(".")
     return section if last == "name" else last
+
+
+def file_name(label: str) -> str:
+    """A name for files of the points with this label, of at most some 200 bytes; labels that differ may share one."""
+    kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in label)
+    if len(kept.encode()) > _NAME_BYTES_MAX:
+        digest = hashlib.sha256(label.encode()).hexdigest()[:16]
+        kept = f"{kept.encode()[:_NAME_BYTES_MAX].decode(errors='ignore')}_{digest}"
+    return kept
 
 
 def check_values(name: str, values: Sequence[Any]) -> None:

@@ -77,6 +77,9 @@ class UpdateFigures:
     norms: Mapping[ClientId, float]  # |u_i|, L2
     spread: float  # sqrt(sum(w_i |u_i - m|^2) / sum(w_i))
     cosine: float  # the mean over clients of the cosine of the angle between u_i and m; 0 for an update of zeros
+    # sqrt(sum(w_i |u_i|^2) / sum(w_i)) / |m|, 1 if all u_i are equal: B(w) of definition 3 of Li et al. 2020 (FedProx),
+    # with the updates of the round's clients in place of the gradients of all. None for one update, and if m is 0.
+    dissimilarity: float | None
 
     @property
     def norm(self) -> float:
@@ -118,10 +121,11 @@ class UpdateSums:
         if not self._weight:
             return None
         mean = self._mean / self._weight
-        length = float(torch.linalg.vector_norm(mean))
-        spread = math.sqrt(max(0.0, self._squares / self._weight - length**2))
+        length, square = float(torch.linalg.vector_norm(mean)), self._squares / self._weight
+        spread = math.sqrt(max(0.0, square - length**2))
         cosine = float(self._directions @ mean) / (len(self._norms) * length) if length else 0.0
-        return UpdateFigures(self._norms, spread, cosine)
+        dissimilarity = math.sqrt(square) / length if length and len(self._norms) > 1 else None
+        return UpdateFigures(self._norms, spread, cosine, dissimilarity)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -139,10 +143,11 @@ class Measured:
     update_norm_deviation: float | None = None
     update_spread: float | None = None
     update_cosine: float | None = None
+    update_dissimilarity: float | None = None
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
-def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, float]:
+def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, float | None]:
     """The fields of `Measured` about a round's updates."""
     if found is None or not section.updates:
         return {}
@@ -151,6 +156,7 @@ def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str
         "update_norm_deviation": found.norm_deviation,
         "update_spread": found.spread,
         "update_cosine": found.cosine,
+        "update_dissimilarity": found.dissimilarity,
     }
 
 

@@ -59,6 +59,7 @@ class Row:
     update_norm_deviation: float | None = None
     update_spread: float | None = None
     update_cosine: float | None = None
+    update_dissimilarity: float | None = None
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     test_metrics: dict[str, float] = field(default_factory=dict[str, float])  # of the model, `accuracy`, `loss` and all
     train_metrics: dict[str, float] = field(default_factory=dict[str, float])  # means of what clients measured training

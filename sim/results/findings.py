@@ -1,4 +1,4 @@
-"""What an experiment has found: its runs, and means over their seeds with confidence intervals."""
+"""What an experiment has found: its runs, means over their seeds with confidence intervals, and the best points."""
 
 import math
 from collections import Counter, deque
@@ -10,9 +10,11 @@ from typing import Any, Literal
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.lean import Lean
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
+from umbel.sim.experiment.file import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import REASONS_MAX, Row
 from umbel.sim.recorded.against_trace import AgainstTrace
+from umbel.sim.results.target import Reached, reaching
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Point:
     wasted_share: Estimate | None  # of the devices' working time
     wall_s: Estimate | None
     reached_target: int
-    rounds_to_target: Estimate | None  # over the seeds that reach it, as are the next two
-    hours_to_target: Estimate | None
+    rounds_to_target: Estimate | None  # as `Reached.rounds`; over the seeds that reach it, as are the next two
+    hours_to_target: Estimate | None  # until the first measured model with the target accuracy, as is the next one
     bytes_up_to_target: Estimate | None
     groups: Mapping[str, Estimate]  # the last model's accuracy for each natural holder
     split: Heterogeneity | None  # how different clients are with the first seed
@@ -61,6 +63,28 @@ class Point:
         return f"{said}, {often}: {reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """The best of the points that differ only in the keys of `best_over`."""
+
+    label: str  # of what these points have in common; empty if nothing else is swept
+    values: Mapping[str, object]  # of the best point, for the keys of `best_over`
+    point: Point
+    n_points: int  # that were compared
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON; `point` is the label of the best point."""
+        return {
+            "label": self.label,
+            "values": dict(self.values),
+            "point": self.point.label,
+            "n_points": self.n_points,
+            "reached_target": self.point.reached_target,
+            "rounds_to_target": None if self.point.rounds_to_target is None else asdict(self.point.rounds_to_target),
+            "best_accuracy": None if self.point.best_accuracy is None else asdict(self.point.best_accuracy),
+        }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Findings:
     """What an experiment has found, as data."""
@@ -72,6 +96,7 @@ class Findings:
     against: tuple[AgainstTrace, ...] = ()  # for each trace that a fleet is made of
     splits: Mapping[str, Heterogeneity] = field(default_factory=dict[str, Heterogeneity])
     notes: tuple[str, ...] = ()  # sentences about keys of the file that had no effect
+    best_over: tuple[str, ...] = ()  # names of `[sweep]`, of whose values `best_of` has the best
 
     @property
     def has_devices(self) -> bool:
@@ -113,6 +138,23 @@ class Findings:
         return tuple(self._point(label, group) for label, group in self.by_point.items())
 
     @property
+    def best_of(self) -> tuple[BestOf, ...]:
+        """For each choice of the other swept keys, the best values of `best_over`; empty without such keys.
+
+        A point is better if more seeds reach the target, then if they need fewer rounds for it on average, then if the
+        mean of the seeds' best accuracies is higher.
+        """
+        alike = dict[str, list[Point]]()
+        for point in self.points if self.best_over else ():
+            others = {name: value for name, value in point.values.items() if name not in self.best_over}
+            alike.setdefault(point_label(others), []).append(point)
+        found = list[BestOf]()
+        for label, points in alike.items():
+            best = max(points, key=_goodness)
+            found.append(BestOf(label, {name: best.values[name] for name in self.best_over}, best, len(points)))
+        return tuple(found)
+
+    @property
     def by_point(self) -> dict[str, list[TrialResult]]:
         """The runs by point, one for every seed."""
         return by_point(self.trials)
@@ -137,6 +179,8 @@ class Findings:
             "experiment": self.name,
             "target_accuracy": self.target_accuracy,
             "points": [_facts(point) for point in self.points],
+            "best_over": list(self.best_over),
+            "best_of": [one.summary() for one in self.best_of],
             "runs": runs,
             "against": [one.summary() for one in self.against],
             "notes": list(self.notes),
@@ -163,9 +207,9 @@ class Findings:
             wasted_share=Estimate.of([_wasted(one) for one in group]),
             wall_s=Estimate.of([one.wall_s for one in group]),
             reached_target=len(reached),
-            rounds_to_target=Estimate.of([float(row.round) for row, _ in reached]),
-            hours_to_target=Estimate.of([row.now_s / 3600 for row, _ in reached]),
-            bytes_up_to_target=Estimate.of([float(n_bytes) for _, n_bytes in reached]),
+            rounds_to_target=Estimate.of([one.rounds for one in reached]),
+            hours_to_target=Estimate.of([one.row.now_s / 3600 for one in reached]),
+            bytes_up_to_target=Estimate.of([float(one.bytes_up) for one in reached]),
             groups=_by_group(group),
             split=self.splits.get(label),
             partial_share=_estimated(one.partial_share for one in leans),
@@ -189,16 +233,8 @@ class Findings:
                 return float(row.round)
         return None
 
-    def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
-        """The first row with the target accuracy, and what was uploaded by then."""
-        if self.target_accuracy is None:
-            return None
-        n_bytes = 0
-        for row in one.rows:
-            n_bytes += row.bytes_up
-            if row.accuracy is not None and row.accuracy >= self.target_accuracy:
-                return row, n_bytes
-        return None
+    def _reaching(self, one: TrialResult) -> Reached | None:
+        return None if self.target_accuracy is None else reaching(one.rows, self.target_accuracy)
 
 
 class BestSoFar:
@@ -229,6 +265,16 @@ def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
     for one in trials:
         groups.setdefault(one.trial.label, []).append(one)
     return groups
+
+
+def _goodness(point: Point) -> tuple[float, float, float]:
+    """Greater for a better point, as `Findings.best_of` defines it."""
+    rounds, accuracy = point.rounds_to_target, point.best_accuracy
+    return (
+        point.reached_target,
+        -math.inf if rounds is None else -rounds.mean,
+        -math.inf if accuracy is None else accuracy.mean,
+    )
 
 
 def _facts(point: Point) -> dict[str, Any]:

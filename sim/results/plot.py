@@ -2,7 +2,8 @@
 
 - `curves.png`: accuracy over rounds, uploads and virtual time, and participation. Without devices no time passes, and
   the loss is drawn instead.
-- `panels.png`: lines for each value of the first swept key, if several things are swept.
+- `panels.png`: a column for each value of the first swept key, if two are swept. If more are swept, one such picture of
+  the others for each value of the first.
 - `groups.png`: the scores of natural data holders.
 - `recorded.png`: simulations beside the record that their fleet is made of.
 """
@@ -49,6 +50,10 @@ class _Quantity:
 
 _ACCURACY = _Quantity(lambda row: row.accuracy, is_share=True)
 _LOSS = _Quantity(lambda row: row.loss, is_share=False)
+_ASKED = {
+    "training loss of all clients": _Quantity(lambda row: row.train_loss_all, is_share=False),
+    "dissimilarity of the clients' updates": _Quantity(lambda row: row.update_dissimilarity, is_share=False),
+}  # by title, what `[measure]` may ask for
 
 
 def curves(results: Findings) -> Figure:
@@ -249,33 +254,45 @@ def _dress(axes: Axes, title: str, unit: str) -> None:
     axes.spines["bottom"].set_color("#c7d0d8")
 
 
-_COLUMNS_MAX = 5
+_VALUES_MAX = 5
 
 
-def panels(results: Findings) -> Figure | None:
-    """The picture, or None where fewer than two things are swept. Of more than five values, the first ones."""
-    columns = _columns(results)
-    if not columns:
-        return None
-    measured = _measured(results)
-    n_rows = 3 if results.has_devices else 2
+def panels(results: Findings) -> Mapping[str, Figure]:
+    """The pictures; none if fewer than two things are swept.
+
+    Two swept keys make one picture, with the key "": a column for each value of the first, and a line for each of the
+    second. Three or more make one for each value of the first, with this value as its key, of the others. Of more than
+    five values, the first ones are drawn. Figures that `[measure]` asks for have a row each.
+    """
+    return {name: _panels(results, columns) for name, columns in _pictures(results).items()}
+
+
+def _panels(results: Findings, columns: Mapping[str, Groups]) -> Figure:
+    quantities = _drawn_quantities(results, columns)
+    n_rows = len(quantities) + results.has_devices
     figure = new_figure(1.5 + 3.7 * len(columns), 2.9 * n_rows)
     axes = figure.subplots(n_rows, len(columns), sharey="row", squeeze=False)
     for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
-        _draw_lines(
-            column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy{measured}", "round"
-        )
-        _draw_lines(column[1], groups, lambda row, _: float(row.round), f"loss{measured}", "round", _LOSS)
-        for one in column[:2]:
-            one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for row, (title, quantity) in enumerate(quantities.items()):
+            whole = title if row else f"{as_drawn(value)}: {title}"
+            _draw_lines(column[row], groups, lambda row, _: float(row.round), whole, "round", quantity)
+            column[row].xaxis.set_major_locator(MaxNLocator(5, integer=True))
         _draw_target(column[0], results.target_accuracy)
     if results.has_devices:
-        _draw_times(axes[2], list(columns.values()), results)
+        _draw_times(axes[-1], list(columns.values()), results)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=len(labels)
     )
     return figure
+
+
+def _drawn_quantities(results: Findings, columns: Mapping[str, Groups]) -> dict[str, _Quantity]:
+    """What has a row of panels over rounds, by its title: accuracy and loss, and what `[measure]` asked for."""
+    measured = _measured(results)
+    rows = [row for groups in columns.values() for _, group in groups for one in group for row in one.rows]
+    asked = {title: what for title, what in _ASKED.items() if any(what.of(row) is not None for row in rows)}
+    return {f"accuracy{measured}": _ACCURACY, f"loss{measured}": _LOSS, **asked}
 
 
 def _draw_times(row: Sequence[Axes], columns: Sequence[Groups], results: Findings) -> None:
@@ -296,15 +313,21 @@ def _on_one_scale(row: Sequence[Axes]) -> None:
         axes.set_xlim(low / 1.2, high * 1.2)
 
 
-def _columns(results: Findings) -> Mapping[str, Groups]:
-    """By the first swept key and its value, what else is swept; empty where that is nothing."""
-    found = dict[str, list[tuple[str, list[TrialResult]]]]()
+def _pictures(results: Findings) -> Mapping[str, Mapping[str, Groups]]:
+    """For each picture, and each value of the key that has its columns, the groups of its lines."""
+    found = dict[str, dict[str, list[tuple[str, list[TrialResult]]]]]()
     for group in results.by_point.values():
-        first, *others = group[0].trial.point.items() or [("", "")]
-        if not others:
+        swept = list(group[0].trial.point.items())
+        if len(swept) < 2:
             return {}
-        found.setdefault(point_label(dict([first])), []).append((point_label(dict(others)), group))
-    return dict(list(found.items())[:_COLUMNS_MAX])
+        n_outer = len(swept) > 2
+        picture, column, line = (
+            point_label(dict(part)) for part in (swept[:n_outer], swept[n_outer : n_outer + 1], swept[n_outer + 1 :])
+        )
+        found.setdefault(picture, {}).setdefault(column, []).append((line, group))
+    return {
+        picture: dict(list(columns.items())[:_VALUES_MAX]) for picture, columns in list(found.items())[:_VALUES_MAX]
+    }
 
 
 _APART = 0.8  # of a holder's row, as much is taken by its points

@@ -3,7 +3,8 @@
 ```
 OUT/rounds.jsonl                  every row of every run
 OUT/summary.json, OUT/curves.png
-OUT/panels.png                    if several things are swept
+OUT/panels.png                    if two things are swept
+OUT/panels-VALUE.png              if more are swept: for each value of the first
 OUT/groups.png                    the last models' scores for each natural holder of data
 OUT/recorded.png                  simulation and record, if the fleet is made of a record
 ```
@@ -19,16 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from umbel.client.files import write_atomically
+from umbel.sim.experiment.file import file_name
 from umbel.sim.results.findings import Findings
 from umbel.sim.results.frames import Kind, flat, frame_of, of_clients
 from umbel.sim.results.models import Models
-from umbel.sim.results.shown import as_table, as_text
+from umbel.sim.results.shown import ShownTable, as_table, as_text, best_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY_FILE, ROUNDS_FILE = "summary.json", "rounds.jsonl"
-CURVES_FILE, PANELS_FILE, GROUPS_FILE, RECORDED_FILE = "curves.png", "panels.png", "groups.png", "recorded.png"
+CURVES_FILE, PANELS, GROUPS_FILE, RECORDED_FILE = "curves.png", "panels", "groups.png", "recorded.png"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,7 +83,7 @@ class Results(Findings):
         write_atomically(folder / SUMMARY_FILE, json.dumps(self.summary(), indent=2).encode() + b"\n")
         figures = {
             CURVES_FILE: self.plot(),
-            PANELS_FILE: panels(self),
+            **{_panels_file(value): figure for value, figure in panels(self).items()},
             GROUPS_FILE: groups_plot(self),
             RECORDED_FILE: self.plot_against() if self.against else None,
         }
@@ -90,20 +92,31 @@ class Results(Findings):
                 figure.savefig(folder / name)
 
     def __repr__(self) -> str:
-        return "\n".join((self.name, as_text(as_table(self)), *self.leans, *self.declines, *self.notes))
+        best = best_table(self)
+        tables = (as_table(self),) if best is None else (as_table(self), best)
+        return "\n".join((self.name, *map(as_text, tables), *self.leans, *self.declines, *self.notes))
 
     def _repr_html_(self) -> str:
         """Self-contained HTML."""
-        shown, picture = as_table(self), BytesIO()
+        best, picture = best_table(self), BytesIO()
         self.plot().savefig(picture, format="png")
-        lines = [_line("th", shown.header), *(_line("td", row) for row in shown.rows)]
         image = b64encode(picture.getvalue()).decode()
         return (
-            f"<table><caption>{escape(self.name)}</caption>{''.join(lines)}</table>"
+            f"{_table(as_table(self), self.name)}"
+            f"{'' if best is None else _table(best, 'the best of ' + ' and '.join(self.best_over))}"
             f"{''.join(f'<p>{escape(note)}</p>' for note in (*self.leans, *self.declines, *self.notes))}"
             f'<img alt="{escape(self.name)}: accuracy over rounds, uploads and virtual time" style="max-width: 100%" '
             f'src="data:image/png;base64,{image}">'
         )
+
+
+def _panels_file(value: str) -> str:
+    return f"{PANELS}-{file_name(value)}.png" if value else f"{PANELS}.png"
+
+
+def _table(shown: ShownTable, caption: str) -> str:
+    lines = [_line("th", shown.header), *(_line("td", row) for row in shown.rows)]
+    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
 
 
 def _line(kind: str, cells: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from umbel.sim.experiment.trials import Estimate, TrialResult, Watcher
 from umbel.sim.federation.rows import Row
 from umbel.sim.recorded.against_trace import AgainstTrace, Course
 from umbel.sim.recorded.asked_again import FigureError
-from umbel.sim.results.findings import Findings, Point
+from umbel.sim.results.findings import BestOf, Findings, Point
 from umbel.sim.results.notebook import NotebookCell
 
 
@@ -169,6 +169,26 @@ def as_table(results: Findings) -> ShownTable:
     if len(points) > 1:
         columns.insert(0, ("", lambda point: point.label))
     return ShownTable([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
+
+
+def best_table(results: Findings) -> ShownTable | None:
+    """For each choice of the other swept keys, the best value of each key of `best_over`; None without such keys."""
+    found = results.best_of
+    if not found:
+        return None
+    columns: list[tuple[str, Callable[[BestOf], str]]] = [
+        (f"best {name}", lambda one, name=name: f"{one.values[name]}") for name in results.best_over
+    ]
+    if results.target_accuracy is not None:
+        to_target = f"rounds to {results.target_accuracy:.0%}"
+        columns += [
+            (to_target, lambda one: with_band(one.point.rounds_to_target, "{:.1f}")),
+            ("seeds", lambda one: f"{one.point.reached_target} of {len(one.point.seeds)}"),
+        ]
+    columns.append(("best accuracy", lambda one: with_band(one.point.best_accuracy, "{:.2%}")))
+    if len(found) > 1:
+        columns.insert(0, ("", lambda one: one.label))
+    return ShownTable([name for name, _ in columns], [[cell(one) for _, cell in columns] for one in found])
 
 
 def _if_any(

@@ -69,6 +69,21 @@ def test_figures_of_updates_are_those_of_the_definition(drawn: tuple[list[list[f
             for u, n in zip(values, norms, strict=True)
         ]
         assert found.cosine == pytest.approx(float(np.mean(cosines)), abs=1e-5)
+        square = math.fsum(w * n**2 for w, n in zip(weights, norms, strict=True)) / total
+        assert found.dissimilarity == (pytest.approx(math.sqrt(square) / length) if len(values) > 1 else None)
+
+
+def test_equal_updates_have_dissimilarity_one_and_updates_without_a_mean_have_none() -> None:
+    sums, names = UpdateSums(2), [ClientId("a"), ClientId("b")]
+    sums.add(names, torch.tensor([[3.0, 4.0], [3.0, 4.0]]), [1, 7])
+    alike = sums.figures()
+    assert alike is not None
+    assert alike.dissimilarity == pytest.approx(1.0)
+    sums = UpdateSums(2)
+    sums.add(names, torch.tensor([[3.0, 4.0], [-3.0, -4.0]]), [5, 5])
+    opposite = sums.figures()
+    assert opposite is not None
+    assert opposite.dissimilarity is None
 
 
 def test_no_update_has_no_figures() -> None:
@@ -81,6 +96,7 @@ def test_every_row_has_what_is_asked_and_nothing_else_has() -> None:
     for row in rows:
         assert row["update_spread"] > 0
         assert -1 <= row["update_cosine"] <= 1
+        assert row["update_dissimilarity"] >= 1
         assert 0 <= row["groups_accuracy_least"] <= row["groups_accuracy"] <= 1
         assert [one["fate"] for one in row["clients"]] == ["accepted"] * 6
         assert all(one["evaluation"].keys() == {"loss", "accuracy"} for one in row["clients"])

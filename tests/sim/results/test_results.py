@@ -176,11 +176,11 @@ def test_a_confidence_band_is_drawn_from_three_seeds_on(n_seeds: int, n_bands: i
 def test_where_two_things_are_swept_there_is_a_column_for_each_value_of_the_first(
     sweep: dict[str, Any], n_columns: int
 ) -> None:
-    figure = panels(simulate(table(rounds={"count": 2}, sweep=sweep)))
+    figures = panels(simulate(table(rounds={"count": 2}, sweep=sweep)))
     if not n_columns:
-        assert figure is None
+        assert not figures
         return
-    assert figure is not None
+    figure = figures[""]
     assert len(figure.axes) == 3 * n_columns
     assert [axes.get_title("left") for axes in figure.axes[:n_columns]] == [
         "target=3: accuracy on the test set",
@@ -189,6 +189,30 @@ def test_where_two_things_are_swept_there_is_a_column_for_each_value_of_the_firs
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["mu 0", "mu 1"]
     for axes in figure.axes:
         assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 2]) == 2  # type: ignore[arg-type]
+
+
+def test_where_three_things_are_swept_each_value_of_the_first_has_a_picture_and_measured_figures_have_rows(
+    tmp_path: Path,
+) -> None:
+    sweep = {"training.learning_rate": [0.1, 0.2], **SWEPT}
+    measure = {"train_loss": True, "updates": True}
+    results = simulate(table(fleet=None, rounds={"count": 2}, sweep=sweep, measure=measure), tmp_path)
+    figures = panels(results)
+    assert list(figures) == ["learning_rate=0.1", "learning_rate=0.2"]
+    for figure in figures.values():
+        assert [axes.get_title("left") for axes in figure.axes] == [
+            *("target=3: accuracy on the test set", "target=6: accuracy on the test set"),
+            *("loss on the test set", "loss on the test set"),
+            *("training loss of all clients", "training loss of all clients"),
+            *("dissimilarity of the clients' updates", "dissimilarity of the clients' updates"),
+        ]
+        for place, axes in enumerate(figure.axes):
+            drawn = [list(map(float, line.get_ydata())) for line in axes.get_lines()]  # type: ignore[arg-type]
+            assert len(drawn) == 2
+            if place >= 6:
+                assert all(value >= 1.0 for line in drawn for value in line)
+    for picture in ("panels-learning_rate=0.1.png", "panels-learning_rate=0.2.png"):
+        assert min(imread(tmp_path / picture).shape[:2]) > 300
 
 
 @pytest.fixture(scope="module")
