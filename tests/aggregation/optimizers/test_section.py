@@ -43,7 +43,9 @@ def test_with_bias_correction_the_second_moment_begins_with_zero() -> None:
 @pytest.mark.parametrize("name", ["adagrad", "adam", "yogi"])
 def test_the_second_moment_begins_with_what_the_file_says(name: ServerOptimizerName) -> None:
     assert optimizer_of(AggregationSection(optimizer=name, v0=0.0), TrainingPlan()).first["second_moment"] == 0.0
-    assert optimizer_of(AggregationSection(optimizer=name, tau=0.5, v0=2.0), TrainingPlan()).first["second_moment"] == 2.0
+    assert (
+        optimizer_of(AggregationSection(optimizer=name, tau=0.5, v0=2.0), TrainingPlan()).first["second_moment"] == 2.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tests.sim.federation.worlds import table
@@ -97,7 +98,8 @@ def test_without_a_target_the_best_accuracy_decides(measured: Results) -> None:
     assert chosen(replace(reached, target_accuracy=None))["one"] == 0.2
 
 
-def test_the_table_and_the_summary_name_the_best(measured: Results) -> None:
+def test_the_tables_and_the_summary_name_the_best(measured: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.sim.results.plot.curves", lambda _: Figure(figsize=(0.1, 0.1)))
     found = with_accuracies(measured, {("two, learning_rate=0.2", seed): [0.6, 0.9] for seed in (0, 1)})
     shown = best_table(found)
     assert shown is not None
