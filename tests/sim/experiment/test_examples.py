@@ -58,10 +58,7 @@ def one_of_each(experiment: Experiment) -> tuple[TrialSpec, ...]:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, marks=[pytest.mark.slow] if path.stem in OF_PAPERS else [], id=path.stem)
-        for path in EXAMPLES
-    ],
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in OF_PAPERS else [], id=path.stem) for path in EXAMPLES],
 )
 def test_the_first_round_of_every_point_of_an_example_is_committed(path: Path) -> None:
     experiment = read_experiment(path)
