@@ -1,8 +1,9 @@
 """Where engines compute, on the CPU or a GPU, and how a cohort is divided among workers.
 
-The clients with the most steps come first, in ever smaller chunks; each chunk goes to the next idle worker. With the
-longest first this is Graham's greedy rule (1969, "Bounds on Multiprocessing Timing Anomalies"), at most 4/3 of the best
-possible time. What a worker does for one client does not depend on the others.
+The clients with the most steps come first, in ever smaller chunks; each chunk goes to the next idle worker. So the last
+worker is done at most one chunk after the mean of all: after the longest client, or a quarter of a worker's share
+(Graham 1969, "Bounds on Multiprocessing Timing Anomalies"). What a worker does for one client does not depend on the
+others.
 """
 
 import os

@@ -171,13 +171,17 @@ def as_table(results: Findings) -> ShownTable:
     return ShownTable([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
 
 
+def _value_of(name: str) -> Callable[[BestOf], str]:
+    return lambda one: f"{one.values[name]}"
+
+
 def best_table(results: Findings) -> ShownTable | None:
     """For each choice of the other swept keys, the best value of each key of `best_over`; None without such keys."""
     found = results.best_of
     if not found:
         return None
     columns: list[tuple[str, Callable[[BestOf], str]]] = [
-        (f"best {name}", lambda one, name=name: f"{one.values[name]}") for name in results.best_over
+        (f"best {name}", _value_of(name)) for name in results.best_over
     ]
     if results.target_accuracy is not None:
         to_target = f"rounds to {results.target_accuracy:.0%}"

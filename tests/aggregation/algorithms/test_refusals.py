@@ -63,7 +63,7 @@ def test_a_run_file_that_contradicts_an_algorithm_is_refused(sections: dict[str,
 
 def test_the_same_run_files_without_the_contradiction_are_read() -> None:
     assert read(training=FEDDYN).training.remembers_drift
-    masked = {"metrics": [], "evaluation": []}
+    masked: dict[str, Any] = {"metrics": [], "evaluation": []}
     plan = read(training={"algorithm": "fednova"}, secure_aggregation=masked).first_plan(10)
     assert plan.secure is not None
     assert plan.secure.is_normalised
