@@ -30,7 +30,7 @@ def normalised(change: Tensor, n_steps: int) -> Tensor:
 
 
 def counted_steps(n_steps: int) -> int:
-    """tau of a client that has done so many steps."""
+    """tau: the steps that count of those done, at most `COUNTED_STEPS_MAX`."""
     return min(n_steps, COUNTED_STEPS_MAX)
 
 

@@ -16,7 +16,8 @@ def optimizer_of(section: AggregationSection, training: TrainingTerms) -> Server
     If the file does not say with what the second moment begins, that is tau^2, the least that Reddi et al. ask for;
     with bias correction zero.
     """
-    if training.population is not None:
+    if training.remembers_drift:
+        assert training.population is not None, "a file with FedDyn has it"
         return feddyn(training.population)
     of = section.of
     match section.optimizer:

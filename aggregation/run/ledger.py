@@ -75,7 +75,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
 
 
 def _closing_words(state: Closing) -> str:
-    """What a closed round does, for operators. Of a secure round: whom it waits for."""
+    """What a closed round does, for operators; of a secure round also whom it waits for."""
     if state.exchange is None:
         return state.plan.task.closing_words
     if state.is_unmasking:

@@ -211,7 +211,7 @@ def _require_possible(plan: LocalPlan) -> None:
             "the run divides each update by the steps that the client has done (FedNova), which a Flower app does not "
             "say: ask the operator for another algorithm"
         )
-    if plan.algorithm == "feddyn":
+    if plan.remembers_drift:
         raise WorkRefused(
             "the run adds to each gradient what the client has kept of its rounds before (FedDyn), which nobody can do "
             "inside a Flower app: ask the operator for another algorithm"

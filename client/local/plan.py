@@ -84,6 +84,11 @@ class LocalPlan:
     rules: GradientRules = field(default_factory=GradientRules, repr=False)  # behind `adjust_gradients`
     site_applies: set[str] = field(default_factory=set[str], repr=False)  # see `applied_by_site`
 
+    @property
+    def remembers_drift(self) -> bool:
+        """Whether this client keeps a pull from round to round (FedDyn)."""
+        return self.algorithm == "feddyn"
+
     def steps_for(self, n_batches: int) -> int:
         """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""
         full = self.full_steps_for(n_batches)
@@ -163,13 +168,15 @@ class LocalPlan:
         return moved | {name: one.astype(moved[name].dtype, copy=False) for name, one in found.items()}
 
     def applied_by_site(self, *keys: str) -> None:
-        """State that the site's own code applies these keys by itself: "proximal_mu", "codec" or "clip_norm". Without
-        this or an `adjust_...`, the work of a round that asks for them is declined.
+        """State that the site's own code applies these keys by itself: "proximal_mu", "codec", "clip_norm" or "feddyn"
+        (it adds `pulls` to the gradients). Without this or an `adjust_...`, the work of a round that asks for them is
+        declined.
 
         Raises `ValueError` for another key.
         """
-        if unknown := set(keys) - {"proximal_mu", "codec", "clip_norm"}:
-            raise ValueError(f'keys must be among "proximal_mu", "codec" and "clip_norm", not {sorted(unknown)[0]!r}')
+        if unknown := set(keys) - {"proximal_mu", "codec", "clip_norm", "feddyn"}:
+            known = '"proximal_mu", "codec", "clip_norm" and "feddyn"'
+            raise ValueError(f"keys must be among {known}, not {sorted(unknown)[0]!r}")
         self.site_applies.update(keys)
 
     @property
@@ -183,7 +190,7 @@ class LocalPlan:
     def _asked(self) -> tuple[str, ...]:
         """What the run asks of gradients."""
         asked = {"proximal_mu": self.proximal_mu, "codec": self.within, "clip_norm": self.clip_norm is not None}
-        asked["feddyn"] = self.algorithm == "feddyn"
+        asked["feddyn"] = self.remembers_drift
         return tuple(key for key, is_asked in asked.items() if is_asked)
 
     def drive(

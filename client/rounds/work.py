@@ -162,7 +162,7 @@ def with_kept(plan: LocalPlan, shared: SharedState, kept: SiteState, first_priva
             shared.set_private(private)
         except LayoutError as error:
             raise WorkRefused(str(error)) from error
-    if plan.algorithm != "feddyn":
+    if not plan.remembers_drift:
         return replace(plan, state=kept.state)
     try:
         shared.require_pulls(kept.pulls)
@@ -171,12 +171,15 @@ def with_kept(plan: LocalPlan, shared: SharedState, kept: SiteState, first_priva
     return replace(plan, state=kept.state, pulls=kept.pulls)
 
 
-def keep_state(shared: SharedState, plan: LocalPlan, start: State, write: Callable[[SiteState], None]) -> None:
-    """Write what the client keeps after a training from the weights `start`. Raises `TrainingFailed` if that cannot be
-    kept.
+def keep_state(
+    shared: SharedState, plan: LocalPlan, start: Callable[[], State], write: Callable[[SiteState], None]
+) -> None:
+    """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept.
+
+    `start`: reads the weights that it began with; only FedDyn needs them.
     """
     try:
-        pulls = shared.next_pulls(start, plan.pulls, plan.proximal_mu) if plan.algorithm == "feddyn" else {}
+        pulls = shared.next_pulls(start(), plan.pulls, plan.proximal_mu) if plan.remembers_drift else {}
         write(SiteState(plan.state, shared.private(), pulls))
     except (TypeError, ValueError) as error:
         raise TrainingFailed(f"plan.state cannot be kept: {error}") from error

@@ -337,7 +337,7 @@ class RoundWorker:
     def _keep_state(self, offer: Assignment, plan: LocalPlan, start: Path) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
         wait = partial(self.store.site_state.wait, offer.run, offer.model.version)
-        keep_state(self.shared, plan, load_model(start, self.layout), wait)
+        keep_state(self.shared, plan, partial(load_model, start, self.layout), wait)
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout)

@@ -14,7 +14,7 @@ from umbel.sim.experiment.file import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
 from umbel.sim.federation.rows import REASONS_MAX, Row
 from umbel.sim.recorded.against_trace import AgainstTrace
-from umbel.sim.results.target import Reached, reaching
+from umbel.sim.results.target import TargetReached, reaching
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Point:
     wasted_share: Estimate | None  # of the devices' working time
     wall_s: Estimate | None
     reached_target: int
-    rounds_to_target: Estimate | None  # as `Reached.rounds`; over the seeds that reach it, as are the next two
+    rounds_to_target: Estimate | None  # as `TargetReached.rounds`; over the seeds that reach it, as are the next two
     hours_to_target: Estimate | None  # until the first measured model with the target accuracy, as is the next one
     bytes_up_to_target: Estimate | None
     groups: Mapping[str, Estimate]  # the last model's accuracy for each natural holder
@@ -233,7 +233,7 @@ class Findings:
                 return float(row.round)
         return None
 
-    def _reaching(self, one: TrialResult) -> Reached | None:
+    def _reaching(self, one: TrialResult) -> TargetReached | None:
         return None if self.target_accuracy is None else reaching(one.rows, self.target_accuracy)
 
 

@@ -7,7 +7,7 @@ from umbel.sim.federation.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TargetReached:
     """How a run reached its target accuracy."""
 
     rounds: float  # by the best accuracy so far, interpolated between the measured models
@@ -15,7 +15,7 @@ class Reached:
     bytes_up: int  # uploaded by the end of this row
 
 
-def reaching(rows: Iterable[Row], target: float) -> Reached | None:
+def reaching(rows: Iterable[Row], target: float) -> TargetReached | None:
     """How these rows of one run reach the accuracy `target`; None if they never do.
 
     The number of rounds follows McMahan et al. 2017 ("Communication-Efficient Learning of Deep Networks from
@@ -30,7 +30,7 @@ def reaching(rows: Iterable[Row], target: float) -> Reached | None:
         if row.accuracy is None:
             continue
         if row.accuracy >= target:
-            return Reached(_crossing(before, row.round, row.accuracy, target), row, n_bytes)
+            return TargetReached(_crossing(before, row.round, row.accuracy, target), row, n_bytes)
         before = (row.round, row.accuracy if before is None else max(before[1], row.accuracy))
     return None
 

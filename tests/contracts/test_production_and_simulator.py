@@ -146,6 +146,15 @@ def test_a_site_whose_policy_refuses_declines_the_same_over_http_and_in_an_exper
         assert [refusals_of(record) for record in operator.progress("refusing").ended] == found.refusals
 
 
+def over_http_simulated_and_replayed(run_file: str, name: str, house: House, tmp_path: Path) -> None:
+    """Assert that this run makes the same models everywhere; its replay prints a line for each."""
+    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
+    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
+        replay_run(operator, name, all_=True)
+
+
 KEEPS_UPDATES = '\n[retention]\nupdates = "all"\n'
 SERVER_OPTIMIZERS = {
     "momentum": 'optimizer = "momentum"',
@@ -161,11 +170,7 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
     changes = CODECS["integer"] if name == "adam" else CODECS["float32"]
     more = f"\n[aggregation]\n{SERVER_OPTIMIZERS[name]}{KEEPS_UPDATES}"
     run_file = RUN.format(name=f"server-{name}", target=4, over_selection=1.5) + changes + more
-    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
-    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
-    with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
-        replay_run(operator, f"server-{name}", all_=True)
+    over_http_simulated_and_replayed(run_file, f"server-{name}", house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
@@ -180,11 +185,7 @@ def test_feddyn_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay
     """Also where clients die, come back with what they have kept, or take part in an attempt that is made again."""
     run_file = RUN.format(name="dyn", target=4, over_selection=1.5) + CODECS["integer"] + KEEPS_UPDATES
     run_file = with_algorithm(run_file, "feddyn")
-    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
-    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
-    with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
-        replay_run(operator, "dyn", all_=True)
+    over_http_simulated_and_replayed(run_file, "dyn", house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
@@ -194,11 +195,7 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     """Clients differ in their steps, and some do only a part of them."""
     more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"' + KEEPS_UPDATES
     run_file = with_algorithm(RUN.format(name="nova", target=4, over_selection=1.5) + more, "fednova")
-    found = simulated_by_clients(run_file, PLAIN, f"{HERE}:make_torch_client", "sequential")
-    assert without_metrics(simulated_by_engine(run_file, PLAIN).made) == without_metrics(found.made)
-    with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles, make_torch_client) == found.made
-        replay_run(operator, "nova", all_=True)
+    over_http_simulated_and_replayed(run_file, "nova", house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 

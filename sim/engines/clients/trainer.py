@@ -85,7 +85,7 @@ class ClientTrainer:
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)
-                keep_state(client.shared, plan, self._weights, wait)
+                keep_state(client.shared, plan, lambda: self._weights, wait)
             return ClientReport(report)
         except TrainingFailed as error:
             raise _failed(client, error) from error

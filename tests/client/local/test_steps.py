@@ -270,6 +270,7 @@ def test_gradients_are_clipped_with_the_proximal_term_in_them() -> None:
         (LocalPlan(), ()),
         (LocalPlan(proximal_mu=0.1), ("proximal_mu",)),
         (LocalPlan(within=WITHIN, clip_norm=1.0), ("codec", "clip_norm")),
+        (LocalPlan(proximal_mu=0.1, algorithm="feddyn"), ("proximal_mu", "feddyn")),
     ],
 )
 def test_a_plan_knows_what_nobody_has_applied(plan: LocalPlan, ignored: tuple[str, ...]) -> None:

@@ -61,7 +61,7 @@ def gradient(w: Vector, client: int) -> Vector:
 
 
 def local_sgd(w: Vector, client: int, n_steps: int, more: Callable[[Vector], Vector] = np.zeros_like) -> Vector:
-    """The change of so many steps. `more`: what the algorithm adds to a gradient at these weights."""
+    """The change that `n_steps` make. `more`: what the algorithm adds to the gradient at the weights it is given."""
     y = w.copy()
     for _ in range(n_steps):
         y = y - RATE * (gradient(y, client) + more(y))
