@@ -36,7 +36,7 @@ from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan, SumShown
 from umbel.aggregation.plans.round import RoundPlan, Task
-from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, PrivacySpent, again, private_numbers, spent_after
 from umbel.aggregation.round.weighting import weight_of
@@ -407,9 +407,9 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
         "its plan belongs to another round",
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
-    training, usual = run_file.get("training") or {}, TrainingPlan()
+    training = section_of(run_file, "training", TrainingSection)
     for key in ("algorithm", "population"):
-        is_same = getattr(ended.training, key) == training.get(key, getattr(usual, key))
+        is_same = getattr(ended.training, key) == getattr(training, key)
         _require(is_same, f"its {key} in `training` is not that of the run file")
     aggregation = run_file.get("aggregation")
     if not isinstance(aggregation, dict):
