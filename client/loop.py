@@ -283,7 +283,7 @@ class ClientLoop:
 
     def _do_assignment(self, offer: Assignment) -> None:
         """Do an assignment, or decline it. Several failures in a row end the client."""
-        check_offer(offer, self._run, self._client, self._worker.layout)
+        check_offer(offer, self._run, self._client, self._worker.layout_in(offer))
         window_end = time.monotonic() + offer.window_s
         try:
             with self._turn.training(offer, self._worker.pause_for):

@@ -16,7 +16,6 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.next_model import ServerStep, write_next
 from umbel.aggregation.model.state import Values
-from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import Part
@@ -42,11 +41,12 @@ class Replay:
                 "signature of its bundle can be checked"
             )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
-        self.step = ServerStep(
-            optimizer_of(aggregation, ended.training),
+        self.step = ServerStep.at_rate(
             ended.server_learning_rate,
-            _effective_steps(ended),
+            (aggregation, ended.training),
             ended.plan.target,
+            _effective_steps(ended),
+            len(ended.accepted),
         )
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()

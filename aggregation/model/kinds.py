@@ -18,12 +18,12 @@ def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: fl
                 "[tensors] lists base tensors, but the run file has no base_sha256, which binds the run to their "
                 "values: write it at the top of the run file. `umbel model init` prints it"
             )
-        names = {spec.name for spec in layout.tensors}
+        names = {spec.name for spec in layout.model.tensors}
         if pattern := rules.unmatched(names, "global", "count"):
             raise LayoutError(
                 f"the pattern {pattern!r} in [tensors] matches no tensor of the model: correct it, or remove it"
             )
-        for spec in layout.tensors:
+        for spec in layout.model.tensors:
             _require_kind(rules, spec.name, spec.kind)
     if coarsest_step > INTEGER_UNIT and any(spec.kind == "count" for spec in layout.tensors):
         raise LayoutError(
@@ -39,11 +39,13 @@ def require_fitting(rules: TensorRules | None, layout: Layout, coarsest_step: fl
 
 def require_steppable(section: AggregationSection, training: TrainingTerms, layout: Layout) -> None:
     """Raise `LayoutError` if the server optimizer of these sections cannot move a model with this layout."""
-    if not (section.remembers or training.remembers_drift):
+    _require_control(training, layout)
+    has_own = training.remembers_drift or training.has_control
+    if not (section.remembers or has_own):
         return
-    key = 'algorithm = "feddyn"' if training.remembers_drift else f'optimizer = "{section.optimizer}"'
-    remedy = 'algorithm = "fedavg" in [training]' if training.remembers_drift else 'optimizer = "sgd" in [aggregation]'
-    if found := [spec.name for spec in layout.tensors if spec.name.startswith(SLOTS_PREFIX)]:
+    key = f'algorithm = "{training.algorithm}"' if has_own else f'optimizer = "{section.optimizer}"'
+    remedy = 'algorithm = "fedavg" in [training]' if has_own else 'optimizer = "sgd" in [aggregation]'
+    if found := [spec.name for spec in layout.model.tensors if spec.name.startswith(SLOTS_PREFIX)]:
         raise LayoutError(
             f'tensor {found[0]!r} has a name that begins with "{SLOTS_PREFIX}", but with {key} such names are for what '
             f"the optimizer remembers: rename the tensor, or set {remedy}"
@@ -53,6 +55,19 @@ def require_steppable(section: AggregationSection, training: TrainingTerms, layo
             f"{key} has nothing to move: it moves floats of the kind mean, and running statistics, integers and bools "
             f"take their mean change. Set {remedy}"
         )
+
+
+def _require_control(training: TrainingTerms, layout: Layout) -> None:
+    """Raise `LayoutError` unless there are control variates if, and only if, the algorithm needs them."""
+    if layout == (layout.model.with_control if training.has_control else layout.model):
+        return
+    raise LayoutError(
+        'algorithm = "scaffold" needs a control variate for each weight in the model file: create the run with '
+        "`umbel run create`, which adds them"
+        if training.has_control
+        else f"the model file has control variates, which are for algorithm = "
+        f'"scaffold", not for "{training.algorithm}": create the run with `umbel run create`, which leaves them out'
+    )
 
 
 def _require_kind(rules: TensorRules, name: str, found: TensorKind) -> None:

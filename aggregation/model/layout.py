@@ -5,7 +5,8 @@ a framework registers parameters nor on a file's order. A tensor that owns its v
 vector of float32. A tied tensor (a second name for the same storage) names its owner and takes no place.
 
 A layout has only tensors that the coordinator has (`plans/tensors.py` has the kinds). `Layout.update` is the layout of
-what clients send: tensors of the kind `global` are not in it.
+what clients send: tensors of the kind `global` are not in it. `Layout.model` is that of the model itself: SCAFFOLD's
+control variates, tensors of the kind `control`, are not in it.
 
 Nothing here imports torch. `state.py` has the tensors.
 """
@@ -32,6 +33,7 @@ _ITEM_BYTES: Mapping[str, int] = {
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
 DTYPES = frozenset(_ITEM_BYTES)  # that a tensor of a model may have
+CONTROL_PREFIX = "umbel.control/"  # of the name of a weight's control variate; the weight's own name follows
 INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 PIECE_VALUES = 1 << 17  # a model is read in pieces: 1 MiB of float64 scratch stays in the second-level cache
@@ -87,6 +89,12 @@ class TensorSpec:
     def is_stepped(self) -> bool:
         """Whether the server's optimizer moves it. Running statistics, integers and bools take their mean change."""
         return self.kind == "mean" and self.is_coded
+
+    @property
+    def controls(self) -> str | None:
+        """The name of the weight that this control variate is of; None for another tensor."""
+        is_control = self.kind == "control" and self.name.startswith(CONTROL_PREFIX)
+        return self.name.removeprefix(CONTROL_PREFIX) if is_control else None
 
     @property
     def n_values(self) -> int:
@@ -181,6 +189,25 @@ class Layout:
         if all(spec.is_sent for spec in self.tensors):
             return self
         return _placed(spec for spec in self.tensors if spec.is_sent)
+
+    @cached_property
+    def model(self) -> "Layout":
+        """The layout of the model itself, without control variates; this layout itself if it has none."""
+        if all(spec.kind != "control" for spec in self.tensors):
+            return self
+        return _placed(spec for spec in self.tensors if spec.kind != "control")
+
+    @cached_property
+    def with_control(self) -> "Layout":
+        """The layout of the model with a control variate, float32, for each tensor that the server's step moves."""
+        weights = (spec for spec in self.model.owners() if spec.is_stepped)
+        control = [replace(one, name=CONTROL_PREFIX + one.name, dtype="float32", kind="control") for one in weights]
+        return _placed(sorted((*self.model.tensors, *control), key=lambda spec: spec.name))
+
+    @property
+    def has_control(self) -> bool:
+        """Whether there are control variates in it."""
+        return self.model is not self
 
     def with_kinds(self, kind_of: Callable[[str], TensorKind]) -> "Layout":
         """The layout of the same model with these kinds, without what stays at sites. Raises `LayoutError` for ties of
@@ -280,6 +307,11 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
     if spec.kind == "count" and (spec.dtype in FLOATS or spec.dtype == "bool"):
         raise LayoutError(
             f"tensor {spec.name!r} has the kind count, but the dtype {spec.dtype}: only integers are added up exactly"
+        )
+    if spec.kind == "control" and (spec.tied_to is not None or spec.dtype != "float32" or spec.controls is None):
+        raise LayoutError(
+            f"tensor {spec.name!r} has the kind control, so it must be float32 of its own, with a name that begins "
+            f"with {CONTROL_PREFIX!r}: `umbel run create` adds such tensors itself"
         )
     if spec.tied_to is None:
         owners[spec.name] = spec

@@ -6,10 +6,11 @@ clients send, and that are no running statistics. What it remembers (its slots) 
 float32 for each value that it moves, and beside it the number of steps so far.
 
 Running statistics, integers and bools take their mean change; with the optimizer "sgd" it is multiplied by the rate,
-too. Integers take it rounded to the nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the
-majority. Integers of the kind count take the sum of all changes instead, exactly, without the rate. Tensors that
-clients do not send (the kind global) stay as they are. Multiplication and addition are separate operations: a fused
-multiply-add would make the bits depend on the processor.
+too. Control variates (`algorithms/scaffold.py`) take theirs multiplied by a rate of their own. Integers take it rounded
+to the nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Integers of the kind
+count take the sum of all changes instead, exactly, without the rate. Tensors that clients do not send (the kind global)
+stay as they are. Multiplication and addition are separate operations: a fused multiply-add would make the bits depend
+on the processor.
 """
 
 import math
@@ -22,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms.scaffold import control_rate
 from umbel.aggregation.errors import ModelOverflow
 from umbel.aggregation.model.layout import FLOATS, INTEGER_UNIT, PIECE_VALUES, SLOTS_PREFIX, Layout, TensorSpec
 from umbel.aggregation.model.state import (
@@ -57,19 +59,41 @@ class ServerStep:
     rate: float = 1.0
     effective_steps: float = 1.0
     target: int = 1  # of the round's plan, in reports
+    control_rate: float = 0.0  # of control variates
 
     @classmethod
     def of(
         cls,
-        sections: tuple[AggregationSection, TrainingTerms],
+        terms: tuple[AggregationSection, TrainingTerms],
         number: int,
         n_rounds: int,
         target: int,
+        *,
         effective_steps: float = 1.0,
+        n_clients: int = 1,
     ) -> "ServerStep":
-        """The step of round `number` of a run with these sections. `target`: of the round's plan."""
-        rate = sections[0].rate(number, n_rounds, target)
-        return cls(optimizer_of(*sections), rate, effective_steps, target)
+        """The step of round `number` of a run with this [aggregation], and of a round with this plan of training.
+
+        `target`: of the round's plan. `n_clients`: in the mean.
+        """
+        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, target, effective_steps, n_clients)
+
+    @classmethod
+    def at_rate(
+        cls,
+        rate: float,
+        terms: tuple[AggregationSection, TrainingTerms],
+        target: int,
+        effective_steps: float,
+        n_clients: int,
+    ) -> "ServerStep":
+        """The step with this rate of the server."""
+        training = terms[1]
+        of_control = 0.0
+        if training.has_control:
+            assert training.population is not None, "terms with SCAFFOLD have it"
+            of_control = control_rate(n_clients, training.population, training.control_scale)
+        return cls(optimizer_of(*terms), rate, effective_steps, target, of_control)
 
     @property
     def remembers(self) -> bool:
@@ -147,7 +171,7 @@ def next_pieces(
         if spec.is_stepped:
             yield from stepping.moved(all_of_it, partial(_stretched, changes, step.effective_steps))
             continue
-        rate = step.rate if not step.remembers else 1.0
+        rate = step.control_rate if spec.kind == "control" else 1.0 if step.remembers else step.rate
         for piece in all_of_it:
             yield piece, _step(spec, piece.of(start, master_dtype(spec)), changes(piece), rate)
 

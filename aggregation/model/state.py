@@ -111,6 +111,12 @@ def empty_state(layout: Layout, dtype_of: Callable[[TensorSpec], torch.dtype]) -
     return {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in layout.owners()}
 
 
+def with_first_control(state: State, layout: Layout) -> dict[str, Tensor]:
+    """A model's state with the control variates of this layout, as a run begins with them: zeros."""
+    control = {spec.name: torch.zeros(spec.shape) for spec in layout.tensors if spec.kind == "control"}
+    return {**state, **control}
+
+
 def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     """The weight change of some values of one tensor, as float32.
 

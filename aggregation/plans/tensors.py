@@ -5,9 +5,12 @@ kind      the coordinator sends it    clients send their change    the coordinat
 mean      yes                         yes: a weighted mean         yes (the default)
 global    yes                         no                           yes
 count     yes                         yes: integers that add up    yes
+control   yes                         yes: a weighted mean         yes: SCAFFOLD's control variate of a weight
 private   no                          no                           no: each site has its own
 base      no                          no                           no: each site has the same, bound by a hash
 ```
+
+No pattern declares the kind control: a run with SCAFFOLD adds such tensors to its model (`Layout.with_control`).
 """
 
 from collections.abc import Collection, Mapping
@@ -17,11 +20,11 @@ from typing import Literal, TypeAlias
 
 from umbel.aggregation.types import require_sha256
 
-TensorKind: TypeAlias = Literal["mean", "global", "count", "private", "base"]
+TensorKind: TypeAlias = Literal["mean", "global", "count", "control", "private", "base"]
 ListedKind: TypeAlias = Literal["global", "count", "private", "base"]
 TensorPatterns: TypeAlias = Mapping[ListedKind, tuple[str, ...]]
 
-KINDS_HELD: frozenset[TensorKind] = frozenset({"mean", "global", "count"})
+KINDS_HELD: frozenset[TensorKind] = frozenset({"mean", "global", "count", "control"})
 """The kinds of tensors that the coordinator has, so that they are in a run's layout."""
 KINDS_KEPT: frozenset[TensorKind] = frozenset({"private", "base"})
 """The kinds of tensors that never leave a site."""

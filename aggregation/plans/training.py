@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, get_args
 
-from umbel.aggregation.algorithms.names import Algorithm
+from umbel.aggregation.algorithms.names import Algorithm, ControlVariate
 from umbel.aggregation.canonical import EXACT_MAX, later
 from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
 from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_within
@@ -17,6 +17,8 @@ OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 POPULATION_MAX = 1 << 40
+_EPOCH_STEPS = 10
+_WITH_POPULATION = ("feddyn", "scaffold")
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
@@ -43,7 +45,8 @@ class TrainingTerms:
     options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
     evaluate_after: bool = later(False)  # measure each client's own model after its training (personalised evaluation)
     algorithm: Algorithm = later("fedavg")
-    population: int | None = later(None)  # of "feddyn": how many clients the run has in all
+    population: int | None = later(None)  # of "feddyn" and "scaffold": how many clients the run has in all
+    control_variate: ControlVariate = later("change")  # of "scaffold"
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -71,6 +74,19 @@ class TrainingTerms:
         return self.algorithm == "feddyn"
 
     @property
+    def has_control(self) -> bool:
+        """Whether the model travels with a control variate for each weight (`scaffold.py`)."""
+        return self.algorithm == "scaffold"
+
+    @property
+    def control_scale(self) -> float:
+        """By which changes of control variates are multiplied on their way up: the rate times the steps of a round. A
+        pass over the data counts as `_EPOCH_STEPS` steps, because the coordinator does not know how many it has.
+        """
+        n_steps = self.local_steps or (self.local_epochs or 1) * _EPOCH_STEPS
+        return self.learning_rate * n_steps
+
+    @property
     def is_normalised(self) -> bool:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
         return self.algorithm == "fednova"
@@ -81,23 +97,32 @@ class TrainingTerms:
             raise ValueError(f"algorithm must be one of {', '.join(known)}, not {self.algorithm!r:.40}")
         if self.algorithm in ("fedprox", "feddyn") and not self.proximal_mu:
             raise ValueError(f'algorithm = "{self.algorithm}" needs proximal_mu: set it, to 0.01 for example')
-        if (self.algorithm == "feddyn") is (self.population is None):
+        if (self.algorithm in _WITH_POPULATION) is (self.population is None):
             raise ValueError(
-                'algorithm = "feddyn" needs population, the number of all clients of the run'
+                f'algorithm = "{self.algorithm}" needs population, the number of all clients of the run'
                 if self.population is None
-                else f'population is for algorithm = "feddyn", not for "{self.algorithm}": leave it out'
+                else f'population is for algorithm = "feddyn" and "scaffold", not for "{self.algorithm}": leave it out'
             )
         if self.population is not None:
             require_within(self.population, "population", 1, POPULATION_MAX)
-        if not self.is_normalised:
-            return
-        for key, value in (("proximal_mu", self.proximal_mu), ("momentum", self.momentum)):
+        if self.control_variate not in (known := get_args(ControlVariate)):
+            raise ValueError(f"control_variate must be one of {', '.join(known)}, not {self.control_variate!r:.40}")
+        if self.control_variate != "change" and not self.has_control:
+            raise ValueError(f'control_variate is for algorithm = "scaffold", not for "{self.algorithm}": leave it out')
+        if self.is_normalised or self.has_control:
+            self._require_plain_sgd()
+
+    def _require_plain_sgd(self) -> None:
+        """Raise `ValueError` for terms under which a change is not the rate times the sum of the steps' gradients."""
+        others: list[tuple[str, float | None]] = [("proximal_mu", self.proximal_mu), ("momentum", self.momentum)]
+        others += [("clip_norm", self.clip_norm)] if self.has_control else []
+        for key, value in others:
             if value:
                 raise ValueError(
-                    f'algorithm = "fednova" is for plain SGD, whose steps all count alike: leave {key} out'
+                    f'algorithm = "{self.algorithm}" is for plain SGD, whose steps all count alike: leave {key} out'
                 )
         if self.optimizer != "sgd":
-            raise ValueError(f'algorithm = "fednova" is for optimizer = "sgd", not for "{self.optimizer}"')
+            raise ValueError(f'algorithm = "{self.algorithm}" is for optimizer = "sgd", not for "{self.optimizer}"')
 
 
 @dataclass(frozen=True, slots=True)

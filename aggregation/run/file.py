@@ -185,10 +185,9 @@ class RunFile:
             return replace(plan, codec=codec, secure=secure)
         return replace(plan, codec=self.codec.first(n_values, key))
 
-    @property
-    def server_sections(self) -> tuple[AggregationSection, TrainingSection]:
-        """The sections that the server's optimizer follows from (`optimizers/build.py`)."""
-        return self.aggregation, self.training
+    def server_terms(self, number: int = 1) -> tuple[AggregationSection, TrainingPlan]:
+        """What the server's step of round `number` follows from; its optimizer is that of every round."""
+        return self.aggregation, self.training_plan(number)
 
     @property
     def coarsest_step(self) -> float:
@@ -271,8 +270,13 @@ class RunFile:
         self.canary_plan(1)
 
     def _check_algorithm(self) -> None:
-        """Raise `ValueError` for FedDyn, which brings a server's step of its own, with another."""
+        """Raise `ValueError` for what the run's algorithm cannot be combined with in other sections."""
         section = self.aggregation
+        if self.training.has_control and self.codec.first(1, 0).parameters.get("mode") == "structured":
+            raise ValueError(
+                'algorithm = "scaffold" makes control variates of whole gradients, but a codec with mode = '
+                '"structured" trains only a part of each: set mode = "sketched", or take another codec'
+            )
         if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
             raise ValueError(
                 'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '
@@ -506,6 +510,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
     if file.training.is_normalised:
         yield (
             'algorithm = "fednova" adds up how many steps each client has done, which a private run does not say: '
+            "choose another algorithm in [training]"
+        )
+    if file.training.has_control:
+        yield (
+            'algorithm = "scaffold" sends a second vector, whose noise would move every later step of each client: '
             "choose another algorithm in [training]"
         )
     if ALL in (file.secure.metrics, file.secure.evaluation):

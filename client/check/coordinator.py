@@ -31,7 +31,7 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.next_model import ServerStep, empty_master, first_master_copy, write_next
-from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype
+from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype, with_first_control
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Grid, Part
@@ -58,6 +58,11 @@ class CheckCoordinator:
     """
 
     def __init__(self, file: RunFile, layout: Layout, model: bytes, codec: CodecPlan, seed: int) -> None:
+        state = decode_model(model)[1]
+        if file.training.has_control:
+            layout = layout.with_control
+            state = with_first_control(state, layout)
+            model = encode_model(state, layout)
         self.file, self.layout, self.model, self.codec, self.seed = file, layout, model, codec, seed
         self.shutdown = Shutdown()
         self.round = 1
@@ -66,7 +71,7 @@ class CheckCoordinator:
         self._keys: dict[str, str] = {}  # by client
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.RLock()
-        self._master = first_master_copy(layout, optimizer_of(*file.server_sections), decode_model(model)[1])
+        self._master = first_master_copy(layout, optimizer_of(*file.server_terms()), state)
 
     def transport(self) -> httpx.MockTransport:
         return httpx.MockTransport(self._handle)
@@ -111,7 +116,7 @@ class CheckCoordinator:
         return _json(Enrolled(enrolment.client, time.time()))
 
     def _check_in(self, message: CheckIn) -> CheckedIn:
-        if message.layout_digest != self.layout.digest:
+        if message.layout_digest != self.layout.model.digest:
             detail = "the client's model has other tensors than the run's"
             raise AnswerRefused(409, "wrong-layout", detail, self.file)
         if self.round > self.file.rounds.count:
@@ -144,7 +149,8 @@ class CheckCoordinator:
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
         steps = float(work.steps_done) if self.file.training.is_normalised else 1.0
-        step = ServerStep.of(self.file.server_sections, self.round, rounds.count, rounds.target, steps)
+        terms = self.file.server_terms(self.round)
+        step = ServerStep.of(terms, self.round, rounds.count, rounds.target, effective_steps=steps)
         public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
         write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))

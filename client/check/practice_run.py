@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.vector_update import projections
@@ -27,6 +29,11 @@ _WINDOW_S = 86_400.0  # no check depends on speed
 _MASK = CodecSection("mask", every=2, mode="structured")
 
 
+_FEDAVG: Mapping[str, Any] = MappingProxyType(
+    {"algorithm": "fedavg", "proximal_mu": 0.0, "population": None, "control_variate": "change"}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PracticeRun:
     """`file`: with rounds of one client and `steps` local steps. `is_own`: whether the user gave the run file."""
@@ -37,7 +44,7 @@ class PracticeRun:
 
     def plain(self) -> LocalPlan:
         """A round's plan, without what is asked of gradients."""
-        training = replace(self.file.training_plan(1), proximal_mu=0.0, clip_norm=None, evaluate=False)
+        training = replace(self.file.training_plan(1), clip_norm=None, evaluate=False, **_FEDAVG)
         return asked_of_site(training, SEED, run=RUN, client=CLIENT)
 
     def strong(self, key: str, layout: Layout) -> LocalPlan | None:
@@ -63,7 +70,7 @@ class PracticeRun:
         training = self.file.training
         training = replace(
             training,
-            proximal_mu=0.0 if "proximal_mu" in ignored else training.proximal_mu,
+            **(_FEDAVG if "proximal_mu" in ignored else {}),
             clip_norm=None if "clip_norm" in ignored else training.clip_norm,
             evaluate="evaluate" not in ignored,
         )
@@ -71,7 +78,7 @@ class PracticeRun:
 
     def of_kill(self) -> RunFile:
         """The file of the round with a kill, whose trainings are those of `plain`."""
-        training = replace(self.file.training, proximal_mu=0.0, clip_norm=None, evaluate=False)
+        training = replace(self.file.training, clip_norm=None, evaluate=False, **_FEDAVG)
         return replace(self.file, rounds=_rounds(1), training=training, codec=CodecSection())
 
     def secure(self, ignored: frozenset[str], sample_count: int) -> RunFile:

@@ -211,10 +211,11 @@ def _require_possible(plan: LocalPlan) -> None:
             "the run divides each update by the steps that the client has done (FedNova), which a Flower app does not "
             "say: ask the operator for another algorithm"
         )
-    if plan.remembers_drift:
+    if plan.remembers_drift or plan.has_control:
+        name = "FedDyn" if plan.remembers_drift else "SCAFFOLD"
         raise WorkRefused(
-            "the run adds to each gradient what the client has kept of its rounds before (FedDyn), which nobody can do "
-            "inside a Flower app: ask the operator for another algorithm"
+            f"the run adds to each gradient what the client has kept of its rounds before ({name}), which nobody can "
+            "do inside a Flower app: ask the operator for another algorithm"
         )
     if plan.proximal_mu:
         plan.applied_by_site("proximal_mu")  # as with Flower's FedProx, the app adds the term

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from umbel.aggregation.algorithms.names import Algorithm
+from umbel.aggregation.algorithms.names import Algorithm, ControlVariate
 from umbel.aggregation.plans.training import OptimizerName, Option
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of, require_gradient, tensor_of
 from umbel.client.local.batches import Collate, Data
@@ -79,8 +79,11 @@ class LocalPlan:
     """What this client keeps from one round of this run to the next, also over restarts: change it in place. It may
     hold dicts, lists, tuples, tensors, arrays, numbers and texts, nested. It is kept if the report is accepted."""
     pulls: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor], repr=False)
-    """By parameter name: what is added to each gradient under FedDyn, as this client has kept it from earlier rounds.
-    `adjust_gradients` applies it."""
+    """By parameter name: what FedDyn or SCAFFOLD adds to each gradient. `adjust_gradients` applies it."""
+    kept: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor], repr=False)
+    """By parameter name: what the algorithm has had this client keep of earlier rounds (`client/training/kept.py`)."""
+    control_variate: ControlVariate = "change"  # under "scaffold": how the client's next one is made
+    control_scale: float = 1.0  # by what its change is multiplied before it is sent
     rules: GradientRules = field(default_factory=GradientRules, repr=False)  # behind `adjust_gradients`
     site_applies: set[str] = field(default_factory=set[str], repr=False)  # see `applied_by_site`
 
@@ -88,6 +91,11 @@ class LocalPlan:
     def remembers_drift(self) -> bool:
         """Whether this client keeps a pull from round to round (FedDyn)."""
         return self.algorithm == "feddyn"
+
+    @property
+    def has_control(self) -> bool:
+        """Whether control variates travel with the model (SCAFFOLD)."""
+        return self.algorithm == "scaffold"
 
     def steps_for(self, n_batches: int) -> int:
         """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""
@@ -113,8 +121,8 @@ class LocalPlan:
         return optimizer_of(self, [p for p in model.parameters() if p.requires_grad])
 
     def adjust_gradients(self, model: nn.Module) -> None:
-        """Do to the model's gradients what the run asks: add FedProx's term and FedDyn's pull, keep the part that the
-        codec can send, and clip. Call it after `backward` and before the optimizer's step.
+        """Do to the model's gradients what the run asks: add FedProx's term and the algorithm's pull, keep the part
+        that the codec can send, and clip. Call it after `backward` and before the optimizer's step.
 
         Raises `ValueError` for a model that does not have the parameters of the client's own.
         """
@@ -168,14 +176,14 @@ class LocalPlan:
         return moved | {name: one.astype(moved[name].dtype, copy=False) for name, one in found.items()}
 
     def applied_by_site(self, *keys: str) -> None:
-        """State that the site's own code applies these keys by itself: "proximal_mu", "codec", "clip_norm" or "feddyn"
-        (it adds `pulls` to the gradients). Without this or an `adjust_...`, the work of a round that asks for them is
-        declined.
+        """State that the site's own code applies these keys by itself: "proximal_mu", "codec", "clip_norm", and
+        "feddyn" or "scaffold" (it adds `pulls` to the gradients). Without this or an `adjust_...`, the work of a round
+        that asks for them is declined.
 
         Raises `ValueError` for another key.
         """
-        if unknown := set(keys) - {"proximal_mu", "codec", "clip_norm", "feddyn"}:
-            known = '"proximal_mu", "codec", "clip_norm" and "feddyn"'
+        if unknown := set(keys) - {"proximal_mu", "codec", "clip_norm", "feddyn", "scaffold"}:
+            known = '"proximal_mu", "codec", "clip_norm", "feddyn" and "scaffold"'
             raise ValueError(f"keys must be among {known}, not {sorted(unknown)[0]!r}")
         self.site_applies.update(keys)
 
@@ -190,7 +198,7 @@ class LocalPlan:
     def _asked(self) -> tuple[str, ...]:
         """What the run asks of gradients."""
         asked = {"proximal_mu": self.proximal_mu, "codec": self.within, "clip_norm": self.clip_norm is not None}
-        asked["feddyn"] = self.remembers_drift
+        asked |= {"feddyn": self.remembers_drift, "scaffold": self.has_control}
         return tuple(key for key, is_asked in asked.items() if is_asked)
 
     def drive(

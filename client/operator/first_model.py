@@ -1,4 +1,6 @@
-"""The first model of a run as the coordinator takes it: with the kinds of [tensors], without what stays at sites."""
+"""The first model of a run as the coordinator takes it: with the kinds of [tensors], without what stays at sites, and
+with SCAFFOLD's control variates if the run has them.
+"""
 
 import tempfile
 from collections.abc import Generator, Mapping
@@ -10,7 +12,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.model.state import State
+from umbel.aggregation.model.state import State, with_first_control
 from umbel.aggregation.model.statistics import careful_of_statistics
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
@@ -32,15 +34,20 @@ def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
 
     Raises `LayoutError` if the run cannot have this model, and `OSError`.
     """
-    layout, rules = layout_in(path), file.tensor_rules
+    found, rules = layout_in(path), file.tensor_rules
+    layout = found.model
     kinds: Mapping[str, TensorKind] = {spec.name: _kind_of(spec, rules) for spec in layout.tensors}
-    if all(spec.kind == kinds[spec.name] for spec in layout.tensors):
+    has_control = found.has_control or file.training.has_control
+    if all(spec.kind == kinds[spec.name] for spec in layout.tensors) and not has_control:
         yield _checked(path, layout, file, ())
         return
     state = layout.full_state(read_tensors(path)[1])
     _require_base({name: state[name] for name, kind in kinds.items() if kind == "base"}, rules)
     left_out = tuple(_left_out(kind, [name for name in kinds if kinds[name] == kind]) for kind in sorted(KINDS_KEPT))
     fitting = layout.with_kinds(kinds.__getitem__)
+    if file.training.has_control:
+        fitting = fitting.with_control
+        state = with_first_control(state, fitting)
     with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
         write_model(out := Path(folder) / "model.safetensors", state, fitting)
         yield _checked(out, fitting, file, tuple(filter(None, (*left_out, _careful_of_patterns(kinds, rules)))))

@@ -100,7 +100,7 @@ class SecureRound:
             self._id,
             self.invitation.offer.window_s,
             self.admitted.client,
-            lambda roster: self.site.check_roster(self.invitation, roster, self.shared.layout),
+            lambda roster: self.site.check_roster(self.invitation, roster, self.invitation.composition.layout),
         )
 
     @property
@@ -137,11 +137,11 @@ class SecureRound:
 
     def _contribution(self, start: Path, done: Trained | None) -> Contribution:
         if self.is_covered:
-            return self._unseen(None if done is None else start)
+            return self._unseen(start, done)
         assert done is not None, "without noise, failed training is declined"
         try:
             with unfit_refused(self.offer):
-                return self._made(start, self._local_work(done))
+                return self._made(start, self._local_work(done), done)
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
         except Exception as error:
@@ -150,10 +150,10 @@ class SecureRound:
                 f"the trained model could not be read: {type(error).__name__}; see this client's log"
             ) from error
 
-    def _unseen(self, start: Path | None) -> Contribution:
+    def _unseen(self, start: Path, done: Trained | None) -> Contribution:
         """Contribute the change or, if it cannot be read, only noise: a refusal would tell the coordinator."""
         try:
-            return self._made(start, SILENT)
+            return self._made(start, SILENT, done)
         except Exception as error:
             log.error(
                 "%s: this client has no update for this private round, so it sends only noise: %s",
@@ -161,19 +161,19 @@ class SecureRound:
                 error,
                 exc_info=error,
             )
-            return self._made(None, SILENT)
+            return self._made(start, SILENT, None)
 
-    def _made(self, start: Path | None, work: LocalWork) -> Contribution:
-        """`start`: the file of the start weights; None for a change of zeros."""
+    def _made(self, start: Path, work: LocalWork, done: Trained | None) -> Contribution:
+        """`start`: the file of the start weights. `done`: None for a change of zeros."""
         composition, secret = self.invitation.composition, self.admitted.secret
-        per_steps = work.steps_done if composition.secure.is_normalised else None
 
         def made(device: torch.device) -> Contribution:
-            read = partial(weight_changes, self.shared, device=device, per_steps=per_steps)
-            change = nothing(composition) if start is None else partial(read, start)
+            change = nothing(composition)
+            if done is not None:
+                change = partial(weight_changes, self.shared, start, self.offer.training, done, device)
             return contribution(composition, change, work, secret, is_covered=self.is_covered)
 
-        return where_memory_suffices(made, CPU if start is None else self.shared.encoding_device)
+        return where_memory_suffices(made, CPU if done is None else self.shared.encoding_device)
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` if the model arrived too late for the least amount of work."""

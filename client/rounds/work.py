@@ -1,15 +1,17 @@
 """From an assignment's model to its report: train and save the update, or measure the model."""
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from umbel.aggregation.algorithms.scaffold import gradient_of
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
@@ -26,6 +28,7 @@ from umbel.client.state.model_files import load_model
 from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
+from umbel.client.training.kept import ControlChange, Kept, kept_after, with_pulls
 from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.user_code import where_raised
@@ -46,6 +49,8 @@ class Trained:
     step_s: float  # of one step, without the first one if possible
     was_stopped: bool = False  # whether `should_stop` returned a reason
     could_go_on: bool = False  # whether it ended by itself with time for more steps
+    kept: Kept = field(default_factory=dict[str, torch.Tensor], repr=False)  # what the algorithm has the client keep
+    control: ControlChange | None = None  # what it sends of that, under SCAFFOLD
 
 
 def asked_of_site(
@@ -70,24 +75,67 @@ def asked_of_site(
         weight_decay=training.weight_decay,
         clip_norm=training.clip_norm,
         algorithm=training.algorithm,
+        control_variate=training.control_variate,
+        control_scale=training.control_scale,
         options=dict(training.options),  # one client's code must not change what the next one reads
     )
 
 
 def train(app: Client, shared: SharedState, start: Path, plan: LocalPlan) -> Trained:
     """Load the model file `start`, and train as `train_from` does."""
-    return train_from(app, shared, load_model(start, shared.layout), plan)
+    return train_from(app, shared, load_model(start, shared.layout_in(plan)), plan)
 
 
 def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Tensor], plan: LocalPlan) -> Trained:
-    """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
+    """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails.
+
+    `plan`: of `with_kept`.
+    """
     shared.load(weights)
+    plan = with_pulls(plan, shared, weights)
     try:
-        return _call(app, plan, shared.kept)
+        gradients = _gradients(app, shared, weights, plan) if plan.control_variate == "gradient" else None
+        done = _call(app, plan, shared.kept)
     except ClientError:
         raise
     except (Exception, SystemExit) as error:
         raise _own_code_failed(error) from error
+    kept = gradients or kept_after(plan, shared, weights, done.result.steps_done)
+    control = ControlChange(plan.kept, kept, plan.control_scale) if plan.has_control else None
+    return replace(done, kept=kept, control=control)
+
+
+def _gradients(app: Client, shared: SharedState, weights: State, plan: LocalPlan) -> Kept:
+    """The client's gradients at the round's model, of all its samples: from the change of one step over all of them.
+    The model is as before then. Raises `TrainingFailed` for code that does not take one step.
+    """
+    own, usual = shared.private(), LocalPlan()
+    asked = replace(
+        plan,
+        epochs=None,
+        steps=1,
+        batch_size=app.sample_count,
+        share=1.0,
+        algorithm="fedavg",
+        pulls={},
+        evaluate=False,
+        evaluate_after=False,
+        state=copy.deepcopy(plan.state),
+        checkpoint=usual.checkpoint,
+        told_to_stop=usual.told_to_stop,
+    )
+    done = _call(app, asked, shared.kept)
+    if (n_steps := done.result.steps_done) != 1:
+        raise TrainingFailed(
+            f"the run asks for the gradient of all samples (control_variate), which is that of one step over all of "
+            f"them, but train took {n_steps} steps: follow plan.steps and plan.batch_size, or ask the operator for "
+            'control_variate = "change"'
+        )
+    found = {name: gradient_of(change, plan.learning_rate) for name, change in shared.stepped_changes(weights)}
+    shared.load(weights)
+    if own:
+        shared.set_private(own)
+    return found
 
 
 def _own_code_failed(error: BaseException) -> TrainingFailed:
@@ -162,25 +210,19 @@ def with_kept(plan: LocalPlan, shared: SharedState, kept: SiteState, first_priva
             shared.set_private(private)
         except LayoutError as error:
             raise WorkRefused(str(error)) from error
-    if not plan.remembers_drift:
+    if not (plan.remembers_drift or plan.has_control):
         return replace(plan, state=kept.state)
     try:
-        shared.require_pulls(kept.pulls)
+        shared.require_kept(kept.kept, plan.algorithm)
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
-    return replace(plan, state=kept.state, pulls=kept.pulls)
+    return replace(plan, state=kept.state, kept=kept.kept)
 
 
-def keep_state(
-    shared: SharedState, plan: LocalPlan, start: Callable[[], State], write: Callable[[SiteState], None]
-) -> None:
-    """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept.
-
-    `start`: reads the weights that it began with; only FedDyn needs them.
-    """
+def keep_state(shared: SharedState, plan: LocalPlan, done: Trained, write: Callable[[SiteState], None]) -> None:
+    """Write what the client keeps after a training. Raises `TrainingFailed` if that cannot be kept."""
     try:
-        pulls = shared.next_pulls(start(), plan.pulls, plan.proximal_mu) if plan.remembers_drift else {}
-        write(SiteState(plan.state, shared.private(), pulls))
+        write(SiteState(plan.state, shared.private(), done.kept))
     except (TypeError, ValueError) as error:
         raise TrainingFailed(f"plan.state cannot be kept: {error}") from error
 
@@ -275,10 +317,10 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
 
 def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trained, store: Store) -> tuple[str, int]:
     """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
-    codec = codec_for(offer.codec, offer.grid, shared.layout)
+    codec = codec_for(offer.codec, offer.grid, shared.layout_in(offer.training))
 
     def encode(device: torch.device) -> tuple[str, int]:
-        change = partial(weight_changes, shared, start, device, per_steps=steps_to_divide_by(offer, done))
+        change = partial(weight_changes, shared, start, offer.training, done, device)
         if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
             return store.save_update(codec.encode(change, offer.rank))
         version = offer.model.version
@@ -291,15 +333,18 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trai
 
 
 def weight_changes(
-    shared: SharedState, start: Path, device: torch.device = CPU, *, per_steps: int | None = None
+    shared: SharedState, start: Path, training: TrainingPlan, done: Trained, device: torch.device = CPU
 ) -> Iterator[torch.Tensor]:
-    """The change since the model file `start`, as `SharedState.changes`. Memory does not hold the start weights."""
-    return shared.changes(load_model(start, shared.layout), device, per_steps=per_steps)
+    """What the client sends of its change since the model file `start`. Memory does not hold the start weights."""
+    return changes_from(shared, load_model(start, shared.layout_in(training)), training, done, device)
 
 
-def steps_to_divide_by(offer: Assignment, done: Trained) -> int | None:
-    """The steps by which FedNova divides this change; None under other algorithms."""
-    return done.result.steps_done if offer.training.is_normalised else None
+def changes_from(
+    shared: SharedState, weights: State, training: TrainingPlan, done: Trained, device: torch.device = CPU
+) -> Iterator[torch.Tensor]:
+    """What the client sends of its change since these weights, as `SharedState.changes`."""
+    per_steps = done.result.steps_done if training.is_normalised else None
+    return shared.changes(weights, device, per_steps=per_steps, control=done.control)
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:
@@ -368,7 +413,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def measure(app: Client, shared: SharedState, start: Path, offer: Assignment) -> EvaluationDone | None:
     """Measure the model in the file `start`, as `measure_from` does."""
-    return measure_from(app, shared, load_model(start, shared.layout), offer)
+    return measure_from(app, shared, load_model(start, shared.layout_in(offer.training)), offer)
 
 
 def measure_from(

@@ -83,6 +83,10 @@ class RoundWorker:
         """The layout of the run's model, as far as this client knows it."""
         return self.shared.layout
 
+    def layout_in(self, offer: Assignment) -> Layout:
+        """The layout of the model file of this assignment."""
+        return self.shared.layout_in(offer.training)
+
     def apply(self, rules: TensorRules | None) -> bool:
         """Take over the run's rules of what travels; returns whether they are new.
 
@@ -121,8 +125,9 @@ class RoundWorker:
         if offer.is_secure:
             self._work_securely(offer, window_end)
             return
-        self.site.check_plain(self.layout)
-        check_able(offer, self.app.sample_count, self.layout)
+        layout = self.layout_in(offer)
+        self.site.check_plain(layout)
+        check_able(offer, self.app.sample_count, layout)
         if offer.task.sends_updates:
             self._train(offer, window_end)
         else:
@@ -149,7 +154,7 @@ class RoundWorker:
             watch.check()
             self.shared.require_base()
             if offer.task.makes_model:
-                self._keep_state(offer, plan, start)
+                self._keep_state(offer, plan, done)
             pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
@@ -172,10 +177,11 @@ class RoundWorker:
 
     def _work_securely(self, offer: Assignment, window_end: float) -> None:
         """Train or measure for a coordinator that learns only the sum. Nothing of it outlives this process."""
-        check_layout(offer, self.layout)
-        invitation = read_offer(offer, self.client, self.layout)
+        layout = self.layout_in(offer)
+        check_layout(offer, layout)
+        invitation = read_offer(offer, self.client, layout)
         check_window(invitation, offer.window_s, ASKED_SHARE, "the assignment arrived")
-        admitted, timing = self.site.admit(invitation, self.layout), within(offer.window_s)
+        admitted, timing = self.site.admit(invitation, layout), within(offer.window_s)
         patience = self.patience(timing)
         part = SecureRound(
             self.coordinator, self.store, self.site, self.shared, invitation, admitted, patience, self._unlisted
@@ -236,7 +242,7 @@ class RoundWorker:
         log.info("%s: measuring the model", name_of(part.offer))
         self._prepare(part.offer, window_end, exchange)
         try:
-            found = evaluation_of(self.app, self.shared, load_model(start, self.shared.layout))
+            found = evaluation_of(self.app, self.shared, load_model(start, self.layout_in(part.offer)))
         except TrainingFailed as error:
             unfit = _unfit(error)
             self._leave_unseen(part.offer, exchange, unfit)
@@ -269,7 +275,7 @@ class RoundWorker:
             exchange.check()
             part.check_work(plan, done)
             self._require_same_base()
-            self._keep_state(part.offer, plan, start)
+            self._keep_state(part.offer, plan, done)
             return done
         except TrainingFailed as error:
             unfit: ClientError = _unfit(error)
@@ -310,7 +316,7 @@ class RoundWorker:
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
         patience = Patience(timing, window_end, self.shutdown.wait)
         try:
-            fetcher = ModelFetcher(self.coordinator, self.store, self.layout, self._links)
+            fetcher = ModelFetcher(self.coordinator, self.store, self.layout_in(offer), self._links)
             with self.shutdown.interruptible():
                 path, self.delivery.bandwidth = fetcher.fetch(
                     offer.model, offer.changes, self.delivery.bandwidth, patience
@@ -334,13 +340,13 @@ class RoundWorker:
         before = self.store.site_state.before(offer.run, offer.model.version)
         return with_kept(asked, self.shared, before, self._first_private)
 
-    def _keep_state(self, offer: Assignment, plan: LocalPlan, start: Path) -> None:
+    def _keep_state(self, offer: Assignment, plan: LocalPlan, done: Trained) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
         wait = partial(self.store.site_state.wait, offer.run, offer.model.version)
-        keep_state(self.shared, plan, partial(load_model, start, self.layout), wait)
+        keep_state(self.shared, plan, done, wait)
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
-        codec = codec_for(offer.codec, offer.grid, self.layout)
+        codec = codec_for(offer.codec, offer.grid, self.layout_in(offer))
         checkpoint = Checkpoint() if offer.task.tries_clients else self.store.checkpoint(offer)
         plan = self._plan(offer, window_end, watch, codec.update_bytes[-1])
         return replace(plan, within=codec.within(), checkpoint=checkpoint)

@@ -23,6 +23,7 @@ from umbel.client.state.packing import Packing, unpack
 
 STATE_BYTES_MAX = 1 << 30
 _JSON_BYTES_MAX = 1 << 24
+_KEPT = "pulls"  # its name in the file, from when only FedDyn kept something
 _KEY, _RUN, _VERSION = "umbel.state", "umbel.run", "umbel.version"
 log = logging.getLogger("umbel.client")
 
@@ -30,15 +31,15 @@ log = logging.getLogger("umbel.client")
 @dataclass(frozen=True, slots=True)
 class SiteState:
     """`state`: of the site's own code. `private`: the private tensors by name, on the CPU; empty: as the client makes
-    them. `pulls`: FedDyn's, by the weights' names, float32 on the CPU; empty before the first training.
+    them. `kept`: what the run's algorithm has the client keep (`client/training/kept.py`).
     """
 
     state: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     private: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
-    pulls: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
+    kept: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
 
     def __bool__(self) -> bool:
-        return bool(self.state or self.private or self.pulls)
+        return bool(self.state or self.private or self.kept)
 
 
 class SiteStateStore:
@@ -110,15 +111,15 @@ def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_dur
 def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
     """The JSON and the tensors of a state's file. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packing = Packing()
-    kept = {"state": left.state, "private": dict(left.private)} | ({"pulls": dict(left.pulls)} if left.pulls else {})
-    packed = json.dumps(packing.pack(kept), allow_nan=True)
+    found = {"state": left.state, "private": dict(left.private)} | ({_KEPT: dict(left.kept)} if left.kept else {})
+    packed = json.dumps(packing.pack(found), allow_nan=True)
     tensors = packing.separate()
     n_bytes = len(packed) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if n_bytes > STATE_BYTES_MAX or len(packed) > _JSON_BYTES_MAX:
         raise StateTooLarge(
-            f"plan.state, the private tensors and FedDyn's pulls take {n_bytes:,} bytes, {len(packed):,} of them as "
-            f"JSON; a client keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep less "
-            "in plan.state"
+            f"plan.state, the private tensors and what the algorithm keeps take {n_bytes:,} bytes, {len(packed):,} of "
+            f"them as JSON; a client keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep "
+            "less in plan.state"
         )
     return packed, tensors
 
@@ -129,7 +130,7 @@ def read_state(path: Path) -> SiteState | None:
         metadata, tensors = read_tensors(path)
         # Copies: the values may be changed in place, and the file must stay as it is.
         found = unpack(json.loads(metadata[_KEY]), {name: tensor.clone() for name, tensor in tensors.items()})
-        return SiteState(dict(found["state"]), dict(found["private"]), dict(found.get("pulls", {})))
+        return SiteState(dict(found["state"]), dict(found["private"]), dict(found.get(_KEPT, {})))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         _set_aside(path, error)
         return None

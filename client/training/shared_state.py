@@ -7,16 +7,15 @@ the run's codec would move it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout, TensorSpec
 from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
@@ -25,7 +24,20 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.training.encoding_device import CPU, encoding_device
 
 Shares = Callable[[str], TensorKind | None]
-_KINDS: frozenset[str] = frozenset(get_args(TensorKind))
+_KINDS: frozenset[str] = frozenset(get_args(TensorKind)) - {"control"}  # that a site's code may declare
+
+
+class HasControl(Protocol):
+    """Terms of a training that say whether control variates travel with the model (SCAFFOLD)."""
+
+    @property
+    def has_control(self) -> bool: ...
+
+
+class SentControl(Protocol):
+    """What a client sends of its control variate."""
+
+    def piece(self, weight: str, piece: slice, device: torch.device) -> Tensor: ...
 
 
 class SharedState:
@@ -78,6 +90,10 @@ class SharedState:
         """The names of the tensors of this kind, in the order of the state dict."""
         return [name for name, one in self._kinds.items() if one == kind]
 
+    def layout_in(self, terms: HasControl) -> Layout:
+        """The layout of model files in a round on these terms."""
+        return self.layout.with_control if terms.has_control else self.layout
+
     # --- what travels -------------------------------------------------------------------------------------------------
 
     def shared(self) -> dict[str, Tensor]:
@@ -85,12 +101,13 @@ class SharedState:
         return {name: tensor for name, tensor in self._model.state_dict().items() if name not in self.kept}
 
     def load(self, weights: State) -> None:
-        """Load the run's weights into the model. Private and base tensors keep their values.
+        """Load the run's weights into the model, without control variates. Private and base tensors keep their values.
 
         Raises `TrainingFailed` if the site's own code has changed the model's tensors.
         """
+        own = {name: tensor for name, tensor in weights.items() if not self._is_control(name)}
         try:
-            found = self._model.load_state_dict(weights, strict=not self.kept)
+            found = self._model.load_state_dict(own, strict=not self.kept)
             if lost := set(found.missing_keys) - self.kept or set(found.unexpected_keys):
                 raise ValueError(f"tensor {min(lost)!r} is in only one of the run's and the client's model")
         except Exception as error:
@@ -101,10 +118,18 @@ class SharedState:
         """The device on which the model's update is encoded."""
         return encoding_device(self._model)
 
-    def changes(self, before: State, device: torch.device = CPU, *, per_steps: int | None = None) -> Iterator[Tensor]:
+    def changes(
+        self,
+        before: State,
+        device: torch.device = CPU,
+        *,
+        per_steps: int | None = None,
+        control: SentControl | None = None,
+    ) -> Iterator[Tensor]:
         """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
         `per_steps`: the steps done, by which FedNova divides what the server's optimizer moves; None: nothing is.
+        `control`: SCAFFOLD's, which travels beside the weights.
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors,
         or has unfrozen a parameter that this client does not send.
@@ -112,32 +137,40 @@ class SharedState:
         self._require_frozen()
         local = self.shared()
         self._require_layout(local)
-        for spec, piece in self.layout.update.pieces():
+        layout = self.layout if control is None else self.layout.with_control
+        for spec, piece in layout.update.pieces():
+            if control is not None and spec.controls is not None:
+                yield control.piece(spec.controls, piece, device)
+                continue
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             change = weight_change(spec, values[piece].to(device), start_values[piece].to(device))
             yield change if per_steps is None or not spec.is_stepped else normalised(change, per_steps)
 
-    def next_pulls(self, before: State, pulls: State, alpha: float) -> dict[str, Tensor]:
-        """FedDyn's pulls after a training from the weights `before`: of each tensor that the server's step moves,
-        float32 on the CPU. `pulls`: with which it has trained; empty in a client's first training.
-        """
-        local = self.shared()
-        found = dict[str, Tensor]()
-        for spec in self.layout.owners():
-            if spec.is_stepped:
-                change = weight_change(spec, local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1))
-                change = change.to("cpu").view(spec.shape)
-                found[spec.name] = next_pull(pulls.get(spec.name, torch.zeros_like(change)), change, alpha)
-        return found
+    @property
+    def stepped(self) -> Mapping[str, TensorSpec]:
+        """The tensors that the server's step moves, by name."""
+        return {spec.name: spec for spec in self.layout.owners() if spec.is_stepped}
 
-    def require_pulls(self, pulls: State) -> None:
-        """Raise `LayoutError` unless these are FedDyn's pulls of this model, or none."""
-        shapes = {spec.name: spec.shape for spec in self.layout.owners() if spec.is_stepped}
-        if pulls and {name: tuple(one.shape) for name, one in pulls.items()} != shapes:
+    def stepped_changes(self, before: State) -> Iterator[tuple[str, Tensor]]:
+        """The change of each stepped tensor since the weights `before`, by name: float32, on the CPU."""
+        local = self.shared()
+        for name, spec in self.stepped.items():
+            change = weight_change(spec, local[name].detach().reshape(-1), before[name].reshape(-1))
+            yield name, change.to("cpu").view(spec.shape)
+
+    def require_kept(self, kept: State, algorithm: str) -> None:
+        """Raise `LayoutError` unless the algorithm can have had this client keep these tensors: none, or of all shapes
+        of the stepped ones.
+        """
+        shapes = {name: spec.shape for name, spec in self.stepped.items()}
+        if kept and {name: tuple(one.shape) for name, one in kept.items()} != shapes:
             raise LayoutError(
-                "what this client has kept of this run's earlier rounds (FedDyn's pulls) does not fit its model: use "
-                "the model's code as it was, or join again with an empty state directory"
+                f'what this client has kept of this run\'s earlier rounds (algorithm = "{algorithm}") does not fit its '
+                "model: use the model's code as it was, or join again with an empty state directory"
             )
+
+    def _is_control(self, name: str) -> bool:
+        return name.startswith(CONTROL_PREFIX) and name.removeprefix(CONTROL_PREFIX) in self.stepped
 
     def _require_layout(self, local: State) -> None:
         """Raise `LayoutError` unless these tensors have the layout. Tensors at the places of the last ones that had it

@@ -37,7 +37,7 @@ class Unfit:
 class RunModel:
     """What a client's model is compared with."""
 
-    layout: Layout
+    layout: Layout  # of the model itself
     rules: TensorRules | None  # the run file's, of what travels
 
 

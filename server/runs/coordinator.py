@@ -165,7 +165,7 @@ class Coordinator:
 
         try:
             master = await asyncio.get_running_loop().run_in_executor(
-                services.worker, first_master, services.blobs, model_sha256, layout, optimizer_of(*file.server_sections)
+                services.worker, first_master, services.blobs, model_sha256, layout, optimizer_of(*file.server_terms())
             )
             await hold(services, owner, {model_sha256, master})
         except (UnknownBlob, BeingRemoved) as error:

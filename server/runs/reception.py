@@ -132,7 +132,7 @@ class Reception:
     async def _reply(self, driver: RunDriver, visit: Visit) -> _Reply:
         """Decide how to reply to a check-in, and change nothing."""
         client, message = visit.client, visit.message
-        if message.layout_digest != driver.layout.digest:
+        if message.layout_digest != driver.layout.model.digest:  # control variates are not the client's own
             # Not here: reading a layout takes milliseconds, which a replay must not cost.
             return _Reply(lambda: self._refuse_layout(driver, visit))
         if (found := await self._unfit(driver, visit)) is not None:
@@ -152,7 +152,7 @@ class Reception:
 
     async def _unfit(self, driver: RunDriver, visit: Visit) -> Unfit | None:
         services, file, members = self._services, driver.run.file, await driver.members.list()
-        model, sites = RunModel(driver.layout, file.tensor_rules), file.coverage.sites
+        model, sites = RunModel(driver.layout.model, file.tensor_rules), file.coverage.sites
         return await unfit(services.registry, services.models, model, sites, members, visit.client, visit.message)
 
     async def _refuse_layout(self, driver: RunDriver, visit: Visit) -> NoReturn:

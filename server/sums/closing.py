@@ -146,7 +146,14 @@ class Closer:
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        step = ServerStep.of(file.server_sections, live.plan.number, file.rounds.count, live.plan.target, steps)
+        step = ServerStep.of(
+            file.server_terms(live.plan.number),
+            live.plan.number,
+            file.rounds.count,
+            live.plan.target,
+            effective_steps=steps,
+            n_clients=len(closing.accepted),
+        )
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)

@@ -87,7 +87,7 @@ def inspect_model(path: Path) -> Layout:
         raise LayoutError(f"the file is not a safetensors model: {error}") from error
     if not owned:
         raise LayoutError("the model file contains no tensor")
-    _require_finite(path, layout)
+    _require_possible(path, layout)
     return layout
 
 
@@ -167,13 +167,18 @@ def _new_file(path: Path, layout: Layout, optimizer: ServerOptimizer | None = No
     return TensorFile(path, is_writable=True)
 
 
-def _require_finite(path: Path, layout: Layout) -> None:
+def _require_possible(path: Path, layout: Layout) -> None:
     with TensorFile(path) as file:
         for piece in pieces(layout):
             values = piece.of(file, torch_dtype(piece.spec))
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 raise LayoutError(
                     f"tensor {piece.spec.name!r} contains a NaN or an infinity; export a model that has not diverged"
+                )
+            if piece.spec.kind == "control" and bool(values.any()):
+                raise LayoutError(
+                    f"the control variate {piece.spec.name!r} is not zero, but a run begins with zeros, as its clients "
+                    "do: create the run with `umbel run create`, which writes them"
                 )
 
 

@@ -134,7 +134,7 @@ def write_checkpoint(
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
-    tensors |= {f"pulls/{client}": pull for client, pull in memory.pulls.items()}
+    tensors |= {f"pulls/{client}": pull for client, pull in memory.kept.items()}
     for client, left in memory.left.items():
         tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}

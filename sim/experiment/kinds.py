@@ -25,6 +25,7 @@ def layout_of_run(file: RunFile, model: Layout) -> Layout:
             "engines of [model] train all clients in one model: simulate your own clients instead (`app` in [clients])"
         )
     made = model.with_kinds(kinds.__getitem__)
+    made = made.with_control if file.training.has_control else made
     require_fitting(rules, made, file.coarsest_step)
     require_steppable(file.aggregation, file.training, made)
     if made.update is not made and projections(file.codec.first(made.update.n_values, 0), made):

@@ -24,7 +24,7 @@ class LastModel:
         """`published`: the owners' tensors, which are copied if there is no file."""
         if file is not None:
             return cls(sha256, file=file.absolute())
-        return cls(sha256, layout.full_state({name: value.detach().clone() for name, value in published.items()}))
+        return cls(sha256, layout.model.full_state({name: value.detach().clone() for name, value in published.items()}))
 
     def state(self) -> dict[str, Tensor]:
         """A new state dict, on the CPU, for `load_state_dict`.
@@ -40,4 +40,5 @@ class LastModel:
                 f"{self.file} is another model than the last one of this run, because the run was extended or the file "
                 "was changed; simulate the experiment again to have its results"
             )
-        return decode_model(body)[1]
+        layout, state = decode_model(body)
+        return {spec.name: state[spec.name] for spec in layout.model.tensors}

@@ -197,7 +197,7 @@ def _shared_layout(client: Client, name: str, file: RunFile) -> Layout:
     """The layout of the tensors that the coordinator has. Raises `EngineError` for rules that do not fit the model."""
     rules = file.tensor_rules
     try:
-        layout = SharedState(client).under(rules).layout
+        layout = SharedState(client).under(rules).layout_in(file.training)
         require_fitting(rules, layout, file.coarsest_step)
         require_steppable(file.aggregation, file.training, layout)
     except (LayoutError, WorkRefused) as error:

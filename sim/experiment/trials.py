@@ -41,7 +41,7 @@ def _scores_by_holder(federation: Federation, made: TrialWorld) -> dict[str, Map
     """The scores of the last model for each natural holder. Own clients give those of the holders that they are."""
     meter, model = made.world.meter, federation.model
     if meter is not None:
-        meter.load(model.layout.full_state(model.published))
+        meter.load(model.layout.model.full_state(model.published))
         return group_scores(meter, made.data)
     names = None if made.partition is None else made.partition.names
     if names is None or len(names) > GROUPS_MAX:

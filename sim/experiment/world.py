@@ -73,7 +73,7 @@ def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> Tria
     data = loaded if isinstance(loaded, DataSet) else None
     layout = layout_of_run(trial.run, SharedState(model).layout)
     return TrialWorld(
-        world, ModelState.first(model.state_dict(), layout, optimizer_of(*trial.run.server_sections)), data, partition
+        world, ModelState.first(model.state_dict(), layout, optimizer_of(*trial.run.server_terms())), data, partition
     )
 
 
@@ -107,7 +107,9 @@ def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, d
     described = loaded if isinstance(loaded, DataSet) else None
     return TrialWorld(
         world,
-        ModelState.first(shared.shared(), shared.layout, optimizer_of(*trial.run.server_sections)),
+        ModelState.first(
+            shared.shared(), shared.layout_in(trial.run.training), optimizer_of(*trial.run.server_terms())
+        ),
         described,
         partition,
     )

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
@@ -43,6 +42,7 @@ from umbel.sim.data.population import CohortData, Population, client_name, clien
 from umbel.sim.engines.clients.work import ClientReport, ClientsEngine, GlobalModel
 from umbel.sim.engines.model import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine
+from umbel.sim.federation.kept import Keeping, one_step_over_all
 from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
 from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
 from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
@@ -56,8 +56,8 @@ from umbel.sim.federation.uplink import (
     RoundSum,
     Uplink,
     divide_by_steps,
-    next_pulls,
     probe_of,
+    model_part,
     sent_part,
 )
 from umbel.sim.federation.window import (
@@ -129,7 +129,7 @@ class Federation:
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
-        self._pulls = dict[ClientId, Tensor]()  # after training in the attempt under way; as are the next three
+        self._kept = dict[ClientId, Tensor]()  # after training in the attempt under way; as are the next three
         self._trained = dict[ClientId, WorkDone]()
         self._declines = dict[ClientId, str]()
         self._updates: UpdateSums | None = None
@@ -187,8 +187,8 @@ class Federation:
 
     def _train(self, opened: Training) -> SimulatedAttempt:
         """A round of training, plain or secure, or a canary."""
-        self._trained, self._pulls = {}, {}
-        n_sent = self.model.layout.update.n_values
+        self._trained, self._kept = {}, {}
+        n_sent = self.model.layout.model.update.n_values
         self._updates = UpdateSums(n_sent) if self.world.measure.needs_updates else None
         played, uplink, works, declines = self._attempted(opened)
         found = None
@@ -209,7 +209,7 @@ class Federation:
         made = self._next_model(played.ended, found)
         end = finished(self.standing, played.ended, made, known)
         uplink.keep()
-        self.memory.pulls |= {name: self._pulls[name] for name in played.ended.accepted if name in self._pulls}
+        self.memory.kept |= {name: self._kept[name] for name in played.ended.accepted if name in self._kept}
         if self.world.clients is not None:
             self.world.clients.keep(played.ended.accepted, self.standing.model.version)
         self.memory.note(made.state)
@@ -288,7 +288,7 @@ class Federation:
         if self.world.clients is not None:
             return self.world.clients.scores(self.global_model, self._offer(self.standing.state.plan))
         meter = self._meter()
-        meter.load(self.model.layout.full_state(self.model.published))
+        meter.load(self.model.layout.model.full_state(self.model.published))
         return meter.of(self.world.population.test)
 
     def scores_of_each(self) -> list[dict[str, float]]:
@@ -361,7 +361,7 @@ class Federation:
 
     def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
         """Train these clients, note their reports, and take their updates."""
-        world, plan, numbers = self.world, ended.plan, cohort.fates.devices
+        world, plan, numbers, layout = self.world, ended.plan, cohort.fates.devices, self.model.layout
         training = self.standing.file.training_plan(plan.number)
         data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
@@ -369,18 +369,19 @@ class Federation:
         if reports.held is not None:
             measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
-        start = start_vector(self.model.layout, self.model.published)
+        start = start_vector(layout.model, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
         names = [cohort.names[i] for i in who.tolist()]
-        pulls = self._pulls_of(names) if training.remembers_drift else None
-        work = CohortWork(data, seeds, steps, training, codec, pulls)
+        keeping = Keeping.of(training, layout, self.model.published, [self.memory.kept.get(name) for name in names])
+        work = CohortWork(data, seeds, steps, training, codec, None if keeping is None else keeping.pulls)
         assert world.engine is not None, "clients of [clients] train in `_attempted_by_clients`"
+        if keeping is not None and keeping.needs_gradients:
+            keeping.note_gradients(world.engine.train(start, one_step_over_all(work)))
         for changes in world.engine.train(start, work):
-            chosen = who[changes.positions]
-            if pulls is not None:
-                before = pulls[torch.from_numpy(changes.positions)]
-                after = next_pulls(self.model.layout, before, changes.values, training.proximal_mu)
-                self._pulls.update(zip((cohort.names[i] for i in chosen.tolist()), after, strict=True))
+            chosen, control = who[changes.positions], None
+            if keeping is not None:
+                after, control = keeping.after(changes, steps)
+                self._kept.update(zip((cohort.names[i] for i in chosen.tolist()), after, strict=True))
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
@@ -389,17 +390,12 @@ class Federation:
             names = [cohort.names[rank] for rank in ranks]
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
             if training.is_normalised:
-                divide_by_steps(self.model.layout, changes.values, [reports.works[i].steps_done for i in ranks])
-            sent = sent_part(self.model.layout, changes.values)
+                divide_by_steps(layout, changes.values, [reports.works[i].steps_done for i in ranks])
+            sent = sent_part(layout, changes.values, control)
             uplink.add(names, sent, works, weights)
             self._note(names, sent, works, weights, uplink.refused)
             if plan.task.tries_clients:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
-
-    def _pulls_of(self, names: Sequence[ClientId]) -> Tensor:
-        """FedDyn's pulls of these clients; zeros before a client's first training."""
-        none = torch.zeros(self.model.layout.n_values)
-        return torch.stack([self.memory.pulls.get(name, none) for name in names])
 
     def _note(
         self,
@@ -414,7 +410,9 @@ class Federation:
             return
         fit = [i for i, name in enumerate(names) if name not in refused]
         self._trained.update((names[i], works[i]) for i in fit)
-        self._updates.add([names[i] for i in fit], values[fit], [weights[i] for i in fit])
+        self._updates.add(
+            [names[i] for i in fit], model_part(self.model.layout, values[fit]), [weights[i] for i in fit]
+        )
 
     def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
         """The probes of these clients."""
@@ -491,7 +489,7 @@ class Federation:
     def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
         """Each client's metrics on its held-out data; None for a client without such data."""
         meter = self._meter()
-        meter.load(self.model.layout.full_state(self.model.published))
+        meter.load(self.model.layout.model.full_state(self.model.published))
         means = meter.of_each(held)
         return [
             EvaluationDone(n, {name: value for name, value in one.items() if math.isfinite(value)}) if n else None
@@ -536,7 +534,14 @@ class Federation:
         file = self.standing.file
         totals, training = found.totals, file.training_plan(closing.plan.number)
         steps = closing.effective_steps(training) if totals is None else totals.effective_steps
-        step = ServerStep.of(file.server_sections, closing.plan.number, file.rounds.count, closing.plan.target, steps)
+        step = ServerStep.of(
+            file.server_terms(closing.plan.number),
+            closing.plan.number,
+            file.rounds.count,
+            closing.plan.target,
+            effective_steps=steps,
+            n_clients=len(closing.accepted),
+        )
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:

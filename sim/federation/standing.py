@@ -15,7 +15,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.next_model import HasMean, ServerStep, empty_master, first_master_copy, write_next
-from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype
+from umbel.aggregation.model.state import InMemory, empty_state, torch_dtype, with_first_control
 from umbel.aggregation.optimizers.server_optimizer import ServerOptimizer
 from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.phrases import counted
@@ -65,7 +65,8 @@ class ModelState:
     ) -> "ModelState":
         """Version 0. `layout`: of the run; by default all of the state travels. `optimizer`: of the server."""
         layout = Layout.of_state(state) if layout is None else layout
-        owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
+        whole = with_first_control(state, layout)
+        owned = {spec.name: whole[spec.name].detach().clone() for spec in layout.owners()}
         body = encode_model(layout.full_state(owned), layout)
         return cls(layout, first_master_copy(layout, optimizer or sgd(), owned), owned, FileDigest.of(body))
 
@@ -132,7 +133,7 @@ class Memory:
     has: dict[ClientId, int] = field(default_factory=dict[ClientId, int])  # the version of each client asked so far
     changes: tuple[int, ...] = ()  # bytes of each change that leads to the newest version, the oldest first
     sites: SiteMemory = field(default_factory=SiteMemory)
-    pulls: dict[ClientId, Tensor] = field(default_factory=dict[ClientId, Tensor])  # FedDyn's, float32 (n_values,)
+    kept: dict[ClientId, Tensor] = field(default_factory=dict[ClientId, Tensor])  # for the algorithm (`kept.py`)
 
     def down_bytes(self, clients: Sequence[ClientId], version: int, model: ModelState) -> Indices:
         """What each fetches to have the newest version: nothing, the changes since its own, or the model."""

@@ -17,13 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.model.state import CountPlaces
 from umbel.aggregation.plans.codec import Part
@@ -63,28 +62,35 @@ class RoundSum:
     totals: Totals | None = None  # of a masked sum
 
 
-def sent_part(layout: Layout, changes: Tensor) -> Tensor:
-    """The values that clients send, in the order of `layout.update`. `layout`: of the model.
+def sent_part(layout: Layout, changes: Tensor, control: Tensor | None = None) -> Tensor:
+    """The values that clients send, in the order of `layout.update`: float32 (k, n).
 
-    `changes`: float32 (k, n), of the whole model, or of what clients send alone, as real clients give it.
+    `layout`: of the run. `changes`: of the whole model, (k, `layout.model.n_values`). `control`: what clients send of
+    their control variates, at the places of their weights, as large.
     """
-    if changes.shape[1] == layout.update.n_values:
+    if control is None and layout.update is layout:
         return changes
-    return torch.cat([changes[:, spec.place] for spec in layout.owners() if spec.is_sent], dim=1)
+    places = {spec.name: spec.place for spec in layout.model.owners()}
+
+    def of(spec: TensorSpec) -> Tensor:
+        if spec.controls is None:
+            return changes[:, places[spec.name]]
+        assert control is not None, "a layout with control variates comes with changes of them"
+        return control[:, places[spec.controls]]
+
+    return torch.cat([of(spec) for spec in layout.update.owners()], dim=1)
 
 
-def next_pulls(layout: Layout, pulls: Tensor, changes: Tensor, alpha: float) -> Tensor:
-    """FedDyn's pulls after these changes, as the SDK has them. All: float32 (k, n), of the whole model."""
-    found = torch.zeros_like(pulls)
-    for spec in layout.owners():
-        if spec.is_stepped:
-            found[:, spec.place] = next_pull(pulls[:, spec.place], changes[:, spec.place], alpha)
-    return found
+def model_part(layout: Layout, sent: Tensor) -> Tensor:
+    """Of what clients send, (k, n), the changes of the model itself, without those of control variates."""
+    if not layout.has_control:
+        return sent
+    return torch.cat([sent[:, spec.place] for spec in layout.update.owners() if spec.controls is None], dim=1)
 
 
 def divide_by_steps(layout: Layout, changes: Tensor, steps: Sequence[int]) -> None:
     """Divide in place as the SDK does under FedNova. `changes`: float32 (k, n), of the whole model."""
-    for spec in layout.owners():
+    for spec in layout.model.owners():
         if spec.is_stepped:
             for row, n_steps in zip(changes[:, spec.place], steps, strict=True):
                 row.copy_(normalised(row, n_steps))
@@ -224,7 +230,7 @@ class MaskedUplink(Uplink):
         self._plan, self._keeps, self._sites = plan, keeps, sites or SitePolicies()
         self._total = reader.new_sum()
         # The last bit of a norm depends on the pieces, so a row is read in those of a client.
-        self._pieces = [piece.stop - piece.start for _, piece in layout.pieces()]
+        self._pieces = [piece.stop - piece.start for _, piece in layout.update.pieces()]
 
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)

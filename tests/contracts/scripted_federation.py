@@ -251,7 +251,7 @@ def simulated_by_engine(run_file: str, script: Script) -> Simulated:
     everyone, all_samples = ScriptedDevices(script), samples()
     population = ShardedPopulation(all_samples, shards(), all_samples.take(np.arange(0)))
     meter = Meter(MODEL.make(), LOSSES["cross-entropy"], accuracy=True)
-    first = ModelState.first(MODEL.make().state_dict(), first_layout(file), optimizer_of(*file.server_sections))
+    first = ModelState.first(MODEL.make().state_dict(), first_layout(file), optimizer_of(*file.server_terms()))
     world = World(population, everyone, SequentialEngine(MODEL), meter, masks=True)
     return _played(Federation(world, beginning(file, first), first), everyone)
 

@@ -25,9 +25,9 @@ from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
     Trained,
     asked_of_site,
+    changes_from,
     keep_state,
     measure_from,
-    steps_to_divide_by,
     train_from,
     unfit_refused,
     with_kept,
@@ -80,12 +80,11 @@ class ClientTrainer:
             _require_stopped(client, done, int(work.steps_max[position]))
             client.shared.require_base()
             with unfit_refused(offer):
-                per_steps = steps_to_divide_by(offer, done)
-                _write(client.shared.changes(self._weights, per_steps=per_steps), row)
+                _write(changes_from(client.shared, self._weights, offer.training, done), row)
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)
-                keep_state(client.shared, plan, lambda: self._weights, wait)
+                keep_state(client.shared, plan, done, wait)
             return ClientReport(report)
         except TrainingFailed as error:
             raise _failed(client, error) from error
@@ -110,7 +109,7 @@ class ClientTrainer:
 
     def _checked(self, work: ClientsWork, position: int) -> LiveClient:
         assert self._layout is not None, "begin with a model first"
-        return self._clients.under(work.offer.tensors, self._layout, self._client(work.group, position))
+        return self._clients.under(work.offer.tensors, self._layout.model, self._client(work.group, position))
 
     def _plan(self, work: ClientsWork, position: int, client: LiveClient, offer: Assignment) -> LocalPlan:
         steps_max, plan = int(work.steps_max[position]), _asked(work, client, offer)

@@ -16,7 +16,7 @@ from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.rounds.work import asked_of_site, measure, weight_changes
+from umbel.client.rounds.work import Trained, asked_of_site, measure, weight_changes
 from umbel.client.training.shared_state import SharedState
 
 
@@ -27,7 +27,8 @@ def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -
     start.write_bytes(encode_model(model.state_dict()))
     data = TensorDataset(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
     app = TorchClient(model, nn.CrossEntropyLoss(), data, device="cpu")
-    changes = weight_changes(SharedState(app), start)
+    done = Trained(TrainResult(2, 1, 1), None, 0.0, 0.0)
+    changes = weight_changes(SharedState(app), start, TrainingPlan(), done)
     change = next(changes)
     assert torch.is_grad_enabled()
     assert not change.requires_grad

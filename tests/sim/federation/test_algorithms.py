@@ -108,11 +108,35 @@ class FedDyn:
         return w + mean(changes) - self._h / ALPHA
 
 
+class Scaffold:
+    """Karimireddy et al. 2020, algorithm 1; all clients take part, and the means are weighted."""
+
+    def __init__(self, option: int) -> None:
+        self._option, self._of_all = option, np.zeros((3, 3))
+        self._own = [np.zeros((3, 3)) for _ in SIZES]
+
+    def __call__(self, w: Vector) -> Vector:
+        offsets = [self._of_all - own for own in self._own]
+        changes = [local_sgd(w, i, n, lambda y, o=offsets[i]: o) for i, n in enumerate(STEPS)]  # type: ignore[misc]
+        after = [
+            gradient(w, i) if self._option == 1 else -offsets[i] - changes[i] / (STEPS[i] * RATE)
+            for i in range(len(SIZES))
+        ]
+        self._of_all = self._of_all + mean([new - old for new, old in zip(after, self._own, strict=True)])
+        self._own = after
+        return w + mean(changes)
+
+
 ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[], Callable[[Vector], Vector]]]] = {
     "fedavg": ({}, lambda: fedavg),
     "fedprox": ({"algorithm": "fedprox", "proximal_mu": 0.3}, lambda: fedprox),
     "fednova": ({"algorithm": "fednova"}, lambda: fednova),
     "feddyn": ({"algorithm": "feddyn", "proximal_mu": ALPHA, "population": 4}, FedDyn),
+    "scaffold, option I": (
+        {"algorithm": "scaffold", "population": 4, "control_variate": "gradient"},
+        lambda: Scaffold(1),
+    ),
+    "scaffold, option II": ({"algorithm": "scaffold", "population": 4}, lambda: Scaffold(2)),
 }
 
 

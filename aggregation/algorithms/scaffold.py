@@ -1,0 +1,45 @@
+"""SCAFFOLD: each client corrects its steps by how its own gradient differs from the gradient of all clients.
+
+    client  y = x;   y <- y - eta (g_i(y) - c_i + c)  in each of K steps
+            c_i' = g_i(x)                        option I, "gradient": of all its samples, at the round's model
+            c_i' = c_i - c + (x - y) / (K eta)   option II, "change"
+    server  x' = x + rate (mean of y - x);   c' = c + (m / N) (mean of c_i' - c_i)
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+algorithm 1. m is the number of clients in the round, N that of all clients. Both means are weighted as the run's mean
+is; the paper's clients have equal weights. c and all c_i begin with zeros.
+
+c is a part of the run's model: a tensor of the kind control for each weight (`Layout.with_control`). So it goes down,
+and the change c_i' - c_i goes up, beside the weights: through the same codec, grid and masks. On the way up it is
+multiplied by the *scale*, K eta, because a round's change of a weight is about K eta times a gradient. So one step of
+the codec suits both. What a client keeps from round to round is c_i.
+"""
+
+from torch import Tensor
+
+
+def control_after(offset: Tensor, change: Tensor, walked: float | Tensor) -> Tensor:
+    """c_i' by option II, as float32, on the device of `change`. `offset`: c - c_i; `change`: y - x; `walked`: K eta, a
+    tensor if the rows of `change` are those of several clients.
+    """
+    return _divided(change, walked).add_(offset).neg_()
+
+
+def gradient_of(change: Tensor, rate: float) -> Tensor:
+    """c_i' by option I, from the change that one step of gradient descent with this rate makes."""
+    return _divided(change, rate).neg_()
+
+
+def scaled(control: Tensor, control_before: Tensor, scale: float) -> Tensor:
+    """What a client sends of its new control variate, as float32."""
+    return (control - control_before).mul_(scale)
+
+
+def control_rate(n_clients: int, population: int, scale: float) -> float:
+    """By what the server multiplies the mean of what clients send of their control variates: m / N / scale."""
+    return min(n_clients, population) / population / scale
+
+
+def _divided(change: Tensor, by: float | Tensor) -> Tensor:
+    """A GPU would multiply by the inverse of a number that is on the CPU."""
+    return change / (by if isinstance(by, Tensor) else change.new_tensor(by))

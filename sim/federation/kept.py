@@ -1,0 +1,104 @@
+"""What the run's algorithm adds to the gradients of simulated clients, and has them keep: as `client/training/kept.py`.
+
+Here each client's is a vector of the whole model in layout order, with zeros where the server's step moves nothing. So
+one call serves all clients of a group.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umbel.aggregation.algorithms.feddyn import next_pull
+from umbel.aggregation.algorithms.scaffold import control_after, gradient_of, scaled
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
+from umbel.aggregation.model.state import State
+from umbel.aggregation.plans.training import TrainingPlan
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.engines.work import Changes, CohortWork
+
+
+def one_step_over_all(work: CohortWork) -> CohortWork:
+    """Of the same clients: one step of plain gradient descent, each over all of its samples."""
+    n_most = int(work.data.sizes.max(initial=1))
+    plan = replace(
+        work.plan,
+        algorithm="fedavg",
+        population=None,
+        control_variate="change",
+        local_epochs=None,
+        local_steps=1,
+        batch_size=n_most,
+    )
+    return replace(work, plan=plan, steps=np.ones_like(work.steps), pulls=None)
+
+
+@dataclass(slots=True)
+class Keeping:
+    """What some clients keep. All tensors: float32 (clients, values of the model).
+
+    `before`: what each has kept. `pulls`: what is added to each client's gradients. `gradients`: each client's, of all
+    its samples, at the round's model; None before they are noted.
+    """
+
+    layout: Layout  # of the run
+    training: TrainingPlan
+    before: Tensor
+    pulls: Tensor
+    gradients: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, training: TrainingPlan, layout: Layout, published: State, kept: Sequence[Tensor | None]
+    ) -> "Keeping | None":
+        """None if the algorithm has clients keep nothing. `kept`: by client; None before its first training."""
+        if not (training.remembers_drift or training.has_control):
+            return None
+        none = torch.zeros(layout.model.n_values)
+        before = torch.stack([none if one is None else one for one in kept])
+        if training.remembers_drift:
+            return cls(layout, training, before, before)
+        of_all = none.clone()
+        for spec in layout.model.owners():
+            if spec.is_stepped:
+                of_all[spec.place] = published[CONTROL_PREFIX + spec.name].reshape(-1)
+        return cls(layout, training, before, of_all - before)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether each client must first say its gradient of all its samples (`note_gradients`)."""
+        return self.training.control_variate == "gradient"
+
+    def note_gradients(self, found: Iterable[Changes]) -> None:
+        """Note them. `found`: the changes of `one_step_over_all`."""
+        self.gradients = torch.zeros_like(self.before)
+        for changes in found:
+            self.gradients[torch.from_numpy(changes.positions)] = self._stepped(
+                gradient_of(changes.values, self.training.learning_rate)
+            )
+
+    def after(self, changes: Changes, steps: Indices) -> tuple[Tensor, Tensor | None]:
+        """What these clients keep after their training, and what they send of it: None but for control variates.
+
+        `steps`: how many each of the cohort has done. Both are in the order of the changes.
+        """
+        at = torch.from_numpy(changes.positions)
+        before, pulls, training = self.before[at], self.pulls[at], self.training
+        if training.remembers_drift:
+            return self._stepped(next_pull(pulls, changes.values, training.proximal_mu)), None
+        if self.gradients is None:
+            walked = torch.from_numpy(steps[changes.positions] * training.learning_rate).to(torch.float32)
+            after = self._stepped(control_after(pulls, changes.values, walked.unsqueeze(1)))
+        else:
+            after = self.gradients[at]
+        return after, scaled(after, before, training.control_scale)
+
+    def _stepped(self, values: Tensor) -> Tensor:
+        """These values where the server's step moves the model, and zeros elsewhere."""
+        found = torch.zeros_like(values)
+        for spec in self.layout.model.owners():
+            if spec.is_stepped:
+                found[:, spec.place] = values[:, spec.place]
+        return found
