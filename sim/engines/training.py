@@ -92,7 +92,9 @@ class LocalTrainer:
         module, plan = self._resident.module, work.plan
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._rules = GradientRules()
-        self._rules.bind(module, plan.proximal_mu, projections(work.codec, self.layout), plan.clip_norm)
+        pulls = None if work.pulls is None else self._resident.named(work.pulls[0])  # of each client, its own
+        within = projections(work.codec, self.layout)
+        self._rules.bind(module, plan.proximal_mu, within, plan.clip_norm, pulls=pulls)
         self._optimizer = restartable(self._parameters, plan, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:

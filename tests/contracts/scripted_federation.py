@@ -27,6 +27,7 @@ from torch.utils.data import TensorDataset
 from tests.federations.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import with_first_control
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorKind
@@ -180,7 +181,8 @@ def own_data(number: int) -> TensorDataset:
 def first_layout(file: RunFile) -> Layout:
     """The layout of the model in the run of this file."""
     layout, rules = Layout.of_state(MODEL.make().state_dict()), file.tensor_rules
-    return layout if rules is None else layout.with_kinds(lambda name: rules.kind_of(name) or "mean")
+    layout = layout if rules is None else layout.with_kinds(lambda name: rules.kind_of(name) or "mean")
+    return layout.with_control if file.training.has_control else layout
 
 
 class ScriptedDevices:
@@ -488,7 +490,9 @@ def over_http(
     name = str(tomllib.loads(run_file)["name"])
     file = TypeAdapter(RunFile).validate_python(tomllib.loads(run_file))
     first = SharedState(make(0, len(SIZES)), file.tensor_rules)
-    operator.create_run(name, run_file, operator.upload_model(encode_model(first.shared(), first.layout)))
+    layout = first.layout_in(file.training)
+    model = encode_model(with_first_control(first.shared(), layout), layout)
+    operator.create_run(name, run_file, operator.upload_model(model))
     operator.pause_run(name, "until all are there")
     sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), make, policy, policies or {})
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))

@@ -175,17 +175,23 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
 
 
 def with_algorithm(run_file: str, name: str) -> str:
-    keys = {"fednova": 'algorithm = "fednova"', "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8'}
+    keys = {
+        "fednova": 'algorithm = "fednova"',
+        "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8',
+        "scaffold": 'algorithm = "scaffold", population = 8',
+        "scaffold-gradient": 'algorithm = "scaffold", population = 8, control_variate = "gradient"',
+    }
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
 
-def test_feddyn_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", *at_night("scaffold-gradient")])
+def test_what_clients_keep_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    name: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where clients die, come back with what they have kept, or take part in an attempt that is made again."""
-    run_file = RUN.format(name="dyn", target=4, over_selection=1.5) + CODECS["integer"] + KEEPS_UPDATES
-    run_file = with_algorithm(run_file, "feddyn")
-    over_http_simulated_and_replayed(run_file, "dyn", house, tmp_path)
+    run_file = RUN.format(name=name, target=4, over_selection=1.5) + CODECS["integer"] + KEEPS_UPDATES
+    run_file = with_algorithm(run_file, name)
+    over_http_simulated_and_replayed(run_file, name, house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
@@ -199,7 +205,7 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-@pytest.mark.parametrize("name", ["fednova", *at_night("feddyn")])
+@pytest.mark.parametrize("name", ["fednova", "scaffold", *at_night("feddyn", "scaffold-gradient")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ class _Training:
         self._matrices, self._biases = _views(layers, weights)
         self._products = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in self._matrices]
         self._steps: StackedSteps | None = None
-        if not is_plain(work.plan):
+        if not is_plain(work):
             gradients = torch.empty_like(weights)
             self._steps = StackedSteps(start, weights, gradients, work.plan, pulls_of(work, steps))
             self._matrix_gradients, self._bias_gradients = _views(layers, gradients)

@@ -180,10 +180,11 @@ def owners(active: Indices) -> Indices:
 _CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def is_plain(plan: TrainingPlan) -> bool:
+def is_plain(work: CohortWork) -> bool:
     """Whether a step is nothing but the gradient times the learning rate."""
+    plan = work.plan
     is_sgd = plan.optimizer == "sgd" and not (plan.momentum or plan.weight_decay)
-    return is_sgd and not plan.proximal_mu and plan.clip_norm is None
+    return is_sgd and not plan.proximal_mu and plan.clip_norm is None and work.pulls is None
 
 
 def pulls_of(work: CohortWork, steps: Lockstep) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""FedDyn's pulls: each engine adds to the gradients of a client what that client has kept, as the SDK does."""
+"""Pulls: each engine adds to the gradients of a client what FedDyn or SCAFFOLD adds there, as the SDK does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +32,9 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
-def work(*, pulls: Tensor | None) -> CohortWork:
-    plain = work_of(SIZES, STEPS, proximal_mu=0.2, optimizer={"algorithm": "feddyn", "population": 9})
+def work(*, pulls: Tensor | None, algorithm: str) -> CohortWork:
+    mu = 0.2 if algorithm == "feddyn" else 0.0
+    plain = work_of(SIZES, STEPS, proximal_mu=mu, optimizer={"algorithm": algorithm, "population": 9})
     return replace(plain, pulls=pulls)
 
 
@@ -43,8 +44,8 @@ def drawn_pulls() -> Tensor:
     return torch.randn(len(SIZES), n_values, generator=torch.Generator().manual_seed(3)) * 0.1
 
 
-def by_the_sdk(pulls: Tensor) -> Tensor:
-    found, given = list[Tensor](), work(pulls=pulls)
+def by_the_sdk(pulls: Tensor, algorithm: str) -> Tensor:
+    found, given = list[Tensor](), work(pulls=pulls, algorithm=algorithm)
     for i in range(len(SIZES)):
         own, model = given.data.of(i), MADE_BY.make()
         layout = Layout.of_state(model.state_dict())
@@ -58,16 +59,18 @@ def by_the_sdk(pulls: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("algorithm", ["feddyn", "scaffold"])
 @pytest.mark.parametrize("name", ENGINES)
-def test_each_engine_pulls_each_client_as_the_sdk_does(name: str) -> None:
+def test_each_engine_pulls_each_client_as_the_sdk_does(name: str, algorithm: str) -> None:
     engine, pulls = ENGINES[name](), drawn_pulls()
     try:
-        changes, _ = all_changes(engine, start_of(MADE_BY), work(pulls=pulls))
-        without, _ = all_changes(engine, start_of(MADE_BY), work(pulls=torch.zeros_like(pulls)))
-        again, _ = all_changes(engine, start_of(MADE_BY), work(pulls=pulls))
+        changes, _ = all_changes(engine, start_of(MADE_BY), work(pulls=pulls, algorithm=algorithm))
+        zeros = work(pulls=torch.zeros_like(pulls), algorithm=algorithm)
+        without, _ = all_changes(engine, start_of(MADE_BY), zeros)
+        again, _ = all_changes(engine, start_of(MADE_BY), work(pulls=pulls, algorithm=algorithm))
     finally:
         engine.close()
-    wanted = by_the_sdk(pulls)
+    wanted = by_the_sdk(pulls, algorithm)
     if name.startswith("batched"):
         torch.testing.assert_close(changes, wanted, rtol=0, atol=2e-6)
     else:
