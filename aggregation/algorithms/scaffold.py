@@ -12,9 +12,15 @@ is; the paper's clients have equal weights. c and all c_i begin with zeros.
 c is a part of the run's model: a tensor of the kind control for each weight (`Layout.with_control`). So it goes down,
 and the change c_i' - c_i goes up, beside the weights: through the same codec, grid and masks. On the way up it is
 multiplied by the *scale*, K eta, because a round's change of a weight is about K eta times a gradient. So one step of
-the codec suits both. What a client keeps from round to round is c_i.
+the codec suits both.
+
+What a client keeps is c_i plus the change *as the coordinator reads it*. Then c stays the mean of all c_i, although the
+codec rounds, or sends only a part: what was not sent is in the next change. (Horvath et al. 2019, "Stochastic
+Distributed Learning with Gradient Quantization and Variance Reduction", DIANA, has such shifts.) Kept unrounded, the
+errors of the first rounds would pull all clients for ever.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -33,6 +39,11 @@ def gradient_of(change: Tensor, rate: float) -> Tensor:
 def scaled(control: Tensor, control_before: Tensor, scale: float) -> Tensor:
     """What a client sends of its new control variate, as float32."""
     return (control - control_before).mul_(scale)
+
+
+def kept(control_before: Tensor, read: Tensor, scale: float) -> Tensor:
+    """What a client keeps, as float32. `read`: what the coordinator reads of what it has sent, float64."""
+    return (read / scale).add_(control_before).to(torch.float32)
 
 
 def control_rate(n_clients: int, population: int, scale: float) -> float:

@@ -21,7 +21,7 @@ from umbel.aggregation.codec.vectors.sparse import RandomMask
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.next_model import HasMean
-from umbel.aggregation.model.state import CountPlaces, ExactPlaces, with_device
+from umbel.aggregation.model.state import ControlPlaces, CountPlaces, ExactPlaces, with_device
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Grid
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, to_integers
@@ -78,7 +78,7 @@ class VectorUpdateCodec(GridCodec):
     def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
         self._plan = plan
         self._codec = vector_codec(plan.codec, plan.parameters)
-        self._exact = ExactPlaces(layout)
+        self._exact, self._control = ExactPlaces(layout), ControlPlaces(layout)
         exact_bytes, lengths = 4 * self._exact.n_values, self._codec.payload_bytes(layout)
         super().__init__(grid, layout, range(exact_bytes + lengths.start, exact_bytes + lengths.stop))
 
@@ -102,6 +102,7 @@ class VectorUpdateCodec(GridCodec):
         context = self._context(rank)
         sent = send(self._codec, self._clipped(values), context, version, before, self._plan.momentum)
         self._exact.clear(sent.left.values, 0)  # a codec may decode zeros as other values
+        self._control.clear(sent.left.values)  # the client keeps what was not sent of it (`algorithms/scaffold.py`)
         return SentPayload(self._framed(exact, sent.pieces, rank), sent.left)
 
     def _split(self, change: Iterator[Tensor]) -> tuple[bytes, Tensor]:

@@ -187,6 +187,18 @@ class CountPlaces(Places):
         super().__init__(one for one in layout.owners() if one.kind == "count")
 
 
+class ControlPlaces(Places):
+    """The places of a layout's control variates in its vector."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(one for one in layout.owners() if one.kind == "control")
+
+    def clear(self, values: Tensor) -> None:
+        """Replace them with zeros in a whole vector."""
+        for _, here in self.within(0, values.numel()):
+            values[here] = 0.0
+
+
 class ExactPlaces(Places):
     """The places of a layout's exact tensors in its vector."""
 

@@ -86,6 +86,22 @@ class TrainingTerms:
         n_steps = self.local_steps or (self.local_epochs or 1) * _EPOCH_STEPS
         return self.learning_rate * n_steps
 
+    def why_not_masked(self, minimum_work: float) -> str:
+        """Why a secure round must not have these terms; empty if it may. `minimum_work`: of its plan.
+
+        With option II of SCAFFOLD a client divides its change by its steps. If one has done fewer than the others, the
+        sum of the changes and the sum of the quotients together show the change of this one.
+        """
+        if not (self.has_control and self.control_variate == "change"):
+            return ""
+        if self.local_steps is not None and minimum_work >= 1:
+            return ""
+        return (
+            'algorithm = "scaffold" sends each change a second time, divided by the client\'s steps, so the two sums '
+            "would show the change of a client whose number of steps differs: set local_steps in the place of "
+            'local_epochs, and leave out minimum_work; or set control_variate = "gradient"'
+        )
+
     @property
     def is_normalised(self) -> bool:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""

@@ -272,6 +272,11 @@ class RunFile:
     def _check_algorithm(self) -> None:
         """Raise `ValueError` for what the run's algorithm cannot be combined with in other sections."""
         section = self.aggregation
+        if self.secure and not self.privacy:
+            floor = self.secure.work_floor(has_noise=False)
+            for number in self.rounds_of_change():
+                if reason := self.training_plan(number).why_not_masked(floor):
+                    raise ValueError(reason)
         if self.training.has_control and self.codec.first(1, 0).parameters.get("mode") == "structured":
             raise ValueError(
                 'algorithm = "scaffold" makes control variates of whole gradients, but a codec with mode = '

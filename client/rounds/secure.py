@@ -18,7 +18,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +62,7 @@ from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
+from umbel.client.training.kept import control_as_read
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import SecureInvitation, check_window
@@ -108,13 +109,20 @@ class SecureRound:
         """Whether noise that the site relies on covers its contribution. Then nothing may reveal how training went."""
         return self.site.policy.relies_on(self.invitation.offer.plan.noise)
 
-    def mask(self, start: Path, done: Trained | None) -> tuple[str, int]:
+    def mask(self, start: Path, done: Trained | None, keep: Callable[[Trained], None]) -> tuple[str, int]:
         """Write the masked update to disk; returns its SHA-256 and length.
 
-        `done` is None only in a covered round whose training failed. Raises `UnfitWork` for an update that must not be
+        `done` is None only in a covered round whose training failed. `keep`: writes what the client keeps, again if
+        that depends on the update. Raises `UnfitWork` for an update that must not be
         sent, but never in a covered round.
         """
-        return self._masked(self._contribution(start, done))
+        made = self._contribution(start, done)
+        if done is not None and done.control is not None:
+            change = made.decoded.to("cpu", torch.float64)
+            layout = self.invitation.composition.layout
+            before, scale = done.control.before, done.control.scale
+            keep(replace(done, kept=control_as_read(layout, scale, lambda start, stop: change[start:stop], before)))
+        return self._masked(made)
 
     def mask_measured(self, evaluation: Evaluation | None) -> tuple[str, int]:
         """Write masked metrics of held-out data to disk, zeros if there are none; returns their SHA-256 and length."""
@@ -185,6 +193,8 @@ class SecureRound:
         if self._floor > ONE_STEP:
             check_steps(plan, done)
             check_floor(done, self._floor)
+        if plan.has_control and plan.control_variate == "change":
+            check_equal_steps(plan, done)
 
     def _local_work(self, done: Trained) -> LocalWork:
         result, evaluation, words = done.result, done.evaluation, self.invitation.composition.words
@@ -338,6 +348,15 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
         raise UnfitWork(
             f"train was told to stop but reported all {result.steps_planned} planned steps as done: return the steps "
             "actually done as steps_done, and check plan.should_stop() before each step, not after the last"
+        )
+
+
+def check_equal_steps(plan: LocalPlan, done: Trained) -> None:
+    """Raise `UnfitWork` unless the client has done as many steps as every other (`TrainingTerms.why_not_masked`)."""
+    if done.result.steps_done != plan.steps:
+        raise UnfitWork(
+            f"train took {done.result.steps_done} steps, and the run asks each client for {plan.steps}: with SCAFFOLD "
+            "a client of a secure round takes exactly plan.steps, or its change would stand out"
         )
 
 

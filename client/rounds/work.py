@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from umbel.aggregation.algorithms.scaffold import gradient_of
+from umbel.aggregation.codec.entropy.payload import Buffer
+from umbel.aggregation.codec.one_update import read_one
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
@@ -28,7 +30,7 @@ from umbel.client.state.model_files import load_model
 from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
-from umbel.client.training.kept import ControlChange, Kept, kept_after, with_pulls
+from umbel.client.training.kept import ControlChange, Kept, control_as_read, kept_after, with_pulls
 from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.user_code import where_raised
@@ -282,14 +284,24 @@ def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) 
 
 
 def save_work(
-    app: Client, shared: SharedState, start: Path, offer: Assignment, done: Trained, store: Store, bandwidth: Bandwidth
+    app: Client,
+    shared: SharedState,
+    start: Path,
+    offer: Assignment,
+    done: Trained,
+    store: Store,
+    bandwidth: Bandwidth,
+    keep: Callable[[Trained], None],
 ) -> PendingReport:
     """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
 
-    `bandwidth`: as measured, for a canary's report.
+    `bandwidth`: as measured, for a canary's report. `keep`: writes what the client keeps of this training.
     """
     with unfit_refused(offer):
         sha256, update_bytes = _save_update(shared, start, offer, done, store)
+    if offer.task.makes_model:
+        update = b"" if done.control is None else store.update()
+        keep(kept_of_update(shared, update, offer, done))
     pending = PendingReport(offer.id, work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
     return pending
@@ -330,6 +342,16 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trai
         return saved
 
     return where_memory_suffices(encode, shared.encoding_device)
+
+
+def kept_of_update(shared: SharedState, update: Buffer, offer: Assignment, done: Trained) -> Trained:
+    """The training with what the client keeps if the coordinator takes this update."""
+    if done.control is None:
+        return done
+    layout = shared.layout_in(offer.training)
+    read = read_one(codec_for(offer.codec, offer.grid, layout), update, offer.rank)
+    control = done.control
+    return replace(done, kept=control_as_read(layout.update, control.scale, read.change.mean_slice, control.before))
 
 
 def weight_changes(

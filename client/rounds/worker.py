@@ -153,9 +153,8 @@ class RoundWorker:
             self._warn_if_too_slow(offer, done, window_end)
             watch.check()
             self.shared.require_base()
-            if offer.task.makes_model:
-                self._keep_state(offer, plan, done)
-            pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth)
+            keep = partial(self._keep_state, offer, plan)
+            pending = save_work(self.app, self.shared, start, offer, done, self.store, self.delivery.bandwidth, keep)
         self.delivery.deliver(pending, offer.window_s, self.patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
@@ -230,8 +229,9 @@ class RoundWorker:
         part.check_time(window_end - time.monotonic())
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         plan = self._plan(offer, window_end, exchange, part.update_bytes)
-        done = self._train_unseen(part, exchange, start, replace(plan, seed=part.admitted.seed), window_end)
-        return partial(part.mask, start, done), done
+        plan = replace(plan, seed=part.admitted.seed)
+        done = self._train_unseen(part, exchange, start, plan, window_end)
+        return partial(part.mask, start, done, partial(self._keep_state, offer, plan)), done
 
     def _measure_unseen(
         self, part: SecureRound, exchange: KeyExchange, start: Path, window_end: float

@@ -24,7 +24,7 @@ from umbel.client.state.packing import Packing, unpack
 STATE_BYTES_MAX = 1 << 30
 _JSON_BYTES_MAX = 1 << 24
 _KEPT = "pulls"  # its name in the file, from when only FedDyn kept something
-_KEY, _RUN, _VERSION = "umbel.state", "umbel.run", "umbel.version"
+_KEY, RUN_KEY, _VERSION = "umbel.state", "umbel.run", "umbel.version"
 log = logging.getLogger("umbel.client")
 
 
@@ -78,7 +78,7 @@ class SiteStateStore:
             return
         try:
             metadata, _ = read_tensors(self.waiting)
-            run, version = RunId(metadata[_RUN]), int(metadata[_VERSION])
+            run, version = RunId(metadata[RUN_KEY]), int(metadata[_VERSION])
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             _set_aside(self.waiting, error)
             return
@@ -105,7 +105,7 @@ class StateTooLarge(ValueError):
 def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_durable: bool = True) -> None:
     """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects."""
     packed, tensors = pack_state(left)
-    write_tensors(path, tensors, {_RUN: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
+    write_tensors(path, tensors, {RUN_KEY: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
 
 
 def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
@@ -118,8 +118,8 @@ def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
     if n_bytes > STATE_BYTES_MAX or len(packed) > _JSON_BYTES_MAX:
         raise StateTooLarge(
             f"plan.state, the private tensors and what the algorithm keeps take {n_bytes:,} bytes, {len(packed):,} of "
-            f"them as JSON; a client keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: keep "
-            "less in plan.state"
+            f"them as JSON; a client keeps at most {STATE_BYTES_MAX:,} bytes, {_JSON_BYTES_MAX:,} of them as JSON: "
+            "keep less in plan.state"
         )
     return packed, tensors
 

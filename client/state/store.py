@@ -128,6 +128,10 @@ class Store(Home):
         self.forget_pending()
         return None
 
+    def update(self) -> bytes:
+        """The update that was saved last."""
+        return self._update.read_bytes()
+
     def open_update(self) -> BinaryIO:
         return self._update.open("rb")
 

@@ -6,15 +6,16 @@
 Both have a float32 for each value of a *stepped* tensor, one that the server's step moves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms import scaffold
 from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.scaffold import control_after, scaled
-from umbel.aggregation.model.layout import CONTROL_PREFIX
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
 from umbel.aggregation.model.state import State
 from umbel.client.local.plan import LocalPlan
 from umbel.client.training.shared_state import SharedState
@@ -38,6 +39,20 @@ class ControlChange:
         return scaled(
             after, torch.zeros_like(after) if before is None else before.reshape(-1)[piece].to(device), self.scale
         )
+
+
+def control_as_read(layout: Layout, scale: float, read: Callable[[int, int], Tensor], before: Kept) -> Kept:
+    """The control variate that a client keeps. `layout`: of the update. `before`: what it has kept until now.
+
+    `read`: coordinates of its update, from one to before another, as the coordinator reads them: float64.
+    """
+    found = dict[str, Tensor]()
+    for spec in layout.owners():
+        if spec.controls is not None:
+            start = before[spec.controls].reshape(-1) if before else torch.zeros(spec.n_values)
+            sent = read(spec.place.start, spec.place.stop)
+            found[spec.controls] = scaffold.kept(start, sent, scale).view(spec.shape)
+    return found
 
 
 def with_pulls(plan: LocalPlan, shared: SharedState, weights: State) -> LocalPlan:

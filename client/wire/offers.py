@@ -151,6 +151,8 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError(f"its window is {offer.window_s} s, but must be above 0 and at most {WINDOW_S_MAX:.0f} s")
     if offer.plan.is_normalised != assignment.training.is_normalised:
         raise ValueError("its plan and its algorithm do not agree whether updates are divided by the steps done")
+    if reason := assignment.training.why_not_masked(offer.plan.minimum_work):
+        raise ValueError(reason)
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
             "it weights clients by how often they were drawn, and only the coordinator knows the draw. The coordinator "

@@ -13,6 +13,7 @@ and `abandoned`. The simulation adds when events happen, and how the clients' wo
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +38,7 @@ from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
 from umbel.client.rounds.work import NOTHING_HELD_OUT
+from umbel.client.training.kept import control_as_read
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.clients.work import ClientReport, ClientsEngine, GlobalModel
@@ -56,8 +58,8 @@ from umbel.sim.federation.uplink import (
     RoundSum,
     Uplink,
     divide_by_steps,
-    probe_of,
     model_part,
+    probe_of,
     sent_part,
 )
 from umbel.sim.federation.window import (
@@ -211,7 +213,9 @@ class Federation:
         uplink.keep()
         self.memory.kept |= {name: self._kept[name] for name in played.ended.accepted if name in self._kept}
         if self.world.clients is not None:
-            self.world.clients.keep(played.ended.accepted, self.standing.model.version)
+            layout, scale = self.model.layout.update, self.standing.file.training_plan(opened.plan.number).control_scale
+            as_read = {name: partial(control_as_read, layout, scale, read) for name, read in uplink.read.items()}
+            self.world.clients.keep(played.ended.accepted, self.standing.model.version, as_read)
         self.memory.note(made.state)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         return self._end(end, made.state, mean_bytes, played.device_time)
@@ -380,8 +384,7 @@ class Federation:
         for changes in world.engine.train(start, work):
             chosen, control = who[changes.positions], None
             if keeping is not None:
-                after, control = keeping.after(changes, steps)
-                self._kept.update(zip((cohort.names[i] for i in chosen.tolist()), after, strict=True))
+                control = keeping.sent(changes, steps)
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
@@ -393,6 +396,9 @@ class Federation:
                 divide_by_steps(layout, changes.values, [reports.works[i].steps_done for i in ranks])
             sent = sent_part(layout, changes.values, control)
             uplink.add(names, sent, works, weights)
+            if keeping is not None:
+                after = keeping.kept(changes, [uplink.read.pop(name, None) for name in names])
+                self._kept.update((name, one) for name, one in zip(names, after, strict=True) if one is not None)
             self._note(names, sent, works, weights, uplink.refused)
             if plan.task.tries_clients:
                 reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))

@@ -5,12 +5,13 @@ one call serves all clients of a group.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from umbel.aggregation.algorithms import scaffold
 from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.scaffold import control_after, gradient_of, scaled
 from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
@@ -18,6 +19,7 @@ from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.work import Changes, CohortWork
+from umbel.sim.federation.uplink import Read
 
 
 def one_step_over_all(work: CohortWork) -> CohortWork:
@@ -48,6 +50,7 @@ class Keeping:
     before: Tensor
     pulls: Tensor
     gradients: Tensor | None = None
+    _after: Tensor = field(default_factory=lambda: torch.empty(0))  # FedDyn's, of the changes that came last
 
     @classmethod
     def of(
@@ -79,21 +82,41 @@ class Keeping:
                 gradient_of(changes.values, self.training.learning_rate)
             )
 
-    def after(self, changes: Changes, steps: Indices) -> tuple[Tensor, Tensor | None]:
-        """What these clients keep after their training, and what they send of it: None but for control variates.
+    def sent(self, changes: Changes, steps: Indices) -> Tensor | None:
+        """What these clients send of their control variates; None if they have none. In the order of the changes.
 
-        `steps`: how many each of the cohort has done. Both are in the order of the changes.
+        `steps`: how many each of the cohort has done.
         """
-        at = torch.from_numpy(changes.positions)
-        before, pulls, training = self.before[at], self.pulls[at], self.training
-        if training.remembers_drift:
-            return self._stepped(next_pull(pulls, changes.values, training.proximal_mu)), None
+        at, training = torch.from_numpy(changes.positions), self.training
+        if not training.has_control:
+            self._after = self._stepped(next_pull(self.pulls[at], changes.values, training.proximal_mu))
+            return None
         if self.gradients is None:
             walked = torch.from_numpy(steps[changes.positions] * training.learning_rate).to(torch.float32)
-            after = self._stepped(control_after(pulls, changes.values, walked.unsqueeze(1)))
+            after = self._stepped(control_after(self.pulls[at], changes.values, walked.unsqueeze(1)))
         else:
             after = self.gradients[at]
-        return after, scaled(after, before, training.control_scale)
+        return scaled(after, self.before[at], training.control_scale)
+
+    def kept(self, changes: Changes, read: Sequence[Read | None]) -> list[Tensor | None]:
+        """What these clients keep if their updates are taken. Call `sent` with these changes first.
+
+        `read`: each one's update, as the coordinator reads it; None for one that it refuses.
+        """
+        at = torch.from_numpy(changes.positions)
+        if not self.training.has_control:
+            return list(self._after)
+        return [None if one is None else self._read(self.before[i], one) for i, one in zip(at, read, strict=True)]
+
+    def _read(self, before: Tensor, read: Read) -> Tensor:
+        places = {spec.name: spec.place for spec in self.layout.model.owners()}
+        found = before.clone()
+        for spec in self.layout.update.owners():
+            if spec.controls is not None:
+                here = places[spec.controls]
+                sent = read(spec.place.start, spec.place.stop)
+                found[here] = scaffold.kept(before[here], sent, self.training.control_scale)
+        return found
 
     def _stepped(self, values: Tensor) -> Tensor:
         """These values where the server's step moves the model, and zeros elsewhere."""

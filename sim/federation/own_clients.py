@@ -8,6 +8,7 @@ trains again only if its device turns out to have time for another number of ste
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from umbel.client.app import Client
 from umbel.client.local.devices import seeded
 from umbel.client.local.results import Evaluation
 from umbel.client.rounds.work import evaluated, finite
+from umbel.client.state.site_state import SiteState
+from umbel.client.training.kept import Kept
 from umbel.client.training.shared_state import SharedState
 from umbel.client.user_code import where_raised
 from umbel.sim.data.data_set import SampleSet
@@ -109,12 +112,20 @@ class OwnClients:
         self.states.forget_from(version)
         self.states.oldest_start = version
 
-    def keep(self, accepted: Iterable[ClientId], version: int) -> None:
-        """Keep what these clients have left of their training from this version."""
+    def keep(
+        self, accepted: Iterable[ClientId], version: int, control_as_read: Mapping[ClientId, Callable[[Kept], Kept]]
+    ) -> None:
+        """Keep what these clients have left of their training from this version.
+
+        `control_as_read`: by client, from the control variate before to the next one as the coordinator has read it.
+        """
         if self.states.is_temporary:
             self.states.oldest_start = version + 1
         for name in accepted:
-            self.states.keep(client_number(name), version)
+            number = client_number(name)
+            if (as_read := control_as_read.get(name)) is not None:
+                self.states.amend(number, version, partial(_with_control, as_read))
+            self.states.keep(number, version)
 
     def scores_of_each(self, model: GlobalModel, offer: Assignment) -> list[dict[str, float]]:
         """The metrics of a model on each client's own held-out data, by number; empty for a client that has none."""
@@ -162,6 +173,10 @@ def _tested(tester: Client, model: GlobalModel, rules: TensorRules | None, seed:
             "evaluate of the client of clients.test returned None; it must return the Evaluation of the new model"
         )
     return with_derived(finite(found.metrics), found.counts)
+
+
+def _with_control(as_read: Callable[[Kept], Kept], before: SiteState, left: SiteState) -> SiteState:
+    return replace(left, kept=as_read(before.kept))
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -96,12 +97,17 @@ def divide_by_steps(layout: Layout, changes: Tensor, steps: Sequence[int]) -> No
                 row.copy_(normalised(row, n_steps))
 
 
+Read: TypeAlias = Callable[[int, int], Tensor]
+"""Coordinates of an update, from one to before another, as the coordinator reads them: float64."""
+
+
 class Uplink(ABC):
     """Takes the updates of one attempt."""
 
     def __init__(self, ranks: Mapping[ClientId, int], update_bytes: int) -> None:
         self.update_bytes = update_bytes  # the greatest possible length of an update
         self.sizes = dict[ClientId, int]()  # bytes of each update on the wire
+        self.read = dict[ClientId, Read]()  # of clients with control variates, until somebody takes it
         self.refused = dict[ClientId, str]()  # why an update does not count, in the words of the SDK or the coordinator
         self._ranks = ranks
 
@@ -139,7 +145,7 @@ class PlainUplink(Uplink):
         self.parts = list[Part]()
         self.left = dict[ClientId, Residual]()
         self._grid, self._codec_plan, self._counted = plan.grid, plan.codec, CountPlaces(layout.update)
-        self._version, self._memory = version, memory
+        self._version, self._memory, self._has_control = version, memory, layout.has_control
 
     def add(
         self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
@@ -159,6 +165,9 @@ class PlainUplink(Uplink):
         rows = values if len(kept) == len(clients) else values[is_fit]
         counted = torch.tensor([weights[i] for i in kept], dtype=torch.int64)
         self.total.merge_sums((self._weighted_sum(rows, counted),), int(counted.sum()), len(kept))
+        if self._has_control:
+            for i, row in zip(kept, rows, strict=True):
+                self._note_read(clients[i], [to_integers(row, self._grid)])
         self.sizes.update(dict.fromkeys((clients[i] for i in kept), self.update_bytes))
         self.parts.extend(Part(weights[i], self._ranks[clients[i]]) for i in kept)
 
@@ -189,7 +198,15 @@ class PlainUplink(Uplink):
         pieces = [piece.clone() for piece in self.codec.integers(update[:head], [update[head:]], rank)]
         self.total.add(pieces, weight)
         self.parts.append(Part(weight, rank))
+        if self._has_control:
+            self._note_read(client, pieces)
         return len(update)
+
+    def _note_read(self, client: ClientId, pieces: Sequence[Tensor]) -> None:
+        """Note what the integers of this client's update say."""
+        alone = self.codec.new_sum()
+        alone.add(pieces, 1)
+        self.read[client] = self.codec.mean(alone, [Part(1, self._ranks[client])]).mean_slice
 
     def _written(self, client: ClientId, row: Tensor, rank: int) -> bytes:
         if not (isinstance(self.codec, VectorUpdateCodec) and self._codec_plan.feedback):
@@ -228,6 +245,7 @@ class MaskedUplink(Uplink):
         super().__init__(ranks, reader.update_bytes.start)
         self.made = dict[ClientId, Contribution]()
         self._plan, self._keeps, self._sites = plan, keeps, sites or SitePolicies()
+        self._has_control = layout.has_control
         self._total = reader.new_sum()
         # The last bit of a norm depends on the pieces, so a row is read in those of a client.
         self._pieces = [piece.stop - piece.start for _, piece in layout.update.pieces()]
@@ -236,7 +254,11 @@ class MaskedUplink(Uplink):
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
         is_covered = self._sites.relies_on(client, self.composition.secure.noise)
         change, local = partial(self._pieces_of, row), self._sites.as_sent(client, _local(work))
-        self._take(client, contribution(self.composition, change, local, secret, is_covered=is_covered))
+        made = contribution(self.composition, change, local, secret, is_covered=is_covered)
+        self._take(client, made)
+        if self._has_control:
+            whole = made.decoded.to(torch.float64)
+            self.read[client] = lambda start, stop: whole[start:stop]
         return self.update_bytes
 
     def _take(self, client: ClientId, made: Contribution) -> None:

@@ -205,7 +205,7 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-@pytest.mark.parametrize("name", ["fednova", "scaffold", *at_night("feddyn", "scaffold-gradient")])
+@pytest.mark.parametrize("name", ["fednova", *at_night("feddyn", "scaffold-gradient")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
 ) -> None:

@@ -131,10 +131,19 @@ class Contribution:
     remarks: tuple[str, ...] = field(
         default=(), repr=False
     )  # cuts and remedies, with numbers: for the client's own log
+    weight: int = field(default=1, repr=False)  # in the mean
 
     def on(self, device: torch.device) -> "Contribution":
         """The same contribution with its values on `device`, which is to make the levels."""
         return replace(self, values=self.values.to(device))
+
+    @property
+    def decoded(self) -> Tensor:
+        """The change as the coordinator would decode it if this client were alone in the sum: float32, in layout order,
+        with zeros for exact values, on the device of `values`.
+        """
+        alone = self.composition.modular.rotated.plain_mean(self.levels(), 1)
+        return alone.mul_(self.composition.secure.weight_unit / self.weight)
 
     def levels(self) -> Iterator[Tensor]:
         """The levels in consecutive parts, int32, each a new tensor on the device of `values`; every call returns the
@@ -214,7 +223,7 @@ def contribution(
     counted = composition.words.counted(work.counts, work.evaluation_counts)
     rounded = _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most)
     joined = composition.words.join(counts, measured, rounded, counted)
-    return Contribution(composition, joined, read.values, secret, remarks + shortened)
+    return Contribution(composition, joined, read.values, secret, remarks + shortened, weight)
 
 
 def _exact(composition: Composition, values: Tensor, scale: tuple[float, float], weight: int) -> tuple[Tensor, Tensor]:

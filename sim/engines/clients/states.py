@@ -9,11 +9,13 @@ than two versions stay if the run may be resumed from an older checkpoint.
 import os
 import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
 from umbel.aggregation.types import RunId
-from umbel.client.state.site_state import SiteState, newest_state, write_state
+from umbel.client.state.model_files import read_tensors
+from umbel.client.state.site_state import RUN_KEY, SiteState, newest_state, read_state, write_state
 
 _CLIENTS_IN_FOLDER = 1000
 _SUFFIX, _WAITING = ".safetensors", "waiting.safetensors"
@@ -59,6 +61,15 @@ class ClientStates:
         useful = [one for one in self._versions(number) if one < max(self.oldest_start, 1)]
         for older in useful[:-1]:
             self._path(number, older).unlink()
+
+    def amend(self, number: int, version: int, change: Callable[[SiteState, SiteState], SiteState]) -> None:
+        """Change the waiting state of the training from this version. `change`: of the state with which the training
+        began, and of that which it has left, makes the one to keep.
+        """
+        waiting = self._of(number) / _WAITING
+        if waiting.exists() and (left := read_state(waiting)) is not None:
+            run = RunId(read_tensors(waiting)[0][RUN_KEY])
+            write_state(waiting, change(self.before(number, version), left), run, version, is_durable=False)
 
     def lend(self, number: int, version: int) -> bytes | None:
         """The file of the state with which this client trains from this model version, for another machine; None: the

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 
+SCAFFOLD = {"algorithm": "scaffold", "population": 8}
+MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
 FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
 
 
@@ -23,7 +25,14 @@ FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
         ({"algorithm": "feddyn", "proximal_mu": 0.1}, "needs population"),
         ({"algorithm": "fedavg", "population": 8}, "population is for algorithm"),
         ({**FEDDYN, "population": 0}, "population must lie between 1 and"),
-        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, feddyn, fednova"),
+        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, scaffold, feddyn, fednova"),
+        ({"algorithm": "scaffold"}, 'algorithm = "scaffold" needs population'),
+        ({**SCAFFOLD, "momentum": 0.9}, "leave momentum out"),
+        ({**SCAFFOLD, "proximal_mu": 0.1}, "leave proximal_mu out"),
+        ({**SCAFFOLD, "clip_norm": 1.0}, "leave clip_norm out"),
+        ({**SCAFFOLD, "optimizer": "adamw"}, 'for optimizer = "sgd"'),
+        ({**SCAFFOLD, "control_variate": "mean"}, "control_variate must be one of change, gradient"),
+        ({"control_variate": "gradient"}, 'control_variate is for algorithm = "scaffold", not for "fedavg"'),
     ],
 )
 def test_terms_that_contradict_an_algorithm_are_refused(keys: dict[str, Any], reason: str) -> None:
@@ -51,6 +60,20 @@ def read(**sections: Any) -> RunFile:
             "how many steps each client has done, which a private run does not say",
         ),
         (
+            {
+                "training": {**SCAFFOLD, "control_variate": "gradient"},
+                "secure_aggregation": MASKED,
+                "privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0},
+            },
+            "sends a second vector",
+        ),
+        ({"training": SCAFFOLD, "codec": {"name": "lowrank", "mode": "structured"}}, "only a part of each"),
+        ({"training": SCAFFOLD, "secure_aggregation": MASKED}, "would show the change of a client"),
+        (
+            {"training": {**SCAFFOLD, "local_steps": 5}, "secure_aggregation": {**MASKED, "minimum_work": 0.5}},
+            "would show the change of a client",
+        ),
+        (
             {"training": {"algorithm": "fednova"}, "override": [{"first_round": 2, "proximal_mu": 0.1}]},
             "with its overrides, round 2 cannot be planned",
         ),
@@ -63,7 +86,9 @@ def test_a_run_file_that_contradicts_an_algorithm_is_refused(sections: dict[str,
 
 def test_the_same_run_files_without_the_contradiction_are_read() -> None:
     assert read(training=FEDDYN).training.remembers_drift
-    masked: dict[str, Any] = {"metrics": [], "evaluation": []}
-    plan = read(training={"algorithm": "fednova"}, secure_aggregation=masked).first_plan(10)
+    plan = read(training={"algorithm": "fednova"}, secure_aggregation=MASKED).first_plan(10)
     assert plan.secure is not None
     assert plan.secure.is_normalised
+    for more in ({"local_steps": 5}, {"control_variate": "gradient"}):
+        assert read(training={**SCAFFOLD, **more}, secure_aggregation=MASKED).training.has_control
+    assert read(training=SCAFFOLD, aggregation={"optimizer": "adam"}).training.has_control
