@@ -138,9 +138,13 @@ def export_model(
         operator.download_master(run, found, out)
     else:
         operator.download_model(sha256, out)
+    from umbel.client.operator.first_model import leave_out_control  # it imports torch
+
+    what = ", in full precision" if full_precision else ""
+    if leave_out_control(out):
+        what += ", without control variates, so that the file has another hash"
     n_bytes = out.stat().st_size
     facts = ExportedModel(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
-    what = ", in full precision" if full_precision else ""
     text = f"{out}: version {found.version} ({_origin(found)}){what}, sha256 {printable(sha256)}"
     print_result(facts, text, as_json)
 

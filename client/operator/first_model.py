@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.artifact import LAYOUT_KEY, layout_of
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout, TensorSpec
@@ -51,6 +52,22 @@ def fitted_model(path: Path, file: RunFile) -> Generator[FirstModel]:
     with tempfile.TemporaryDirectory(prefix="umbel-model-") as folder:
         write_model(out := Path(folder) / "model.safetensors", state, fitting)
         yield _checked(out, fitting, file, tuple(filter(None, (*left_out, _careful_of_patterns(kinds, rules)))))
+
+
+def leave_out_control(path: Path) -> bool:
+    """Write a model file again without the control variates of SCAFFOLD; returns whether it had any. A master copy that
+    holds more than a model stays as it is.
+    """
+    metadata, owned = read_tensors(path)
+    if LAYOUT_KEY not in metadata:
+        return False
+    layout = layout_of(metadata, owned)
+    if not layout.has_control:
+        return False
+    aside = path.with_name(path.name + ".part")
+    write_model(aside, layout.full_state(owned), layout.model)
+    aside.replace(path)
+    return True
 
 
 def _checked(path: Path, layout: Layout, file: RunFile, remarks: tuple[str, ...]) -> FirstModel:

@@ -29,7 +29,7 @@ from umbel.aggregation.update.grid import GridAccumulator
 
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 10)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
-KINDS = st.sampled_from(sorted(get_args(TensorKind)))
+KINDS = st.sampled_from([kind for kind in get_args(TensorKind) if kind != "control"])  # which follows from the others
 
 
 @st.composite
@@ -65,6 +65,22 @@ def test_the_layout_of_updates_is_that_of_the_tensors_that_are_sent(
     assert layout.update == Layout.of_state(sent, kinds.__getitem__)
     assert layout.update.update is layout.update
     assert (layout.update is layout) == ("global" not in kinds.values())
+
+
+@given(states())
+def test_a_layout_with_control_variates_has_one_for_each_tensor_that_the_server_moves(
+    given_: tuple[dict[str, Tensor], dict[str, TensorKind]],
+) -> None:
+    state, kinds = given_
+    layout = Layout.of_state(state, kinds.__getitem__)
+    whole = layout.with_control
+    control = {spec.controls: spec for spec in whole.tensors if spec.kind == "control"}
+    assert control.keys() == {spec.name for spec in layout.owners() if spec.is_stepped}
+    assert all((one.shape, one.dtype) == (state[str(name)].shape, "float32") for name, one in control.items())
+    assert all(one.is_sent and one.is_coded and not one.is_stepped for one in control.values())
+    assert whole.model == layout
+    assert (whole.with_control, whole.has_control) == (whole, bool(control))
+    assert Layout.from_json(whole.to_json()) == whole
 
 
 def test_kinds_change_the_digest_and_are_named_in_a_difference() -> None:

@@ -9,12 +9,13 @@ import torch
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.tensors import TensorKind, TensorRules
+from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.client.operator.first_model import fitted_model
+from umbel.client.operator.first_model import fitted_model, leave_out_control
 
 STATE = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(4)}
 RULES = TensorRules({"global": ("b",), "private": ("c",)})
@@ -30,6 +31,28 @@ def test_a_name_of_what_the_servers_optimizer_remembers_is_refused(tmp_path: Pat
         fitted_model(path, remembering),
     ):
         pass
+
+
+def test_a_run_with_scaffold_begins_with_control_variates_of_zeros_which_an_export_leaves_out(tmp_path: Path) -> None:
+    state = {**STATE, "n": torch.ones(1, dtype=torch.int64)}
+    (path := tmp_path / "init.safetensors").write_bytes(encode_model(state))
+    scaffold = replace(run(RULES), training=TrainingSection(algorithm="scaffold", population=3))
+    with fitted_model(path, scaffold) as first:
+        layout, made = decode_model(first.path.read_bytes())
+        again = tmp_path / "of another run.safetensors"
+        again.write_bytes(first.path.read_bytes())
+    assert layout == layout.model.with_control
+    assert [spec.name for spec in layout.tensors if spec.kind == "control"] == [f"{CONTROL_PREFIX}a"], "weights alone"
+    assert torch.equal(made[f"{CONTROL_PREFIX}a"], torch.zeros(2))
+    with fitted_model(again, run(None)) as first:
+        assert decode_model(first.path.read_bytes())[0] == layout.model, "a run without SCAFFOLD has none"
+    made[f"{CONTROL_PREFIX}a"] += 1.0
+    again.write_bytes(encode_model(made, layout))
+    with fitted_model(again, scaffold) as first:
+        assert not decode_model(first.path.read_bytes())[1][f"{CONTROL_PREFIX}a"].any(), "each run begins anew"
+    assert leave_out_control(again)
+    assert decode_model(again.read_bytes())[1].keys() == {"a", "b", "n"}
+    assert not leave_out_control(again)
 
 
 def written(folder: Path, **kinds: TensorKind) -> Path:
