@@ -20,6 +20,7 @@ import torch
 
 from tests.federations.server_device import Device, House, Json, repr_digest, run_file, small_state, update_for
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import with_first_control
 from umbel.server.settings import Settings
 
 T = TypeVar("T")
@@ -97,14 +98,21 @@ class Federation:
             assert enrolled.status_code == 200, enrolled.text
         return devices
 
+    @property
+    def layout(self) -> Layout:
+        """Of the run's model."""
+        layout = Layout.of_state(self.state)
+        return layout.with_control if '"scaffold"' in self.run_file else layout
+
     async def _make_run(self) -> None:
-        made = await self.house.put_run(self.run_file, await self.house.put_model(self.state))
+        state = with_first_control(self.state, self.layout)
+        made = await self.house.put_run(self.run_file, await self.house.put_model(state, self.layout))
         assert made.status_code in (200, 201), made.text
 
     async def run(self) -> list[Json]:
         """From the first request to the run's end: the records of its attempts."""
         devices = await self.begin()
-        layout = Layout.of_state(self.state)
+        layout = self.layout
         await self.look_in(devices[-1], layout)
         await asyncio.gather(self.operate(), *(self.live(i, device, layout) for i, device in enumerate(devices)))
         return await _until(lambda: self.house.ended(self.n_attempts))
@@ -197,9 +205,12 @@ class Federation:
 
 
 class Remembering(Federation):
-    """Its server's optimizer remembers the rounds before."""
+    """Its server's optimizer remembers the rounds before, and control variates travel with its model."""
 
-    run_file: ClassVar[str] = RUN.replace("[aggregation]", '[aggregation]\noptimizer = "momentum"')
+    run_file: ClassVar[str] = (
+        RUN.replace("[aggregation]", '[aggregation]\noptimizer = "momentum"')
+        + '[training]\nalgorithm = "scaffold"\npopulation = 4\n'
+    )
 
 
 async def _next_chunk(device: Device, name: str, update: bytes, offset: int, half: int) -> httpx.Response:

@@ -147,7 +147,7 @@ class Device:
         body = {
             "run": self.run,
             "sample_count": self.sample_count,
-            "layout_digest": layout.digest,
+            "layout_digest": layout.model.digest,
             "wait_s": wait_s,
             **changed,
         }
@@ -243,8 +243,8 @@ class House:
             assert answer.status_code == 200, answer.text
         return devices
 
-    async def put_model(self, state: Mapping[str, Tensor]) -> str:
-        data = encode_model(state)
+    async def put_model(self, state: Mapping[str, Tensor], layout: Layout | None = None) -> str:
+        data = encode_model(state, layout)
         answer = await self.http.put(f"/v1/admin/models/{sha256(data)}", content=data, headers=self.admin)
         assert answer.status_code == 200, answer.text
         return sha256(data)

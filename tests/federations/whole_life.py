@@ -3,7 +3,7 @@
 d0 and d1 are named by the run file, so that they try out and train; d2 and d3 measure. The operator cuts the first
 canary short, rolls back to version 0 during the first evaluation, and stops the run during the third round. So round 2
 begins where round 1 did, and makes the same model, if each report counts once, in either, and if what the server's
-optimizer remembers came back with the version.
+optimizer remembers and the global control variates (SCAFFOLD) came back with the version.
 """
 
 import asyncio
@@ -34,6 +34,9 @@ sites = ["d0", "d1"]
 optimizer = "adam"
 max_abs = 8.0
 sample_count_max = 1000
+[training]
+algorithm = "scaffold"
+population = 4
 [canary]
 clients = 2
 [evaluation]
