@@ -28,6 +28,7 @@ from umbel.server.runs.decision import DeclineInput, PastAttempt
 from umbel.server.runs.driver import RunDriver
 from umbel.server.runs.memory import view_of
 from umbel.server.services import Services
+from umbel.server.stopping import stopped
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.rounds import FirstModelTrained
 from umbel.server.store.versions import BeingRemoved, creator_of
@@ -71,9 +72,7 @@ class Coordinator:
     async def close(self) -> None:
         self.hang_up()
         if self._looking is not None:
-            self._looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._looking
+            await stopped(self._looking)
         for driver in self.drivers.values():
             await driver.close()
         await self.services.waiters.settle()

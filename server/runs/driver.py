@@ -56,6 +56,7 @@ from umbel.server.runs.memory import RunMemory, RunNow
 from umbel.server.runs.orders import Order
 from umbel.server.runs.step import Answers, Mailbox, Step, take_step
 from umbel.server.services import Services
+from umbel.server.stopping import stopped
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
 from umbel.server.sums.secure import SecureRounds
@@ -182,9 +183,7 @@ class RunDriver:
         A cancelled transaction would leave SQLite locked until its connection is garbage-collected.
         """
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await stopped(self._task)
         await self._mailbox.close()
         await self._forget()
         if self._has_closer:

@@ -36,6 +36,7 @@ from umbel.server.http.limits import BodyLimits, Cap, cap_at, caps_of
 from umbel.server.http.routes_devices import Handler
 from umbel.server.services import DecisionThread, Services
 from umbel.server.settings import Settings
+from umbel.server.stopping import stopped
 from umbel.server.store.audit_rows import AuditStore
 from umbel.server.store.database import Database
 from umbel.server.store.keys import AdminKey, AuditKey
@@ -160,9 +161,7 @@ async def running(settings: Settings, clock: Clock, outage_s: float) -> AsyncGen
         try:
             yield state
         finally:
-            house.cancel()
-            with suppress(asyncio.CancelledError):
-                await house
+            await stopped(house)
             await state.coordinator.close()
             for close in (services.registry.close, services.replicas.close):
                 with suppress(DatabaseAway):  # nothing of it was promised to a client

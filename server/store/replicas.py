@@ -15,7 +15,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Double, cast, delete, extract, func, insert, literal, select, update
@@ -24,6 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from umbel.aggregation.round.states import Outage
 from umbel.aggregation.types import ClientId
 from umbel.server.clock import Clock
+from umbel.server.stopping import stopped
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.outage import DatabaseAway
@@ -82,9 +82,7 @@ class Replicas:
     async def close(self) -> None:
         """Leave the list, so that other replicas take over its jobs at once."""
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await stopped(self._task)
         async with self._db.writing("leave_replica") as tx:
             await tx.execute(delete(_LEASE).where(_LEASE.c.replica == self.id))
             await tx.execute(delete(_REPLICA).where(_REPLICA.c.id == self.id))
