@@ -142,7 +142,7 @@ def export_model(
 
     what = ", in full precision" if full_precision else ""
     if leave_out_control(out):
-        what += ", without control variates, so that the file has another hash"
+        what += ", without control variates (the hash is of the version with them)"
     n_bytes = out.stat().st_size
     facts = ExportedModel(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
     text = f"{out}: version {found.version} ({_origin(found)}){what}, sha256 {printable(sha256)}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -85,6 +86,28 @@ def test_a_plan_that_divides_by_steps_where_the_algorithm_does_not_is_refused() 
     both = read(replace(nova, secure=divided.secure))
     assert both.composition.words.is_normalised
     assert terms_sha256(both) != terms_sha256(read(OFFERED))
+
+
+SCAFFOLD = {"algorithm": "scaffold", "population": 9, "proximal_mu": 0.0, "local_epochs": None, "local_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("changed", "minimum_work"),
+    [({"local_epochs": 1, "local_steps": None}, 1.0), ({}, 0.5)],
+    ids=["passes over the data", "a part of the work"],
+)
+def test_control_variates_that_would_show_who_has_done_other_steps_are_refused(
+    changed: dict[str, Any], minimum_work: float
+) -> None:
+    """A coordinator could otherwise ask for two sums, of the changes and of the changes by steps, and solve for one."""
+
+    def offered(**more: Any) -> Assignment:
+        plan = with_secure(lambda offer: replace(offer, plan=replace(offer.plan, minimum_work=minimum_work)))
+        return replace(plan, training=replace(plan.training, **{**SCAFFOLD, **changed, **more}))
+
+    with pytest.raises(CoordinatorMisbehaved, match="would show the change of a client whose number of steps differs"):
+        read(offered())
+    assert read(offered(control_variate="gradient")).assignment.training.has_control
 
 
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:

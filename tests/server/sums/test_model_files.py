@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.federations.server_device import small_state
 from tests.federations.whole_states import next_master, published_state
+from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import decode_model, encode_model
-from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
 from umbel.aggregation.model.next_model import ServerStep
-from umbel.aggregation.model.state import master_of
+from umbel.aggregation.model.state import master_of, with_first_control
 from umbel.aggregation.optimizers.sgd import sgd
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.update.grid import GridAccumulator, sum_sha256
@@ -54,3 +56,12 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
         stored = load_file(path)
     assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
     assert len(stored) == len(master)
+
+
+def test_a_run_begins_with_control_variates_of_zeros(tmp_path: Path) -> None:
+    layout = Layout.of_state({"w": torch.ones(2)}).with_control
+    (path := tmp_path / "model").write_bytes(encode_model(with_first_control({"w": torch.ones(2)}, layout), layout))
+    assert inspect_model(path) == layout
+    path.write_bytes(encode_model({"w": torch.ones(2), f"{CONTROL_PREFIX}w": torch.tensor([0.0, 0.1])}, layout))
+    with pytest.raises(LayoutError, match="is not zero, but a run begins with zeros"):
+        inspect_model(path)
