@@ -165,7 +165,7 @@ def test_under_masks_scaffold_makes_the_same_steps_within_rounding(variate: str)
         secure_aggregation={"expected_sample_count": 10},
     )
     assert np.abs(masked - simulated(terms)).max() < 0.005
-    assert np.abs(masked - simulated({"local_epochs": None, "local_steps": 6})).max() > 0.1
+    assert np.abs(masked - simulated({"local_epochs": None, "local_steps": 6})).max() > 0.015
 
 
 def test_under_masks_fednova_makes_the_same_steps_within_rounding() -> None:
