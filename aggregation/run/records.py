@@ -141,6 +141,8 @@ class RoundRecord:
     # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts, and
     # `training.*` or `evaluation.*` for metrics that the sum has no room for.
     not_shown: Mapping[str, str] = later(factory=dict[str, str])
+    proximal_mu: float | None = later(None)  # of a round in which clients trained, where it adapts to the loss
+    work_share: float = later(1.0)  # the steps that the clients in `reported` did, of those that they were asked for
 
     @property
     def share_of_known(self) -> float:

@@ -38,6 +38,7 @@ from tests.contracts.scripted_federation import (
 )
 from tests.suite.nights import at_night
 from umbel.aggregation.model.base import base_sha256
+from umbel.aggregation.plans.proximal import MuRule
 from umbel.client import SitePolicy
 from umbel.client.cli.audit import replay_run
 from umbel.client.training.shared_state import SharedState
@@ -175,7 +176,11 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
 
 
 def with_algorithm(run_file: str, name: str) -> str:
-    keys = {"fednova": 'algorithm = "fednova"', "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8'}
+    keys = {
+        "fednova": 'algorithm = "fednova"',
+        "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8',
+        "adaptive": 'proximal_mu = 0.0, algorithm = "fedprox", adaptive_mu = true, mu_step = 0.25',
+    }
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
 
@@ -199,7 +204,27 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-@pytest.mark.parametrize("name", ["fednova", *at_night("feddyn")])
+def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learning rate is so high that the loss rises, also after an attempt that is made again."""
+    run_file = RUN.format(name="prox", target=4, over_selection=1.5) + CODECS["float32"] + KEEPS_UPDATES
+    run_file = with_algorithm(run_file, "adaptive").replace("learning_rate = 0.1", "learning_rate = 3.0")
+    over_http_simulated_and_replayed(run_file, "prox", house, tmp_path)
+    assert capsys.readouterr().out.count("the same hash") == 4
+    with house.operator() as operator:
+        ended = operator.progress("prox").ended
+    by_round = {one.round: one.proximal_mu for one in ended}
+    assert [one.proximal_mu for one in ended] == [by_round[one.round] for one in ended], "every attempt has the same"
+    losses = [one.metrics["loss"] for one in ended if one.committed]
+    expected, rule = [MuRule(0.0, 0.25).first], MuRule(0.0, 0.25)
+    for loss in losses[:-1]:
+        expected.append(rule.after(expected[-1], loss))
+    assert list(by_round.values()) == [one.proximal_mu for one in expected]
+    assert by_round[4] != 0.0, "a loss has risen"
+
+
+@pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
 ) -> None:

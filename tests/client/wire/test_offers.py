@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
+from umbel.aggregation.plans.proximal import MuRule
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
@@ -85,6 +86,33 @@ def test_a_plan_that_divides_by_steps_where_the_algorithm_does_not_is_refused() 
     both = read(replace(nova, secure=divided.secure))
     assert both.composition.words.is_normalised
     assert terms_sha256(both) != terms_sha256(read(OFFERED))
+
+
+def with_mu(number: int, mu: float, task: Task = Task.TRAINING) -> Assignment:
+    """The offer of this round with a mu that is said to adapt, from 0.5 on."""
+    rule = MuRule(0.5, 0.1)
+    training = replace(OFFERED.training, algorithm="fedprox", proximal_mu=mu, mu_rule=rule)
+    own_id = assignment_id(OFFERED.run, number, OFFERED.attempt, WARD, task)
+    return replace(OFFERED, id=own_id, round=number, task=task, training=training)
+
+
+@pytest.mark.parametrize(
+    ("number", "task", "least", "most"),
+    [
+        (1, Task.TRAINING, 0.5, 0.5),
+        (2, Task.TRAINING, 0.5, 0.5),
+        (2, Task.EVALUATION, 0.5, 0.6),
+        (3, Task.TRAINING, 0.5, 0.6),
+        (42, Task.TRAINING, 0.0, 4.5),
+    ],
+)
+def test_a_mu_that_no_losses_lead_to_is_refused(number: int, task: Task, least: float, most: float) -> None:
+    """So a coordinator that is allowed to adapt mu is not allowed to choose it."""
+    for mu in (least, most):
+        assert read(with_mu(number, mu, task)).assignment.training.proximal_mu == mu
+    for mu in (most + 0.01, *([least - 0.01] if least else [])):
+        with pytest.raises(CoordinatorMisbehaved, match=f"no losses lead to it by round {number}"):
+            read(with_mu(number, mu, task))
 
 
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:
