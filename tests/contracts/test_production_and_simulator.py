@@ -38,7 +38,6 @@ from tests.contracts.scripted_federation import (
 )
 from tests.suite.nights import at_night
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.plans.proximal import MuRule
 from umbel.client import SitePolicy
 from umbel.client.cli.audit import replay_run
 from umbel.client.training.shared_state import SharedState
@@ -207,21 +206,22 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
 def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The learning rate is so high that the loss rises, also after an attempt that is made again."""
+    """The loss rises twice, and between the rises an attempt is made again."""
     run_file = RUN.format(name="prox", target=4, over_selection=1.5) + CODECS["float32"] + KEEPS_UPDATES
-    run_file = with_algorithm(run_file, "adaptive").replace("learning_rate = 0.1", "learning_rate = 3.0")
+    run_file = with_algorithm(run_file, "adaptive").replace("learning_rate = 0.1", "learning_rate = 0.3")
     over_http_simulated_and_replayed(run_file, "prox", house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
     with house.operator() as operator:
         ended = operator.progress("prox").ended
-    by_round = {one.round: one.proximal_mu for one in ended}
-    assert [one.proximal_mu for one in ended] == [by_round[one.round] for one in ended], "every attempt has the same"
     losses = [one.metrics["loss"] for one in ended if one.committed]
-    expected, rule = [MuRule(0.0, 0.25).first], MuRule(0.0, 0.25)
-    for loss in losses[:-1]:
-        expected.append(rule.after(expected[-1], loss))
-    assert list(by_round.values()) == [one.proximal_mu for one in expected]
-    assert by_round[4] != 0.0, "a loss has risen"
+    assert losses[0] < losses[1] < losses[2]
+    assert [(one.round, one.attempt, one.proximal_mu) for one in ended] == [
+        (1, 1, 0.0),
+        (2, 1, 0.0),
+        (3, 1, 0.25),
+        (3, 2, 0.25),
+        (4, 1, 0.5),
+    ]
 
 
 @pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn")])

@@ -49,16 +49,16 @@ def test_where_mu_adapts_that_of_each_round_is_told() -> None:
     [line, *_] = told(Events(), replace(NEWS, ended=(replace(ROUND, proximal_mu=0.0),)))
     assert line == "round 2: done in 3.0 s, 1 of 3 clients reported; training: loss 0.2500; mu 0"
     rounds = [replace(ROUND, proximal_mu=0.1), replace(ROUND, round=3, proximal_mu=0.2)]
-    cells = {column.name: column.cells for column in round_columns(rounds, rounds)}
+    cells = {column.head: column.cells for column in round_columns(rounds, rounds)}
     assert cells["mu"] == ["0.1", "0.2"]
-    assert "mu" not in {column.name for column in round_columns([ROUND], [ROUND])}
+    assert "mu" not in {column.head for column in round_columns([ROUND], [ROUND])}
 
 
 def test_where_work_is_partial_its_share_of_the_steps_is_shown() -> None:
     rounds = [replace(ROUND, work_share=0.625), replace(ROUND, round=3)]
-    cells = {column.name: column.cells for column in round_columns(rounds, rounds)}
+    cells = {column.head: column.cells for column in round_columns(rounds, rounds)}
     assert cells["steps done"] == ["62%", ""]
-    assert "steps done" not in {column.name for column in round_columns([ROUND], [ROUND])}
+    assert "steps done" not in {column.head for column in round_columns([ROUND], [ROUND])}
 
 
 def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:

@@ -13,9 +13,10 @@ from umbel.aggregation.plans.proximal import MuRule
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
+from umbel.aggregation.types import ClientId
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.policy.earlier_sums import terms_sha256
-from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, read_offer
+from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, check_offer, read_offer
 
 DOUBLE = SecureDouble(nn.Linear(30, 10))
 DOUBLE.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
@@ -92,7 +93,7 @@ def with_mu(number: int, mu: float, task: Task = Task.TRAINING) -> Assignment:
     """The offer of this round with a mu that is said to adapt, from 0.5 on."""
     rule = MuRule(0.5, 0.1)
     training = replace(OFFERED.training, algorithm="fedprox", proximal_mu=mu, mu_rule=rule)
-    own_id = assignment_id(OFFERED.run, number, OFFERED.attempt, WARD, task)
+    own_id = assignment_id(OFFERED.run, number, OFFERED.attempt, ClientId(WARD), task)
     return replace(OFFERED, id=own_id, round=number, task=task, training=training)
 
 
@@ -109,10 +110,10 @@ def with_mu(number: int, mu: float, task: Task = Task.TRAINING) -> Assignment:
 def test_a_mu_that_no_losses_lead_to_is_refused(number: int, task: Task, least: float, most: float) -> None:
     """So a coordinator that is allowed to adapt mu is not allowed to choose it."""
     for mu in (least, most):
-        assert read(with_mu(number, mu, task)).assignment.training.proximal_mu == mu
+        check_offer(with_mu(number, mu, task), OFFERED.run, ClientId(WARD), DOUBLE.layout)
     for mu in (most + 0.01, *([least - 0.01] if least else [])):
         with pytest.raises(CoordinatorMisbehaved, match=f"no losses lead to it by round {number}"):
-            read(with_mu(number, mu, task))
+            check_offer(with_mu(number, mu, task), OFFERED.run, ClientId(WARD), DOUBLE.layout)
 
 
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:
