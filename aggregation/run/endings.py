@@ -16,7 +16,7 @@ from umbel.aggregation.round.retry import gives_up, needs_a_person, next_attempt
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
 from umbel.aggregation.run.canary import CanaryClosed, conclusion, verdicts_on, with_verdicts
 from umbel.aggregation.run.derived_metrics import derived_metrics, with_derived
-from umbel.aggregation.run.ledger import Ending, round_record, work_share
+from umbel.aggregation.run.ledger import Ending, round_record
 from umbel.aggregation.run.records import EVALUATION, ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.run.report_times import observed
 from umbel.aggregation.run.run_end import (
@@ -221,7 +221,6 @@ def _with_totals(record: RoundRecord, plan: RoundPlan, totals: SecureTotals) -> 
     return replace(
         record,
         partial=totals.n_partial,
-        work_share=work_share(totals.steps_done, totals.steps_planned),
         sample_count=totals.sample_count,
         metrics=with_derived(totals.metrics, totals.counts),
         evaluation=with_derived(totals.evaluation, totals.evaluation_counts),

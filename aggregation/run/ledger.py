@@ -153,14 +153,8 @@ def round_record(
         minimum=state.plan.minimum,
         counts=counts,
         evaluation_counts=evaluation_counts,
-        work_share=work_share(sum(done.steps_done for done in work), sum(done.steps_planned for done in work)),
         proximal_mu=state.plan.mu.proximal_mu if state.plan.mu and state.plan.task.sends_updates else None,
     )
-
-
-def work_share(steps_done: int, steps_planned: int) -> float:
-    """The share of the planned steps that were done; 1 if none were planned."""
-    return steps_done / steps_planned if steps_planned else 1.0
 
 
 def _progress(state: Training) -> str:

@@ -56,9 +56,7 @@ def round_columns(records: Sequence[RoundRecord], of_run: Sequence[RoundRecord])
         Column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
         *if_known(Column("data in", 80, ["" if one.secure else f"{one.samples_share:.0%}" for one in records])),
         Column("partial", 30, [str(one.partial) for one in records]),
-        *if_known(
-            Column("steps done", 25, ["" if one.work_share == 1 else f"{one.work_share:.0%}" for one in records])
-        ),
+        *if_known(Column("steps done", 25, [_steps_done(one) for one in records])),
         Column("no report", 40, [str(one.dropped) for one in records]),
         Column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
         Column("MB down", 10, [f"{one.bytes_down / 1e6:.3g}" for one in records]),
@@ -304,6 +302,12 @@ def _number(attempt: LiveRound | RoundRecord) -> str:
 
 def _state(record: RoundRecord) -> str:
     return "" if record.committed else " failed" if record.task.tries_clients else " abandoned"
+
+
+def _steps_done(record: RoundRecord) -> str:
+    """The share of the steps that were done; empty if it is all of them, or unknown."""
+    share = record.work_share
+    return "" if share in (None, 1.0) else f"{share:.0%}"
 
 
 def _of_known(records: Sequence[RoundRecord]) -> list[Column]:

@@ -68,7 +68,7 @@ class Row:
     declined: int = 0  # clients that declined, or would have if the attempt had lasted
     declined_for: dict[str, int] = field(default_factory=dict[str, int])  # the most frequent reasons, with numbers
     proximal_mu: float | None = None  # FedProx's, where it adapts to the training loss
-    work_share: float = 1.0  # the steps that the clients in `reported` did, of those that they were asked for
+    work_share: float | None = None  # the steps that were done, of those that clients were asked for, as in a record
 
     @property
     def makes_model(self) -> bool:

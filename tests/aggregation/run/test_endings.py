@@ -306,8 +306,6 @@ class Sums:
 
     evaluation: Mapping[str, float]
     n_partial: int = 0
-    steps_done: int = 16
-    steps_planned: int = 16
     sample_count: int = 40
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     counts: CountsByName = field(default_factory=dict[str, tuple[int, ...]])
@@ -520,16 +518,3 @@ def test_the_loss_of_a_masked_round_is_that_of_its_sum() -> None:
     end = finished(Going(file), state, MaskedModel(metrics={"loss": 2.0}), KNOWN)
     assert end.next_state is not None
     assert end.next_state.plan.mu == RISEN
-
-
-def test_a_record_says_how_much_of_the_work_was_done() -> None:
-    plan = PLAIN.first_plan(100)
-    work = {"north": WorkDone(10, 1, 4, "e" * 64), "south": WorkDone(10, 4, 4, "e" * 64)}
-    state = closed(plan, WorkDone(10, 2, 2, "e" * 64))
-    partly = replace(
-        state, accepted={**state.accepted, **{ClientId(name): Accepted(10, one) for name, one in work.items()}}
-    )
-    assert finished(Going(PLAIN), partly, Files(), KNOWN).record.work_share == 7 / 10
-    assert finished(Going(PLAIN), state, Files(), KNOWN).record.work_share == 1.0
-    masked = closed(MASKED.first_plan(1000), MaskedInput("5" * 64, f"{'A' * 86}=="))
-    assert finished(Going(MASKED), masked, MaskedModel(steps_done=12), KNOWN).record.work_share == 12 / 16

@@ -55,10 +55,15 @@ def test_where_mu_adapts_that_of_each_round_is_told() -> None:
 
 
 def test_where_work_is_partial_its_share_of_the_steps_is_shown() -> None:
-    rounds = [replace(ROUND, work_share=0.625), replace(ROUND, round=3)]
+    """Of a secure round it is unknown, because its clients say no steps."""
+    whole = ClientRecord("north", Fate.ACCEPTED, "the report counts", 30, steps_done=4, steps_planned=4)
+    part = ClientRecord("south", Fate.PARTIAL, "1 of 4 steps counts", 30, steps_done=1, steps_planned=4)
+    masked = ClientRecord("west", Fate.ACCEPTED, "the report counts", 0)
+    rounds = [replace(ROUND, clients=clients) for clients in ((whole, part), (whole,), (masked,))]
+    assert [one.work_share for one in rounds] == [0.625, 1.0, None]
     cells = {column.head: column.cells for column in round_columns(rounds, rounds)}
-    assert cells["steps done"] == ["62%", ""]
-    assert "steps done" not in {column.head for column in round_columns([ROUND], [ROUND])}
+    assert cells["steps done"] == ["62%", "", ""]
+    assert "steps done" not in {column.head for column in round_columns(rounds[1:], rounds)}
 
 
 def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
