@@ -38,8 +38,8 @@ def read(**sections: Any) -> RunFile:
     return TypeAdapter(RunFile).validate_json(json.dumps(table))
 
 
-ADAPTIVE = {"algorithm": "fedprox", "adaptive_mu": True}
-MASKED = {"metrics": [], "evaluation": []}
+ADAPTIVE: dict[str, Any] = {"algorithm": "fedprox", "adaptive_mu": True}
+MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
 
 
 @pytest.mark.parametrize(
