@@ -5,7 +5,8 @@ from typing import Any
 
 from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded
 from umbel.aggregation.counts import most_reported
-from umbel.aggregation.plans.proximal import LOSS, MuRule
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.proximal import LOSS, MuRule, MuState
 
 _CLOSE = 1e-9  # of the mean of absolute values: more than the order of the reports can change
 
@@ -31,8 +32,8 @@ class MuChecks:
         expected = self._of_versions[-1]
         if (ended.plan.mu, training.mu_rule) != (expected, rule) or training.proximal_mu != expected.proximal_mu:
             raise AuditFailed(
-                f"its mu or what the next one follows from is wrong: the run file and the rounds before it give "
-                f"proximal_mu = {expected.proximal_mu:g}, and its `training` says {training.proximal_mu:g}"
+                f"its mu does not follow from the run file and the rounds before it: they give {_words(expected)}; its "
+                f"plan says {_words(ended.plan.mu)}, and its `training` {training.proximal_mu:g}"
             )
         if ended.rolled_back_to is not None:
             self._of_versions.append(self._of_versions[ended.rolled_back_to])
@@ -41,6 +42,13 @@ class MuChecks:
             if not ended.plan.is_secure:
                 _require_loss(loss, list(reports))
             self._of_versions.append(rule.after(expected, loss))
+
+
+def _words(state: MuState | None) -> str:
+    if state is None:
+        return "none"
+    loss = "no loss" if state.loss is None else f"the loss {state.loss:g}"
+    return f"{state.proximal_mu:g} after {loss} and {counted(state.falls, 'fall')} in a row"
 
 
 def _require_loss(claimed: float | None, reports: list[Mapping[str, Any]]) -> None:

@@ -84,7 +84,7 @@ def test_mu_comes_back_after_a_restart_and_with_the_version_of_a_rollback(tmp_pa
             key = AuditKey.load(it.settings.audit_key_path)
             trusted = [public_key_bytes(key.public)]
             assert verify(forged(lines, key, lambda facts: facts), trusted)[0].head == lines[-1].sha256
-            with pytest.raises(AuditFailed, match=r"proximal_mu = 0\.75, and its `training` says 0\.5$"):
+            with pytest.raises(AuditFailed, match=r"they give 0\.75 after the loss 1\.5 .* its plan says 0\.5 .*"):
                 verify(forged(lines, key, lambda facts: with_mu(facts, 0.5)), trusted)
             with pytest.raises(AuditFailed, match=r"its training loss is 9\.0, .* but its reports give 1\.0"):
                 verify(forged(lines, key, lambda facts: replace(facts, metrics={"loss": 9.0})), trusted)
