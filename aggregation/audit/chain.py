@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
+from umbel.aggregation.audit.adaptive_mu import MuChecks
 from umbel.aggregation.audit.bundle import (
     FORMAT,
     AuditFailed,
@@ -67,6 +68,7 @@ class Auditor:
         self._evaluation = (0, 1)
         self._n_canaries = 0
         self._codec = CodecPlan()
+        self._mu = MuChecks(None)
         self._summed: tuple[tuple[CodecPlan, SecurePlan], SumShown] | None = None  # of the last secure round
         self._noise: NoisePlan | None = None  # of the last private one
         self._n_revealed = 0  # sums of private rounds: those of the plans' own count, and those that models are made of
@@ -152,6 +154,7 @@ class Auditor:
         _require(created.run_file.get("name") == bundle.run, "the run file belongs to another run")
         _require(created.model.version == 0, "the run does not begin with version 0 of its model")
         self.run, self.created, self._versions = bundle.run, created, [created.model]
+        self._mu = MuChecks(section_of(created.run_file, "training", TrainingSection).mu_rule)
         codec = section_of(created.run_file, "codec", CodecSection)
         self._codec = codec.first(_layout(created).update.n_values, codec_key(_seed(created), 1))
 
@@ -170,6 +173,7 @@ class Auditor:
             self._check_report(one, ended)
         check_counts(ended, (_work(one) for one in ended.clients if one.report))
         self._check_models(ended)
+        self._mu.follow(ended, (_work(one) for one in ended.accepted))
         self._check_place(ended)
         self._check_codec(ended, created)
         if ended.sum is not None:

@@ -28,13 +28,14 @@ _SLOWEST = 0.1  # the share of clients whose connections may be slower
 
 @dataclass(frozen=True, slots=True)
 class RoundShown:
-    """What a committed round has shown of its updates, for the codec of the next."""
+    """What a committed round has shown of its clients' work, for the codec and FedProx's mu of the next."""
 
     window_s: float
     n_values: int  # in each update
     update_rms: float | None = None  # the mean of the updates' root mean squares; None if the codec does not measure it
     update_bytes: Sequence[int] = ()  # the length of each update, in any order
     bytes_per_s: Sequence[float] = ()  # the measured rates of uploads, in any order
+    loss: float | None = None  # the mean training loss in its record; None without one
 
 
 def first_plan(*, step: float, norm: float, n_values: int, key: int, clip_norm: float | None) -> CodecPlan:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.masks import NoisePlan, SecurePlan
+from umbel.aggregation.plans.proximal import MuState
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     OVER_SELECTION_MAX,
@@ -128,6 +130,7 @@ class RoundPlan:
     codec: CodecPlan = field(default_factory=CodecPlan)  # of this round, or of the next one with updates
     secure: SecurePlan | None = None  # of a round with masked updates
     n_released: int = 0  # sums of the run revealed before, including those of abandoned attempts
+    mu: MuState | None = later(None)  # FedProx's, of this round or of the next one of training; None: it does not adapt
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -151,7 +154,7 @@ class RoundPlan:
         return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
 
     def numbered_as(self, other: "RoundPlan", *, was_revealed: bool = False) -> "RoundPlan":
-        """A copy that keeps `other`'s codec and secure plans: for another attempt, or another kind of round.
+        """A copy that keeps `other`'s codec, secure plan and mu: for another attempt, or another kind of round.
 
         `was_revealed`: whether the other's sum was. A masked sum may have wrapped there, so this one cannot wrap.
         """
@@ -161,7 +164,8 @@ class RoundPlan:
             # An evaluation has no update. It hands on the bits that suit the training after it.
             if not (self.task.follows_its_round or other.task.follows_its_round):
                 secure = secure.unwrapping()
-        return replace(self, codec=other.codec, secure=secure, n_released=other.n_released + was_revealed)
+        n_released = other.n_released + was_revealed
+        return replace(self, codec=other.codec, secure=secure, n_released=n_released, mu=other.mu)
 
     @property
     def is_secure(self) -> bool:

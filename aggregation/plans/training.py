@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from umbel.aggregation.algorithms.names import Algorithm, ControlVariate
 from umbel.aggregation.canonical import EXACT_MAX, later
+from umbel.aggregation.plans.proximal import MU_STEP, MU_STEP_MIN, MuRule, MuState
 from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
 from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_within
 
@@ -103,6 +104,11 @@ class TrainingTerms:
         )
 
     @property
+    def adapts_mu(self) -> bool:
+        """Whether FedProx's mu follows the training loss (`proximal.py`)."""
+        return False
+
+    @property
     def is_normalised(self) -> bool:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
         return self.algorithm == "fednova"
@@ -111,8 +117,9 @@ class TrainingTerms:
         """Raise `ValueError` for an algorithm that is unknown, or that the other terms contradict."""
         if self.algorithm not in (known := get_args(Algorithm)):
             raise ValueError(f"algorithm must be one of {', '.join(known)}, not {self.algorithm!r:.40}")
-        if self.algorithm in ("fedprox", "feddyn") and not self.proximal_mu:
-            raise ValueError(f'algorithm = "{self.algorithm}" needs proximal_mu: set it, to 0.01 for example')
+        if self.algorithm in ("fedprox", "feddyn") and not (self.proximal_mu or self.adapts_mu):
+            other = ", or adaptive_mu = true" if self.algorithm == "fedprox" else ""
+            raise ValueError(f'algorithm = "{self.algorithm}" needs proximal_mu: set it, to 0.01 for example{other}')
         if (self.algorithm in _WITH_POPULATION) is (self.population is None):
             raise ValueError(
                 f'algorithm = "{self.algorithm}" needs population, the number of all clients of the run'
@@ -143,24 +150,66 @@ class TrainingTerms:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan(TrainingTerms):
-    """The terms of one round. `learning_rate` is that of this round."""
+    """The terms of one round. `learning_rate` and `proximal_mu` are those of this round."""
 
     rate_plan: RatePlan | None = later(None)  # what `learning_rate` follows from; None: it is the run file's own
+    mu_rule: MuRule | None = later(None)  # what `proximal_mu` follows from; None: it is the run file's own
+
+    @property
+    def adapts_mu(self) -> bool:
+        return self.mu_rule is not None
+
+    def with_mu(self, state: MuState | None) -> "TrainingPlan":
+        """The plan with the mu of its round (`RoundPlan.mu`); None: mu does not adapt."""
+        return self if state is None else replace(self, proximal_mu=state.proximal_mu)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSection(TrainingTerms):
-    """The section [training] of a run file: the terms of every round, and how the learning rate changes."""
+    """The section [training] of a run file: the terms of every round, and how the learning rate and mu change.
+
+    `adaptive_mu`: whether FedProx's mu follows the training loss (`proximal.py`), from `proximal_mu` on in steps of
+    `mu_step`; None: 0.1.
+    """
 
     schedule: RateSchedule = later(factory=RateSchedule)
+    adaptive_mu: bool = later(False)
+    mu_step: float | None = later(None)
+
+    def __post_init__(self) -> None:
+        TrainingTerms.__post_init__(self)  # `super()` does not work in a class with slots
+        if self.adaptive_mu and self.algorithm != "fedprox":
+            raise ValueError(
+                f'adaptive_mu is for algorithm = "fedprox", not for "{self.algorithm}": set algorithm = "fedprox", or '
+                "leave adaptive_mu out"
+            )
+        if self.mu_step is None:
+            return
+        if not self.adaptive_mu:
+            raise ValueError("mu_step has an effect only with adaptive_mu = true: set it, or leave mu_step out")
+        require_within(self.mu_step, "mu_step", MU_STEP_MIN, RATE_MAX)
+
+    @property
+    def adapts_mu(self) -> bool:
+        return self.adaptive_mu
+
+    @property
+    def mu_rule(self) -> MuRule | None:
+        """How mu adapts; None if it does not."""
+        step = MU_STEP if self.mu_step is None else self.mu_step
+        return MuRule(self.proximal_mu, step) if self.adaptive_mu else None
 
     def plan(self, number: int, n_rounds: int, target: int) -> TrainingPlan:
-        """The plan of round `number`, from 1, of `n_rounds`. `target`: of that round, in reports."""
+        """The plan of round `number`, from 1, of `n_rounds`. `target`: of that round, in reports.
+
+        An adaptive mu is not known yet: `TrainingPlan.with_mu` sets it.
+        """
         terms = {key.name: getattr(self, key.name) for key in fields(TrainingTerms)}
+        plan = TrainingPlan(**terms, mu_rule=self.mu_rule)
         if self.schedule == RateSchedule():
-            return TrainingPlan(**terms)
+            return plan
         rates = RatePlan(self.schedule, self.learning_rate, n_rounds, target)
-        return replace(TrainingPlan(**terms), learning_rate=rates.rate(number), rate_plan=rates)
+        return replace(plan, learning_rate=rates.rate(number), rate_plan=rates)
 
 
 def require_options(options: Mapping[str, Option]) -> None:

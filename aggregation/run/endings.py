@@ -8,6 +8,7 @@ from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
+from umbel.aggregation.plans.proximal import LOSS, MuState
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.section import epsilon_after
 from umbel.aggregation.reports import WorkDone
@@ -108,7 +109,7 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
 
 
 def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> RoundShown:
-    """What the round has shown of its updates; an auditor reads the same from its bundle (`audit/chain.py`)."""
+    """What the round has shown of its clients' work; an auditor reads the same from its bundle (`audit/chain.py`)."""
     works = [one.work for one in closing.accepted.values()]
     rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
     return RoundShown(
@@ -117,6 +118,7 @@ def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> RoundShow
         files.update_rms,
         [one.bytes_up for one in record.clients if one.client in closing.accepted],
         [rate for rate in rates if rate is not None],
+        record.metrics.get(LOSS),
     )
 
 
@@ -170,12 +172,21 @@ def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
-    if state.plan.task.may_be_left_out:
-        return _go_on(run, end, known, _numbered_as(state.plan))
+    plan = replace(state.plan, mu=_mu_of_version(run, known, old.version))
+    if plan.task.may_be_left_out:
+        return _go_on(run, end, known, _numbered_as(plan))
     end = replace(end, deleted=_deleted(run, _versions(known, end)))
     if (spent := _spent(run, n_released)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
-    return replace(end, next_state=_again(run, state, record, known))
+    return replace(end, next_state=_again(run, replace(state, plan=plan), record, known))
+
+
+def _mu_of_version(run: Run, known: Known, version: int) -> MuState | None:
+    """The mu of a round that begins with this version's model, as it was before later versions; see `MuRule`."""
+    if (rule := run.file.training.mu_rule) is None:
+        return None
+    records = (one.record for one in known.history)
+    return rule.after_versions((one.rolled_back_to, one.metrics.get(LOSS)) for one in records)[version]
 
 
 def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:

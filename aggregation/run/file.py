@@ -16,6 +16,7 @@ from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import TOTAL_WEIGHT_MAX, Codec
 from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
+from umbel.aggregation.plans.proximal import LOSS
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
 from umbel.aggregation.plans.tensors import ListedKind, TensorRules
 from umbel.aggregation.plans.training import PERSONAL, TrainingPlan, TrainingSection
@@ -109,6 +110,10 @@ class RunFile:
             section = replace(section, **change)
         return section.plan(number, self.rounds.count, self.rounds_of(number).target)
 
+    def training_of(self, plan: RoundPlan) -> TrainingPlan:
+        """The training plan of an attempt: that of its round, with the mu that the rounds before have led to."""
+        return self.training_plan(plan.number).with_mu(plan.mu)
+
     def round_plan(self, number: int, attempt: int) -> RoundPlan:
         """The plan of one attempt at one round, both counted from 1."""
         rounds = self.rounds_of(number)
@@ -173,7 +178,8 @@ class RunFile:
     def first_plan(self, n_values: int) -> RoundPlan:
         """The run's first plan: the canary's, if there is one. `n_values`: of an update."""
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
-        key = codec_key(self.seed, 1)
+        rule, key = self.training.mu_rule, codec_key(self.seed, 1)
+        plan = replace(plan, mu=rule.first if rule else None)
         if self.secure and self.privacy:
             step, clip = self.codec.step_asked, self.codec.clip_norm
             codec, secure = private_numbers(self.privacy, step, clip, plan, n_values, self.rounds.count)
@@ -219,13 +225,14 @@ class RunFile:
     def numbered_after(
         self, following: RoundPlan, before: RoundPlan, shown: RoundShown, summed: SumShown | None = None
     ) -> RoundPlan:
-        """`following`, the plan of the round after `before`, with its codec and secure plans.
+        """`following`, the plan of the round after `before`, with its codec, its secure plan and its mu.
 
         They follow from what `before` has shown of its updates (`shown`) or, if they were masked, of their sum
         (`summed`).
         """
-        number = before.number + 1
+        number, rule = before.number + 1, self.training.mu_rule
         key = codec_key(self.seed, number)
+        following = replace(following, mu=rule.after(before.mu, shown.loss) if rule and before.mu else None)
         if following.task.follows_its_round and self.secure:  # it hands the training after it the numbers that it needs
             training = self.numbered_after(self.round_plan(number, 1), before, shown, summed)
             return following.numbered_as(training)
@@ -281,6 +288,11 @@ class RunFile:
             raise ValueError(
                 'algorithm = "scaffold" makes control variates of whole gradients, but a codec with mode = '
                 '"structured" trains only a part of each: set mode = "sketched", or take another codec'
+            )
+        if self.training.adaptive_mu and any(one.proximal_mu is not None for one in self.override):
+            raise ValueError(
+                "an override sets proximal_mu, but adaptive_mu = true computes it from the training loss: leave one of "
+                "them out"
             )
         if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
             raise ValueError(
@@ -397,6 +409,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
         yield (
             "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
             f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation], or a name to evaluation_counts'
+        )
+    if file.training.adaptive_mu and file.privacy is None and section.metrics != ALL and LOSS not in section.metrics:
+        yield (
+            "adaptive_mu = true compares the training loss of rounds, but the masked sum does not have it: add "
+            f'"{LOSS}" to `metrics` in [secure_aggregation], or leave adaptive_mu out'
         )
     if file.retention.updates != "none":
         yield (
@@ -521,6 +538,11 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
         yield (
             'algorithm = "scaffold" sends a second vector, whose noise would move every later step of each client: '
             "choose another algorithm in [training]"
+        )
+    if file.training.adaptive_mu:
+        yield (
+            "adaptive_mu = true compares the training loss of rounds, which a private run does not say: set "
+            "proximal_mu, and leave adaptive_mu out"
         )
     if ALL in (file.secure.metrics, file.secure.evaluation):
         yield (

@@ -153,6 +153,7 @@ def round_record(
         minimum=state.plan.minimum,
         counts=counts,
         evaluation_counts=evaluation_counts,
+        proximal_mu=state.plan.mu.proximal_mu if state.plan.mu and state.plan.task.sends_updates else None,
     )
 
 

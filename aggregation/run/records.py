@@ -141,6 +141,15 @@ class RoundRecord:
     # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts, and
     # `training.*` or `evaluation.*` for metrics that the sum has no room for.
     not_shown: Mapping[str, str] = later(factory=dict[str, str])
+    proximal_mu: float | None = later(None)  # of a round in which clients trained, where it adapts to the loss
+
+    @property
+    def work_share(self) -> float | None:
+        """The share (0 to 1) of the steps that clients were asked for that those in `reported` did. None if it is
+        unknown: of a secure round only the number of `partial` clients is known.
+        """
+        planned = sum(one.steps_planned for one in self.clients)
+        return sum(one.steps_done for one in self.clients) / planned if planned else None
 
     @property
     def share_of_known(self) -> float:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.vector_update import projections
@@ -29,11 +27,6 @@ _WINDOW_S = 86_400.0  # no check depends on speed
 _MASK = CodecSection("mask", every=2, mode="structured")
 
 
-_FEDAVG: Mapping[str, Any] = MappingProxyType(
-    {"algorithm": "fedavg", "proximal_mu": 0.0, "population": None, "control_variate": "change"}
-)
-
-
 @dataclass(frozen=True, slots=True)
 class PracticeRun:
     """`file`: with rounds of one client and `steps` local steps. `is_own`: whether the user gave the run file."""
@@ -44,7 +37,8 @@ class PracticeRun:
 
     def plain(self) -> LocalPlan:
         """A round's plan, without what is asked of gradients."""
-        training = replace(self.file.training_plan(1), clip_norm=None, evaluate=False, **_FEDAVG)
+        section = replace(_without_proximal_term(self.file.training), clip_norm=None, evaluate=False)
+        training = replace(self.file, training=section).training_plan(1)
         return asked_of_site(training, SEED, run=RUN, client=CLIENT)
 
     def strong(self, key: str, layout: Layout) -> LocalPlan | None:
@@ -54,7 +48,7 @@ class PracticeRun:
         """
         plan, training = self.plain(), self.file.training
         match key:
-            case "proximal_mu" if training.proximal_mu:
+            case "proximal_mu" if training.proximal_mu or training.adaptive_mu:
                 return replace(plan, proximal_mu=max(training.proximal_mu, 0.5 / plan.learning_rate))
             case "clip_norm" if training.clip_norm is not None:
                 return replace(plan, clip_norm=min(training.clip_norm, _TINY_CLIP))
@@ -69,8 +63,7 @@ class PracticeRun:
         """
         training = self.file.training
         training = replace(
-            training,
-            **(_FEDAVG if "proximal_mu" in ignored else {}),
+            _without_proximal_term(training) if "proximal_mu" in ignored else training,
             clip_norm=None if "clip_norm" in ignored else training.clip_norm,
             evaluate="evaluate" not in ignored,
         )
@@ -78,7 +71,7 @@ class PracticeRun:
 
     def of_kill(self) -> RunFile:
         """The file of the round with a kill, whose trainings are those of `plain`."""
-        training = replace(self.file.training, clip_norm=None, evaluate=False, **_FEDAVG)
+        training = replace(_without_proximal_term(self.file.training), clip_norm=None, evaluate=False)
         return replace(self.file, rounds=_rounds(1), training=training, codec=CodecSection())
 
     def secure(self, ignored: frozenset[str], sample_count: int) -> RunFile:
@@ -143,6 +136,14 @@ def practice_run(
         privacy=None,
     )
     return PracticeRun(file, steps, is_own=True)
+
+
+def _without_proximal_term(training: TrainingSection) -> TrainingSection:
+    """The terms as FedAvg has them, for an algorithm that adds something to gradients."""
+    if training.algorithm in ("fedprox", "feddyn", "scaffold"):
+        plain = {"adaptive_mu": False, "mu_step": None, "control_variate": "change"}
+        training = replace(training, algorithm="fedavg", population=None, **plain)  # type: ignore[arg-type]
+    return replace(training, proximal_mu=0.0)
 
 
 def _rounds(count: int) -> RoundsSection:

@@ -56,6 +56,7 @@ def round_columns(records: Sequence[RoundRecord], of_run: Sequence[RoundRecord])
         Column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
         *if_known(Column("data in", 80, ["" if one.secure else f"{one.samples_share:.0%}" for one in records])),
         Column("partial", 30, [str(one.partial) for one in records]),
+        *if_known(Column("steps done", 25, [_steps_done(one) for one in records])),
         Column("no report", 40, [str(one.dropped) for one in records]),
         Column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
         Column("MB down", 10, [f"{one.bytes_down / 1e6:.3g}" for one in records]),
@@ -63,6 +64,7 @@ def round_columns(records: Sequence[RoundRecord], of_run: Sequence[RoundRecord])
         Column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
         *if_known(Column("epsilon so far", 85, epsilons)),
+        *if_known(Column("mu", 45, ["" if one.proximal_mu is None else f"{one.proximal_mu:g}" for one in records])),
         *_training(50, [one.metrics for one in records], of_run),
         *_held_out(60, [one.evaluation for one in records], of_run),
     ]
@@ -302,6 +304,12 @@ def _state(record: RoundRecord) -> str:
     return "" if record.committed else " failed" if record.task.tries_clients else " abandoned"
 
 
+def _steps_done(record: RoundRecord) -> str:
+    """The share of the steps that were done; empty if it is all of them, or unknown."""
+    share = record.work_share
+    return "" if share in (None, 1.0) else f"{share:.0%}"
+
+
 def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     """The share of all known data that was in the round, if any round had absent clients."""
     if not any(one.absent is not None and one.absent.clients and one.samples_selected for one in records):
@@ -367,5 +375,6 @@ def _outcome_of(record: RoundRecord) -> str:
         for where, found in (("training", record.metrics), ("held-out", record.evaluation))
         if found
     ]
+    mu = [] if record.proximal_mu is None else [f"mu {record.proximal_mu:g}"]
     cost = [] if record.epsilon is None else [f"epsilon {record.epsilon:.3g} so far"]
-    return f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *cost])}"
+    return f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *mu, *cost])}"

@@ -189,7 +189,7 @@ def _array_model(model: nn.Module) -> ArrayModel:
 def _config_of(plan: LocalPlan) -> Config:
     """The config of a message: the run's options, and what Flower's own strategies send."""
     found: dict[str, ConfigValue] = {"server-round": plan.round, "lr": plan.learning_rate}
-    if plan.proximal_mu:
+    if plan.proximal_mu or plan.algorithm == "fedprox":  # whose adaptive mu may be 0
         found["proximal-mu"] = plan.proximal_mu
     return {**found, **plan.options}
 

@@ -343,7 +343,7 @@ def terms_sha256(invitation: SecureInvitation) -> str:
 
 def _later_terms(training: TrainingPlan) -> Mapping[str, object]:
     """The terms that plans have gained, where they are not the default. A schedule of the learning rate is one term for
-    all rounds: `check_offer` has compared the rate with it.
+    all rounds, and so is a rule for mu: `check_offer` has compared the rate and mu with them.
     """
     given = ((name, getattr(training, name), default) for name, default in later_fields(TrainingPlan))
     changed: dict[str, object] = {
@@ -351,4 +351,6 @@ def _later_terms(training: TrainingPlan) -> Mapping[str, object]:
     }
     if training.rate_plan is not None:
         changed["learning_rate"] = training.rate_plan.learning_rate
+    if training.mu_rule is not None:
+        changed["proximal_mu"] = training.mu_rule.proximal_mu
     return changed

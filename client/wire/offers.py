@@ -69,15 +69,22 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
 
 
 def _check_training(offer: Assignment) -> None:
-    """Raise `CoordinatorMisbehaved` for a learning rate that is not the one of the schedule that it is said to follow.
+    """Raise `CoordinatorMisbehaved` for a learning rate that is not the one of the schedule that it is said to follow,
+    or a mu that no losses lead to by its rule.
 
-    Sites compare the schedule between rounds, and not the rate.
+    Sites compare the schedule and the rule between rounds, and not the rate and mu.
     """
     training = offer.training
     if training.rate_plan is not None and not training.rate_plan.gives(training.learning_rate, offer.round):
         raise CoordinatorMisbehaved(
             f"the assignment's learning rate is {training.learning_rate:g}, but its schedule gives "
             f"{training.rate_plan.rate(offer.round):g} in round {offer.round}"
+        )
+    n_before = offer.round if offer.task.follows_its_round else offer.round - 1
+    if training.mu_rule is not None and not training.mu_rule.allows(training.proximal_mu, n_before):
+        raise CoordinatorMisbehaved(
+            f"the assignment's proximal_mu is {training.proximal_mu:g}, but from {training.mu_rule.proximal_mu:g} on, "
+            f"in steps of {training.mu_rule.step:g}, no losses lead to it by round {offer.round}"
         )
 
 

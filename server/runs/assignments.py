@@ -30,7 +30,7 @@ class Assignments:
             round=plan.number,
             attempt=plan.attempt,
             model=live.run.model,
-            training=file.training_plan(plan.number),
+            training=file.training_of(plan),
             codec=plan.codec,
             grid=plan.grid,
             sample_count_max=plan.sample_count_max,

@@ -89,7 +89,7 @@ def round_ended(
         rolled_back_to=record.rolled_back_to,
         plan=plan,
         grid=plan.grid,
-        training=run.file.training_plan(plan.number),
+        training=run.file.training_of(plan),
         server_learning_rate=run.file.aggregation.rate(plan.number, run.file.rounds.count, plan.target),
         clients=signed,
         sum=_sum(state, end),

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.aggregation.algorithms.names import Algorithm
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.sim.data.partition.partition import Indices
@@ -34,7 +35,9 @@ class CohortWork:
     @property
     def terms(self) -> dict[str, Any]:
         """What all clients share, as JSON can carry it; `CohortWork.on` is the inverse."""
-        plan = replace(self.plan, rate_plan=None)  # which engines do not need
+        # Engines need neither a schedule nor a rule for mu. "fedprox" without that rule could not have the mu 0.
+        algorithm: Algorithm = "fedavg" if self.plan.algorithm == "fedprox" else self.plan.algorithm
+        plan = replace(self.plan, rate_plan=None, mu_rule=None, algorithm=algorithm)
         return {"plan": asdict(plan), "codec": asdict(self.codec)}
 
     @property

@@ -276,7 +276,7 @@ class Federation:
             round=plan.number,
             attempt=plan.attempt,
             model=self.standing.model,
-            training=file.training_plan(plan.number),
+            training=file.training_of(plan),
             codec=codec,
             grid=plan.grid,
             sample_count_max=plan.sample_count_max,
@@ -343,7 +343,7 @@ class Federation:
 
     def _cohort(self, opened: Training, uplink: Uplink) -> tuple[Cohort, Reports]:
         """The clients of the cohort, their fates, and their reports."""
-        training = self.standing.file.training_plan(opened.plan.number)
+        training = self.standing.file.training_of(opened.plan)
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
         sizes = self.world.population.sizes(numbers)
@@ -366,7 +366,7 @@ class Federation:
     def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
         """Train these clients, note their reports, and take their updates."""
         world, plan, numbers, layout = self.world, ended.plan, cohort.fates.devices, self.model.layout
-        training = self.standing.file.training_plan(plan.number)
+        training = self.standing.file.training_of(plan)
         data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
         seeds = client_seeds(plan, [cohort.names[i] for i in who.tolist()])

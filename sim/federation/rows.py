@@ -67,6 +67,8 @@ class Row:
     evaluation_counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # of held-out data
     declined: int = 0  # clients that declined, or would have if the attempt had lasted
     declined_for: dict[str, int] = field(default_factory=dict[str, int])  # the most frequent reasons, with numbers
+    proximal_mu: float | None = None  # FedProx's, where it adapts to the training loss
+    work_share: float | None = None  # the steps that were done, of those that clients were asked for, as in a record
 
     @property
     def makes_model(self) -> bool:
@@ -133,6 +135,8 @@ class Row:
             train_metrics=dict(record.metrics),
             declined=reasons.total(),
             declined_for=dict(reasons.most_common(REASONS_MAX)),
+            proximal_mu=record.proximal_mu,
+            work_share=record.work_share,
         )
 
 

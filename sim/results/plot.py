@@ -53,7 +53,8 @@ _LOSS = _Quantity(lambda row: row.loss, is_share=False)
 _ASKED = {
     "training loss of all clients": _Quantity(lambda row: row.train_loss_all, is_share=False),
     "dissimilarity of the clients' updates": _Quantity(lambda row: row.update_dissimilarity, is_share=False),
-}  # by title, what `[measure]` may ask for
+    "mu of FedProx": _Quantity(lambda row: row.proximal_mu, is_share=False),
+}  # by title, what `[measure]` or an adaptive mu may ask for
 
 
 def curves(results: Findings) -> Figure:
@@ -288,7 +289,7 @@ def _panels(results: Findings, columns: Mapping[str, Groups]) -> Figure:
 
 
 def _drawn_quantities(results: Findings, columns: Mapping[str, Groups]) -> dict[str, _Quantity]:
-    """What has a row of panels over rounds, by its title: accuracy and loss, and what `[measure]` asked for."""
+    """What has a row of panels over rounds, by its title: accuracy and loss, and what the experiment asked for."""
     measured = _measured(results)
     rows = [row for groups in columns.values() for _, group in groups for one in group for row in one.rows]
     asked = {title: what for title, what in _ASKED.items() if any(what.of(row) is not None for row in rows)}

@@ -180,6 +180,7 @@ def with_algorithm(run_file: str, name: str) -> str:
         "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8',
         "scaffold": 'algorithm = "scaffold", population = 8',
         "scaffold-gradient": 'algorithm = "scaffold", population = 8, control_variate = "gradient"',
+        "adaptive": 'proximal_mu = 0.0, algorithm = "fedprox", adaptive_mu = true, mu_step = 0.25',
     }
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
@@ -205,7 +206,28 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-@pytest.mark.parametrize("name", ["fednova", *at_night("feddyn", "scaffold-gradient")])
+def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss rises twice, and between the rises an attempt is made again."""
+    run_file = RUN.format(name="prox", target=4, over_selection=1.5) + CODECS["float32"] + KEEPS_UPDATES
+    run_file = with_algorithm(run_file, "adaptive").replace("learning_rate = 0.1", "learning_rate = 0.3")
+    over_http_simulated_and_replayed(run_file, "prox", house, tmp_path)
+    assert capsys.readouterr().out.count("the same hash") == 4
+    with house.operator() as operator:
+        ended = operator.progress("prox").ended
+    losses = [one.metrics["loss"] for one in ended if one.committed]
+    assert losses[0] < losses[1] < losses[2]
+    assert [(one.round, one.attempt, one.proximal_mu) for one in ended] == [
+        (1, 1, 0.0),
+        (2, 1, 0.0),
+        (3, 1, 0.25),
+        (3, 2, 0.25),
+        (4, 1, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn", "scaffold-gradient")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
 ) -> None:

@@ -48,7 +48,9 @@ async def versions(house: House, query: str = "") -> list[Json]:
     return list(answer.json())
 
 
-async def train(device: Device, layout: Layout, value: float, evaluation: Json | None = None) -> Json:
+async def train(
+    device: Device, layout: Layout, value: float, evaluation: Json | None = None, metrics: Json | None = None
+) -> Json:
     """Take part in one round of training with an update that is `value` everywhere; its assignment."""
     assignment = await device.work(layout)
     assert assignment["task"] == "training"
@@ -56,6 +58,7 @@ async def train(device: Device, layout: Layout, value: float, evaluation: Json |
     uploaded = await device.upload(assignment["id"], update)
     assert uploaded.status_code == 201, uploaded.text
     measured: Json = {"evaluation": evaluation, "evaluation_sample_count": 5} if evaluation else {}
+    measured |= {"metrics": metrics} if metrics else {}
     answer = await device.report(assignment["id"], update, **measured)
     assert answer.status_code == 200, answer.text
     assert answer.json()["outcome"] == "accepted", answer.text

@@ -323,7 +323,10 @@ def _with(key: str, value: object) -> dict[str, Any]:
             "optimizer": _OPTIMIZER_OF.get(name, "sgd"),
             **({"bias_correction": True} if name == "bias_correction_from" else {}),
         },
-        "training": {"algorithm": "feddyn", "proximal_mu": 0.1} if name == "population" else {},
+        "training": {
+            "population": {"algorithm": "feddyn", "proximal_mu": 0.1},
+            "mu_step": {"algorithm": "fedprox", "adaptive_mu": True},
+        }.get(name, {}),
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:

@@ -1,12 +1,14 @@
 """What an algorithm cannot be combined with is refused with a sentence."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.plans.proximal import MuRule, MuState
+from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.run.file import RunFile
 
 SCAFFOLD = {"algorithm": "scaffold", "population": 8}
@@ -45,6 +47,51 @@ def read(**sections: Any) -> RunFile:
     return TypeAdapter(RunFile).validate_json(json.dumps(table))
 
 
+ADAPTIVE: dict[str, Any] = {"algorithm": "fedprox", "adaptive_mu": True}
+MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"adaptive_mu": True}, 'not for "fedavg": set algorithm = "fedprox"'),
+        ({**FEDDYN, "adaptive_mu": True}, 'not for "feddyn"'),
+        ({"algorithm": "fednova", "adaptive_mu": True}, 'not for "fednova"'),
+        ({"algorithm": "fedprox", "proximal_mu": 0.1, "mu_step": 0.1}, "only with adaptive_mu = true"),
+        ({**ADAPTIVE, "mu_step": 0.0}, "mu_step must lie between"),
+        ({**ADAPTIVE, "mu_step": float("nan")}, "mu_step must lie between"),
+        ({**ADAPTIVE, "proximal_mu": -1.0}, "proximal_mu must lie between"),
+    ],
+)
+def test_a_section_whose_mu_cannot_adapt_is_refused(keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TrainingSection(**keys)
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"override": [{"first_round": 2, "proximal_mu": 0.1}]}, "an override sets proximal_mu"),
+        ({"secure_aggregation": {"metrics": ["accuracy"]}}, "the masked sum does not have it"),
+        ({"secure_aggregation": MASKED, "privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0}}, "a private run"),
+    ],
+)
+def test_a_run_whose_losses_are_not_known_has_no_adaptive_mu(sections: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read(training=ADAPTIVE, **sections)
+    read(training={"algorithm": "fedprox", "proximal_mu": 0.1}, **sections)
+
+
+@pytest.mark.parametrize("sections", [{}, {"secure_aggregation": {}}, {"secure_aggregation": {"metrics": "all"}}])
+def test_an_adaptive_mu_may_begin_at_zero(sections: dict[str, Any]) -> None:
+    file = read(training=ADAPTIVE, **sections)
+    plan = file.first_plan(10)
+    assert plan.mu == MuState(0.0)
+    assert file.training_of(plan) == TrainingPlan(algorithm="fedprox", mu_rule=MuRule(0.0, 0.1))
+    later = file.training_of(replace(plan, mu=MuState(0.3, 1.0, 2)))
+    assert (later.proximal_mu, later.mu_rule) == (0.3, MuRule(0.0, 0.1))
+
+
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
@@ -54,7 +101,7 @@ def read(**sections: Any) -> RunFile:
         (
             {
                 "training": {"algorithm": "fednova"},
-                "secure_aggregation": {"metrics": [], "evaluation": []},
+                "secure_aggregation": MASKED,
                 "privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0},
             },
             "how many steps each client has done, which a private run does not say",

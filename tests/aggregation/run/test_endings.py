@@ -10,6 +10,7 @@ from umbel.aggregation.counts import CountsByName
 from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
+from umbel.aggregation.plans.proximal import MuState
 from umbel.aggregation.plans.round import RoundPlan, Task
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.privacy.section import PrivacySection, epsilon_after
@@ -422,3 +423,98 @@ def test_a_record_says_if_clients_have_more_metrics_than_the_sum_has_room_for(wh
     [(name, why)] = record.not_shown.items()
     assert name == f"{what}.*"
     assert f"list those that matter in `{key}` of [secure_aggregation]" in why
+
+
+# --- an adaptive mu ---------------------------------------------------------------------------------------------------
+
+ADAPTIVE = replace(PLAIN, training=TrainingSection(algorithm="fedprox", adaptive_mu=True))
+RISEN = MuState(0.1, 2.0)
+
+
+def after_losses(file: RunFile, losses: Sequence[float | None], known: Known = KNOWN) -> RoundEnd:
+    """The end of the last of rounds with these losses."""
+    plan, end = file.first_plan(100), None
+    for loss in losses:
+        work = WorkDone(10, 4, 4, "e" * 64, metrics={} if loss is None else {"loss": loss})
+        end = finished(Going(file), closed(plan, work), Files(), known)
+        plan = end.next_state.plan if end.next_state is not None else plan
+    assert end is not None
+    return end
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.0], [1.0, None, 2.0], [1.5, 1.0, 2.0]])
+def test_the_next_mu_follows_from_the_loss_in_the_records(losses: Sequence[float | None]) -> None:
+    end = after_losses(replace(ADAPTIVE, rounds=RoundsSection(9, target=8)), losses)
+    assert end.next_state is not None
+    assert end.next_state.plan.mu == RISEN
+    assert end.record.proximal_mu == 0.0, "that of the round itself"
+
+
+def test_a_mu_that_does_not_adapt_is_in_no_plan_and_no_record() -> None:
+    end = after_losses(replace(PLAIN, training=TrainingSection(algorithm="fedprox", proximal_mu=0.1)), [1.0, 2.0])
+    assert end.next_state is not None
+    assert (end.next_state.plan.mu, end.record.proximal_mu) == (None, None)
+
+
+def test_an_evaluation_and_an_abandoned_attempt_hand_mu_on() -> None:
+    file = replace(ADAPTIVE, evaluation=EvaluationSection(2, 3))
+    evaluates = after_losses(file, [1.0, 2.0]).next_state
+    assert evaluates is not None
+    assert (evaluates.plan.task, evaluates.plan.mu) == (Task.EVALUATION, RISEN)
+    done = closed(evaluates.plan, EvaluationDone(10, {"loss": 9.0}))
+    measured = finished(Going(file), done, EvaluationClosed(), KNOWN)
+    assert measured.next_state is not None
+    assert (measured.next_state.plan.number, measured.next_state.plan.mu) == (3, RISEN)
+    assert measured.record.proximal_mu is None, "its clients do not train"
+    for plan in (evaluates.plan, measured.next_state.plan):
+        again = abandoned(Going(file), failed(plan), KNOWN).next_state
+        assert again is not None
+        assert (again.plan.number, again.plan.mu) == (3, RISEN)
+
+
+def test_a_canary_has_the_first_mu_and_so_has_round_one() -> None:
+    file = replace(ADAPTIVE, canary=CanarySection())
+    plan = file.first_plan(100)
+    assert (plan.task, plan.mu) == (Task.CANARY, MuState(0.0))
+    work = WorkDone(10, 1, 1, "e" * 64, metrics={"loss": 3.0}, probe=Probe(2, 1.0))
+    end = finished(
+        Going(file), closed(plan, work), CanaryClosed({one: CanaryUpdate(work, 100, 0.01) for one in SITES}), KNOWN
+    )
+    assert end.next_state is not None
+    assert (end.next_state.plan.task, end.next_state.plan.mu) == (Task.TRAINING, MuState(0.0))
+    assert end.record.proximal_mu == 0.0
+
+
+@pytest.mark.parametrize("is_evaluation", [False, True])
+def test_a_rollback_comes_with_the_mu_of_its_version(*, is_evaluation: bool) -> None:
+    losses = (None, 1.0, 2.0, 3.0, None, 4.0)  # of versions 0 to 5, of which 4 is a copy of 1
+    history = [
+        KeptVersion(
+            VersionRecord(
+                number,
+                "0" * 64,
+                100,
+                10.0,
+                rolled_back_to=1 if number == 4 else None,
+                metrics={} if loss is None else {"loss": loss},
+            ),
+            "1" * 64,
+        )
+        for number, loss in enumerate(losses)
+    ]
+    plan = ADAPTIVE.evaluation_plan(2) if is_evaluation else ADAPTIVE.round_plan(3, 1)
+    file = replace(ADAPTIVE, evaluation=EvaluationSection(1, 3))
+    states = (MuState(0.0), MuState(0.0, 1.0), RISEN, MuState(0.2, 3.0), MuState(0.0, 1.0), MuState(0.1, 4.0))
+    for version, mu in zip(history, states, strict=True):
+        known = replace(KNOWN, history=history)
+        end = rolled_back(Going(file), failed(replace(plan, mu=MuState(0.1, 4.0))), version, known)
+        assert end.next_state is not None
+        assert (end.next_state.plan.number, end.next_state.plan.mu) == (3, mu)
+
+
+def test_the_loss_of_a_masked_round_is_that_of_its_sum() -> None:
+    file = replace(MASKED, training=ADAPTIVE.training)
+    state = closed(replace(file.first_plan(1000), mu=MuState(0.0, 1.0)), MaskedInput("5" * 64, f"{'A' * 86}=="))
+    end = finished(Going(file), state, MaskedModel(metrics={"loss": 2.0}), KNOWN)
+    assert end.next_state is not None
+    assert end.next_state.plan.mu == RISEN

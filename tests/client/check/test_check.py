@@ -466,6 +466,25 @@ def test_a_run_file_says_what_is_asked_of_gradients() -> None:
     assert [found.verdict_of(key) for key in ("proximal_mu", "clip_norm", "codec")] == ["pass", "skipped", "pass"]
 
 
+@pytest.mark.parametrize(
+    "training",
+    [
+        TrainingSection(algorithm="fedprox", adaptive_mu=True),
+        TrainingSection(algorithm="fedprox", proximal_mu=0.1),
+        TrainingSection(algorithm="feddyn", proximal_mu=0.1, population=30),
+    ],
+    ids=["adaptive", "fedprox", "feddyn"],
+)
+def test_an_algorithm_that_cannot_be_without_mu_is_checked_with_and_without_it(training: TrainingSection) -> None:
+    """An adaptive mu may begin with 0, so a client that ignores it would fail only in a later round."""
+    found = checked(Ward, run_file(training=training))
+    assert not found.wrong, str(found)
+    assert found.verdict_of("proximal_mu") == "pass"
+    if training.algorithm == "fedprox":
+        found = checked(IgnoresGradientRules, run_file(training=training))
+        assert found_by(found, "wrong") == {"proximal_mu"}, str(found)
+
+
 def test_the_rounds_of_a_check_take_the_steps_of_the_run_files_server_optimizer() -> None:
     section = AggregationSection(optimizer="adam", schedule=RateSchedule("cosine"))
     found = checked(Ward, run_file(aggregation=section))

@@ -45,6 +45,27 @@ def test_of_a_private_round_it_is_told_what_the_run_has_cost_with_it() -> None:
     assert line == "round 2: done in 3.0 s, 1 of 3 clients reported; epsilon 5.33 so far"
 
 
+def test_where_mu_adapts_that_of_each_round_is_told() -> None:
+    [line, *_] = told(Events(), replace(NEWS, ended=(replace(ROUND, proximal_mu=0.0),)))
+    assert line == "round 2: done in 3.0 s, 1 of 3 clients reported; training: loss 0.2500; mu 0"
+    rounds = [replace(ROUND, proximal_mu=0.1), replace(ROUND, round=3, proximal_mu=0.2)]
+    cells = {column.head: column.cells for column in round_columns(rounds, rounds)}
+    assert cells["mu"] == ["0.1", "0.2"]
+    assert "mu" not in {column.head for column in round_columns([ROUND], [ROUND])}
+
+
+def test_where_work_is_partial_its_share_of_the_steps_is_shown() -> None:
+    """Of a secure round it is unknown, because its clients say no steps."""
+    whole = ClientRecord("north", Fate.ACCEPTED, "the report counts", 30, steps_done=4, steps_planned=4)
+    part = ClientRecord("south", Fate.PARTIAL, "1 of 4 steps counts", 30, steps_done=1, steps_planned=4)
+    masked = ClientRecord("west", Fate.ACCEPTED, "the report counts", 0)
+    rounds = [replace(ROUND, clients=clients) for clients in ((whole, part), (whole,), (masked,))]
+    assert [one.work_share for one in rounds] == [0.625, 1.0, None]
+    cells = {column.head: column.cells for column in round_columns(rounds, rounds)}
+    assert cells["steps done"] == ["62%", "", ""]
+    assert "steps done" not in {column.head for column in round_columns(rounds[1:], rounds)}
+
+
 def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
     events, away = Events(), (TurnedAway("h4", "its\x1b model does not fit", 1.7e9),)
     told(events, NEWS)

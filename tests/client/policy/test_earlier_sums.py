@@ -14,6 +14,7 @@ from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.masks import NoisePlan
+from umbel.aggregation.plans.proximal import MuRule
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
@@ -541,6 +542,24 @@ def test_what_follows_from_the_round_before_is_free(tmp_path: Path, changes: dic
     Site(tmp_path, policy).is_in(asked(1), ALL)
     Site(tmp_path, policy).is_in(under(asked(2), **changes), ALL)
     Site(tmp_path, policy).is_in(under(asked(3, model=ANOTHER), **changes), ALL)
+
+
+def adaptive(one: SecureInvitation, mu: float, rule: MuRule) -> SecureInvitation:
+    return under(one, training={"algorithm": "fedprox", "proximal_mu": mu, "mu_rule": rule})
+
+
+def test_a_mu_that_adapts_is_one_term_for_all_rounds_and_its_rule_is_another(tmp_path: Path) -> None:
+    policy, rule = SitePolicy(terms_change="refuse"), MuRule(0.5, 0.1)
+    Site(tmp_path, policy).is_in(adaptive(asked(1), 0.5, rule), ALL)
+    Site(tmp_path, policy).is_in(adaptive(asked(6), 0.7, rule), ALL)
+    others = (
+        adaptive(asked(7), 0.7, MuRule(0.5, 0.2)),
+        adaptive(asked(7), 0.7, MuRule(0.6, 0.1)),
+        under(asked(7), training={"algorithm": "fedprox", "proximal_mu": 0.5}),
+    )
+    for other in others:
+        with pytest.raises(AttemptRefused, match="terms_change"):
+            Site(tmp_path, policy).memory.check_invitation(other)
 
 
 def test_other_terms_are_allowed_where_as_many_clients_differ_as_a_sum_has(tmp_path: Path) -> None:

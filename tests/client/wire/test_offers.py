@@ -9,13 +9,15 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
+from umbel.aggregation.plans.proximal import MuRule
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.trust.public_keys import public_key_bytes
+from umbel.aggregation.types import ClientId
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.policy.earlier_sums import terms_sha256
-from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, read_offer
+from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, check_offer, read_offer
 
 DOUBLE = SecureDouble(nn.Linear(30, 10))
 DOUBLE.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
@@ -108,6 +110,33 @@ def test_control_variates_that_would_show_who_has_done_other_steps_are_refused(
     with pytest.raises(CoordinatorMisbehaved, match="would show the change of a client whose number of steps differs"):
         read(offered())
     assert read(offered(control_variate="gradient")).assignment.training.has_control
+
+
+def with_mu(number: int, mu: float, task: Task = Task.TRAINING) -> Assignment:
+    """The offer of this round with a mu that is said to adapt, from 0.5 on."""
+    rule = MuRule(0.5, 0.1)
+    training = replace(OFFERED.training, algorithm="fedprox", proximal_mu=mu, mu_rule=rule)
+    own_id = assignment_id(OFFERED.run, number, OFFERED.attempt, ClientId(WARD), task)
+    return replace(OFFERED, id=own_id, round=number, task=task, training=training)
+
+
+@pytest.mark.parametrize(
+    ("number", "task", "least", "most"),
+    [
+        (1, Task.TRAINING, 0.5, 0.5),
+        (2, Task.TRAINING, 0.5, 0.5),
+        (2, Task.EVALUATION, 0.5, 0.6),
+        (3, Task.TRAINING, 0.5, 0.6),
+        (42, Task.TRAINING, 0.0, 4.5),
+    ],
+)
+def test_a_mu_that_no_losses_lead_to_is_refused(number: int, task: Task, least: float, most: float) -> None:
+    """So a coordinator that is allowed to adapt mu is not allowed to choose it."""
+    for mu in (least, most):
+        check_offer(with_mu(number, mu, task), OFFERED.run, ClientId(WARD), DOUBLE.layout)
+    for mu in (most + 0.01, *([least - 0.01] if least else [])):
+        with pytest.raises(CoordinatorMisbehaved, match=f"no losses lead to it by round {number}"):
+            check_offer(with_mu(number, mu, task), OFFERED.run, ClientId(WARD), DOUBLE.layout)
 
 
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:

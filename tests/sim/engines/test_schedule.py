@@ -1,5 +1,7 @@
 """How cohorts are cut up: all of it, each client once, the longest first."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.engines.cohorts import work_of
+from umbel.aggregation.plans.proximal import MuRule
 from umbel.sim.engines.device import chunks, devices_of, part_of, rows_of_block
-from umbel.sim.engines.work import EngineError
+from umbel.sim.engines.work import CohortWork, EngineError
 
 STEPS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)
 
@@ -65,3 +68,13 @@ def test_workers_are_counted() -> None:
     assert len(devices_of("cpu", None)) >= 1
     with pytest.raises(EngineError, match="at least one worker"):
         devices_of("cpu", 0)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_work_that_goes_to_another_process_keeps_the_rounds_mu_and_not_its_rule(mu: float) -> None:
+    """An adaptive mu may be 0 in a round, which FedProx without a rule may not."""
+    adaptive = work_of([3, 5], [1, 2], proximal_mu=mu, optimizer={"algorithm": "fedprox", "mu_rule": MuRule(0.0, 0.1)})
+    plain = work_of([3, 5], [1, 2], proximal_mu=mu)
+    there = CohortWork.on(adaptive.data, adaptive.arrays, json.loads(json.dumps(adaptive.terms)))
+    assert there.plan == plain.plan
+    assert there.steps.tolist() == [1, 2]

@@ -20,6 +20,7 @@ from umbel.sim.simulation import RUNS_FOLDER
 LEFT = {"codec": {"name": "topk", "share": 0.1, "error_feedback": True}}
 CHANGES_DOWN = {"codec": {"name": "integer"}, "downlink": {"name": "change"}}
 REMEMBERS = {"aggregation": {"optimizer": "adam"}}
+ADAPTS = {"training": {"algorithm": "fedprox", "proximal_mu": 0.0, "adaptive_mu": True, "learning_rate": 2.0}}
 LOSSES = {"fleet": {"dropouts": {"per_round": 0.3, "returns": 0.5}}, "rounds": {"minimum": 5}}
 SCORED = {"engine": {"name": "sequential", "score_every": 2}}
 
@@ -40,6 +41,7 @@ def sized(described: dict[str, Any], count: int) -> dict[str, Any]:
     [
         ({}, (2, 3, 5)),
         (CHANGES_DOWN, (1, 5)),
+        (ADAPTS, (3, 5)),
         *product([LEFT, LOSSES, SCORED, REMEMBERS, {"fleet": None}], [(1, 5)]),
         *at_night(({}, (1, 5)), (CHANGES_DOWN, (2, 3, 5))),
         *at_night(*product([LEFT, LOSSES, SCORED, REMEMBERS, {"fleet": None}], [(2, 3, 5)])),

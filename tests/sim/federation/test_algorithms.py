@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from umbel.client import TorchClient
+from umbel.client.local.batches import split_sizes
 from umbel.sim import simulate
+from umbel.sim.data.population import client_number
 
 Vector = npt.NDArray[np.float64]
 SIZES = (2, 5, 9, 18)
@@ -147,6 +149,75 @@ def test_twenty_rounds_are_those_of_the_paper(name: str) -> None:
     for _ in range(N_ROUNDS):
         expected = round_of_the_paper(expected)
     assert np.abs(simulated(training) - expected).max() < 1e-6
+
+
+class AdaptiveFedProx:
+    """Li et al. 2020, algorithm 2, with the mu of section 5.3, which begins with 1, over given cohorts of clients."""
+
+    def __init__(self) -> None:
+        self.mu, self.mus, self.losses = 1.0, list[float](), list[float]()
+        self._n_falls = 0
+
+    def round(self, w: Vector, cohort: Sequence[int]) -> Vector:
+        self.mus.append(self.mu)
+        changes, losses = list[Vector](), list[float]()
+        for client in cohort:
+            seen = list[Vector]()  # the weights before each step
+
+            def pull(y: Vector, seen: list[Vector] = seen) -> Vector:
+                seen.append(y)
+                return self.mu * (y - w)
+
+            changes.append(local_sgd(w, client, STEPS[client], pull))
+            sizes = split_sizes(SIZES[client], BATCH) * EPOCHS
+            losses.append(float(np.average([loss(y, client) for y in seen], weights=sizes)))
+        weights = [SIZES[client] for client in cohort]
+        self._adapt(float(np.average(losses, weights=weights)))
+        return w + np.average(np.stack(changes), axis=0, weights=weights)
+
+    def _adapt(self, loss: float) -> None:
+        before = self.losses[-1] if self.losses else loss
+        self.losses.append(loss)
+        self._n_falls = self._n_falls + 1 if loss < before else 0
+        if loss > before:
+            self.mu += 0.1
+        elif self._n_falls == 5:
+            self.mu, self._n_falls = max(self.mu - 0.1, 0.0), 0
+
+
+def loss(w: Vector, client: int) -> float:
+    """The cross-entropy of W x, for the one sample that this client has."""
+    scores = w @ INPUTS[client].astype(np.float64)
+    return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[TARGETS[client]])
+
+
+@pytest.mark.parametrize(("target", "rises", "falls"), [(2, True, False), (4, False, True)])
+def test_twenty_rounds_with_an_adaptive_mu_are_those_of_the_paper(target: int, *, rises: bool, falls: bool) -> None:
+    """With two clients in a round the mean loss depends on which two; with all of them it falls in each round."""
+    described: dict[str, Any] = {
+        "rounds": {"count": N_ROUNDS, "target": target, "minimum": target, "over_selection": 1.0},
+        "training": {
+            "local_epochs": EPOCHS,
+            "batch_size": BATCH,
+            "learning_rate": RATE,
+            "algorithm": "fedprox",
+            "proximal_mu": 1.0,
+            "adaptive_mu": True,
+        },
+        "engine": {"name": "sequential"},
+        "measure": {"clients": True},
+    }
+    found = simulate(described, clients=clients()).trials[0]
+    expected, paper = first_weights(), AdaptiveFedProx()
+    for row in found.rows:
+        cohort = [client_number(one["client"]) for one in row.clients]
+        assert len(cohort) == target
+        expected = paper.round(expected, cohort)
+    assert [row.proximal_mu for row in found.rows] == pytest.approx(paper.mus, abs=1e-9)
+    assert [row.train_loss for row in found.rows] == pytest.approx(paper.losses, abs=1e-6)
+    assert np.abs(found.model.state()["weight"].double().numpy() - expected).max() < 1e-6
+    steps = np.diff(paper.mus)
+    assert ((steps > 0).any(), (steps < 0).any()) == (rises, falls)
 
 
 def test_algorithms_differ_by_much_more_than_that() -> None:
