@@ -10,6 +10,7 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
+from umbel.aggregation.run.quantiles import Quantiles
 
 EVALUATION = "evaluation."  # the prefix of metrics of held-out data
 
@@ -141,6 +142,9 @@ class RoundRecord:
     # Why metrics of a masked round are not in it, by `training.NAME` and `evaluation.NAME`; also names of counts, and
     # `training.*` or `evaluation.*` for metrics that the sum has no room for.
     not_shown: Mapping[str, str] = later(factory=dict[str, str])
+    # How `metrics` and `evaluation` differ between clients; empty in secure rounds, in which nobody knows.
+    metric_quantiles: Mapping[str, Quantiles] = later(factory=dict[str, Quantiles])
+    evaluation_quantiles: Mapping[str, Quantiles] = later(factory=dict[str, Quantiles])
 
     @property
     def share_of_known(self) -> float:

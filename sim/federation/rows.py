@@ -55,6 +55,7 @@ class Row:
     groups_accuracy: float | None = None
     groups_accuracy_least: float | None = None
     groups_loss: float | None = None
+    groups_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     update_norm: float | None = None
     update_norm_deviation: float | None = None
     update_spread: float | None = None
@@ -67,6 +68,10 @@ class Row:
     evaluation_counts: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])  # of held-out data
     declined: int = 0  # clients that declined, or would have if the attempt had lasted
     declined_for: dict[str, int] = field(default_factory=dict[str, int])  # the most frequent reasons, with numbers
+    # How `train_metrics` and `evaluation` differ between clients, as in a record; for each metric the fields of
+    # `Quantiles`.
+    train_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    evaluation_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     @property
     def makes_model(self) -> bool:
@@ -133,6 +138,8 @@ class Row:
             train_metrics=dict(record.metrics),
             declined=reasons.total(),
             declined_for=dict(reasons.most_common(REASONS_MAX)),
+            train_quantiles={name: asdict(one) for name, one in record.metric_quantiles.items()},
+            evaluation_quantiles={name: asdict(one) for name, one in record.evaluation_quantiles.items()},
         )
 
 
