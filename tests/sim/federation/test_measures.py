@@ -29,6 +29,7 @@ from umbel.sim.federation.measures import CannotMeasure, MeasureSection, UpdateS
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.window import DeviceTime
 from umbel.sim.results.findings import BestSoFar
+from umbel.sim.results.frames import flat
 from umbel.sim.results.quantile_plot import quantile_plot
 
 HERE = __name__
@@ -159,7 +160,7 @@ def test_the_worst_and_the_tenth_of_the_groups_are_in_the_table_and_drawn_behind
     assert np.asarray(worst)[-1] == found["least"]
     assert np.asarray(mean)[-1] == last.groups_accuracy
     assert len(axes.collections) == 1, "the band"
-    assert results.frame()["groups_quantiles.accuracy.p10"].iloc[-1] == found["p10"]
+    assert flat(list(results.rows)[-1])["groups_quantiles.accuracy.p10"] == found["p10"]
     assert quantile_plot(simulate(table(rounds={"count": 1}))) is None
 
 
