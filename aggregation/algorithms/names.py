@@ -2,4 +2,4 @@
 
 from typing import Literal, TypeAlias
 
-Algorithm: TypeAlias = Literal["fedavg", "fedprox", "feddyn", "fednova"]
+Algorithm: TypeAlias = Literal["fedavg", "fedprox", "feddyn", "fednova", "qfedavg"]

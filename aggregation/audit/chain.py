@@ -8,10 +8,12 @@ was cut off, or that the holder of the audit key made it up anew. So note heads 
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, FairReport
 from umbel.aggregation.audit.bundle import (
     FORMAT,
     AuditFailed,
@@ -374,6 +376,16 @@ def steps_done_of(one: Participant) -> int:
     return _number_of(one, "steps_done", "number of steps")
 
 
+def fair_report_of(one: Participant) -> FairReport:
+    """What a report says for q-FedAvg. Raises `AuditFailed`."""
+    metrics = _work(one).get("metrics")
+    said = [metrics.get(name) if isinstance(metrics, dict) else None for name in (START_LOSS, CHANGE_NORM)]
+    loss, norm = (float(value) if isinstance(value, int | float) else math.nan for value in said)
+    if one.weight is None or not (0 <= loss < math.inf and 0 <= norm < math.inf):
+        raise AuditFailed(f"the report of {one.client} does not say the {START_LOSS} and the {CHANGE_NORM}")
+    return FairReport(one.weight, loss, norm)
+
+
 def _number_of(one: Participant, key: str, what: str) -> int:
     count = _work(one).get(key)
     if not isinstance(count, int):
@@ -408,7 +420,7 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
     training = section_of(run_file, "training", TrainingSection)
-    for key in ("algorithm", "population"):
+    for key in ("algorithm", "population", "q", "loss_max", "lipschitz"):
         is_same = getattr(ended.training, key) == getattr(training, key)
         _require(is_same, f"its {key} in `training` is not that of the run file")
     aggregation = run_file.get("aggregation")

@@ -49,13 +49,13 @@ from umbel.aggregation.types import ROUNDS_MAX
 class ServerStep:
     """The optimizer of the server, and its rate in this round.
 
-    `effective_steps`: by which the mean change of weights is multiplied first, where clients have divided theirs by
-    their steps (`algorithms/fednova.py`).
+    `factor`: by which the mean change of weights is multiplied first, where clients have divided theirs by their steps
+    (`algorithms/fednova.py`), or multiplied them by what their loss weighs (`algorithms/qfedavg.py`).
     """
 
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
-    effective_steps: float = 1.0
+    factor: float = 1.0
     target: int = 1  # of the round's plan, in reports
 
     @classmethod
@@ -65,11 +65,11 @@ class ServerStep:
         number: int,
         n_rounds: int,
         target: int,
-        effective_steps: float = 1.0,
+        factor: float = 1.0,
     ) -> "ServerStep":
         """The step of round `number` of a run with these sections. `target`: of the round's plan."""
         rate = sections[0].rate(number, n_rounds, target)
-        return cls(optimizer_of(*sections), rate, effective_steps, target)
+        return cls(optimizer_of(*sections), rate, factor, target)
 
     @property
     def remembers(self) -> bool:
@@ -145,7 +145,7 @@ def next_pieces(
             continue
         changes = partial(_change, mean, places[spec.name])
         if spec.is_stepped:
-            yield from stepping.moved(all_of_it, partial(_stretched, changes, step.effective_steps))
+            yield from stepping.moved(all_of_it, partial(_stretched, changes, step.factor))
             continue
         rate = step.rate if not step.remembers else 1.0
         for piece in all_of_it:

@@ -389,6 +389,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
             f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation], or a name to evaluation_counts'
         )
+    if file.training.fair_terms is not None:
+        yield (
+            'algorithm = "qfedavg" weighs each client by the loss that it reports, and masks hide each client\'s '
+            "report: choose another algorithm in [training], or leave [secure_aggregation] out"
+        )
     if file.retention.updates != "none":
         yield (
             "a masked update is useless after its round, so it is not kept: set updates = "

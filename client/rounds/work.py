@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, loss_weight
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
@@ -46,6 +47,7 @@ class Trained:
     step_s: float  # of one step, without the first one if possible
     was_stopped: bool = False  # whether `should_stop` returned a reason
     could_go_on: bool = False  # whether it ended by itself with time for more steps
+    start_loss: float | None = None  # under q-FedAvg: of the round's model, over the training data
 
 
 def asked_of_site(
@@ -99,6 +101,7 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     app.prepare(plan)
     evaluation, evaluate_s = _timed_evaluation(app) if plan.evaluate else (None, 0.0)
+    start_loss = _start_loss(app) if plan.weighs_by_loss else None
     asks, started = _StopQuestions(plan), time.perf_counter()
     plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
     result = app.train(app.model, plan)
@@ -109,7 +112,24 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     if plan.evaluate_after and _has_time(plan, evaluate_s):
         evaluation = with_personal(evaluation, evaluated(app))
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
-    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on, start_loss)
+
+
+def _start_loss(app: Client) -> float:
+    """What the site's `training_loss` says. Raises `WorkRefused` for nothing, and for what is no loss."""
+    loss = app.training_loss(app.model)
+    if loss is None:
+        raise WorkRefused(
+            "the run weighs each client by its loss (q-FedAvg), and this client's code does not say it: write a "
+            "training_loss that returns the model's mean loss over the training data, or ask the operator for another "
+            "algorithm"
+        )
+    if not 0 <= (found := float(loss)) <= METRIC_ABS_MAX:  # also refuses a NaN
+        raise WorkRefused(
+            "training_loss must return a finite loss that is not negative, because q-FedAvg takes its powers: the "
+            "model has diverged, or the loss is of another kind"
+        )
+    return found
 
 
 def _timed_evaluation(app: Client) -> tuple[Evaluation | None, float]:
@@ -247,6 +267,7 @@ def save_work(
     `bandwidth`: as measured, for a canary's report.
     """
     with unfit_refused(offer):
+        done = with_fair_metrics(shared, lambda: load_model(start, shared.layout), offer, done)
         sha256, update_bytes = _save_update(shared, start, offer, done, store)
     pending = PendingReport(offer.id, work_done(app, done, sha256, offer, bandwidth), update_bytes)
     store.save_report(pending)
@@ -278,7 +299,14 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trai
     codec = codec_for(offer.codec, offer.grid, shared.layout)
 
     def encode(device: torch.device) -> tuple[str, int]:
-        change = partial(weight_changes, shared, start, device, per_steps=steps_to_divide_by(offer, done))
+        change = partial(
+            weight_changes,
+            shared,
+            start,
+            device,
+            per_steps=steps_to_divide_by(offer, done),
+            weight=weight_to_multiply_by(offer, done),
+        )
         if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
             return store.save_update(codec.encode(change, offer.rank))
         version = offer.model.version
@@ -291,15 +319,40 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trai
 
 
 def weight_changes(
-    shared: SharedState, start: Path, device: torch.device = CPU, *, per_steps: int | None = None
+    shared: SharedState,
+    start: Path,
+    device: torch.device = CPU,
+    *,
+    per_steps: int | None = None,
+    weight: float | None = None,
 ) -> Iterator[torch.Tensor]:
     """The change since the model file `start`, as `SharedState.changes`. Memory does not hold the start weights."""
-    return shared.changes(load_model(start, shared.layout), device, per_steps=per_steps)
+    return shared.changes(load_model(start, shared.layout), device, per_steps=per_steps, weight=weight)
 
 
 def steps_to_divide_by(offer: Assignment, done: Trained) -> int | None:
     """The steps by which FedNova divides this change; None under other algorithms."""
     return done.result.steps_done if offer.training.is_normalised else None
+
+
+def weight_to_multiply_by(offer: Assignment, done: Trained) -> float | None:
+    """The weight by which q-FedAvg multiplies this change; None under other algorithms."""
+    terms = offer.training.fair_terms
+    return None if terms is None or done.start_loss is None else loss_weight(done.start_loss, terms)
+
+
+def with_fair_metrics(shared: SharedState, start: Callable[[], State], offer: Assignment, done: Trained) -> Trained:
+    """The training with the metrics that q-FedAvg needs; as it is under other algorithms.
+
+    `start`: reads the weights that it began with. Raises `NonFiniteUpdate` for a change that has no norm.
+    """
+    if offer.training.fair_terms is None or done.start_loss is None:
+        return done
+    norm = shared.change_norm(start())
+    if not norm <= METRIC_ABS_MAX:  # also refuses a NaN
+        raise NonFiniteUpdate("the training diverged: the norm of the change is not finite, or beyond all bounds")
+    fair = {START_LOSS: done.start_loss, CHANGE_NORM: norm}
+    return replace(done, result=replace(done.result, metrics={**done.result.metrics, **fair}))
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from umbel.aggregation.algorithms.feddyn import next_pull
 from umbel.aggregation.algorithms.fednova import normalised
+from umbel.aggregation.algorithms.qfedavg import weighed
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.aggregation.stated_order import norm_of_pieces
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.training.encoding_device import CPU, encoding_device
@@ -101,10 +103,13 @@ class SharedState:
         """The device on which the model's update is encoded."""
         return encoding_device(self._model)
 
-    def changes(self, before: State, device: torch.device = CPU, *, per_steps: int | None = None) -> Iterator[Tensor]:
+    def changes(
+        self, before: State, device: torch.device = CPU, *, per_steps: int | None = None, weight: float | None = None
+    ) -> Iterator[Tensor]:
         """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
         `per_steps`: the steps done, by which FedNova divides what the server's optimizer moves; None: nothing is.
+        `weight`: by which q-FedAvg multiplies it; None: nothing is.
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors,
         or has unfrozen a parameter that this client does not send.
@@ -115,7 +120,15 @@ class SharedState:
         for spec, piece in self.layout.update.pieces():
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             change = weight_change(spec, values[piece].to(device), start_values[piece].to(device))
-            yield change if per_steps is None or not spec.is_stepped else normalised(change, per_steps)
+            if spec.is_stepped and per_steps is not None:
+                change = normalised(change, per_steps)
+            yield change if weight is None or not spec.is_stepped else weighed(change, weight)
+
+    def change_norm(self, before: State) -> float:
+        """The L2 norm of the change since the weights `before`, of what the server's optimizer moves."""
+        specs = (spec for spec, _ in self.layout.update.pieces())
+        changes = zip(specs, self.changes(before), strict=True)
+        return norm_of_pieces(change for spec, change in changes if spec.is_stepped)
 
     def next_pulls(self, before: State, pulls: State, alpha: float) -> dict[str, Tensor]:
         """FedDyn's pulls after a training from the weights `before`: of each tensor that the server's step moves,

@@ -59,6 +59,7 @@ from umbel.sim.federation.uplink import (
     next_pulls,
     probe_of,
     sent_part,
+    weigh,
 )
 from umbel.sim.federation.window import (
     Cohort,
@@ -369,6 +370,10 @@ class Federation:
         if reports.held is not None:
             measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
+        terms, start_losses = training.fair_terms, list[float]()
+        if terms is not None:
+            measured_of_each = self._evaluations(data)
+            start_losses = [one.evaluation.get("loss", math.nan) if one else math.nan for one in measured_of_each]
         start = start_vector(self.model.layout, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
         names = [cohort.names[i] for i in who.tolist()]
@@ -390,6 +395,9 @@ class Federation:
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
             if training.is_normalised:
                 divide_by_steps(self.model.layout, changes.values, [reports.works[i].steps_done for i in ranks])
+            if terms is not None:
+                losses = [start_losses[position] for position in changes.positions.tolist()]
+                reports.note_fair(ranks, losses, weigh(self.model.layout, changes.values, losses, terms))
             sent = sent_part(self.model.layout, changes.values)
             uplink.add(names, sent, works, weights)
             self._note(names, sent, works, weights, uplink.refused)
@@ -535,7 +543,7 @@ class Federation:
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
         totals, training = found.totals, file.training_plan(closing.plan.number)
-        steps = closing.effective_steps(training) if totals is None else totals.effective_steps
+        steps = closing.factor(training) if totals is None else totals.effective_steps
         step = ServerStep.of(file.server_sections, closing.plan.number, file.rounds.count, closing.plan.target, steps)
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)

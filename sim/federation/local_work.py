@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
@@ -162,6 +163,11 @@ class Reports:
         for rank, loss in zip(ranks, losses, strict=True):
             if math.isfinite(loss):
                 self._metrics[rank]["loss"] = loss
+
+    def note_fair(self, ranks: Sequence[int], losses: Iterable[float], norms: Iterable[float]) -> None:
+        """Note what clients report under q-FedAvg."""
+        for rank, loss, norm in zip(ranks, losses, norms, strict=True):
+            self._metrics[rank] |= {START_LOSS: loss, CHANGE_NORM: norm}
 
     def note_probes(self, ranks: Sequence[int], probes: Iterable[Probe]) -> None:
         for rank, probe in zip(ranks, probes, strict=True):

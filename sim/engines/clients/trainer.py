@@ -30,6 +30,8 @@ from umbel.client.rounds.work import (
     steps_to_divide_by,
     train_from,
     unfit_refused,
+    weight_to_multiply_by,
+    with_fair_metrics,
     with_kept,
     work_done,
 )
@@ -80,8 +82,9 @@ class ClientTrainer:
             _require_stopped(client, done, int(work.steps_max[position]))
             client.shared.require_base()
             with unfit_refused(offer):
-                per_steps = steps_to_divide_by(offer, done)
-                _write(client.shared.changes(self._weights, per_steps=per_steps), row)
+                done = with_fair_metrics(client.shared, lambda: self._weights, offer, done)
+                per_steps, weight = steps_to_divide_by(offer, done), weight_to_multiply_by(offer, done)
+                _write(client.shared.changes(self._weights, per_steps=per_steps, weight=weight), row)
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:
                 wait = partial(work.states.wait, client.number, offer.run, offer.model.version)

@@ -88,6 +88,27 @@ def fednova(w: Vector) -> Vector:
     return w + effective * mean([local_sgd(w, i, n) / n for i, n in enumerate(STEPS)])
 
 
+Q = 2.0
+
+
+def loss(w: Vector, client: int) -> float:
+    """The cross-entropy of W x, for the one sample that this client has."""
+    scores = w @ INPUTS[client].astype(np.float64)
+    return float(np.log(np.exp(scores).sum()) - scores[TARGETS[client]])
+
+
+def qfedavg(w: Vector) -> Vector:
+    """Li et al. 2020 (q-FedAvg), algorithm 2, with L = 1 / learning rate. All clients take part, and in the place of
+    the draws are weights of the clients.
+    """
+    steps, bounds = list[Vector](), list[float]()
+    for i, n in enumerate(STEPS):
+        found, gradients = loss(w, i), -local_sgd(w, i, n) / RATE
+        steps.append(found**Q * gradients)
+        bounds.append(Q * found ** (Q - 1) * float((gradients**2).sum()) + found**Q / RATE)
+    return w - mean(steps) / float(np.average(bounds, weights=SIZES))
+
+
 ALPHA = 2.0
 
 
@@ -112,6 +133,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[], Callable[[Vector], Vect
     "fedavg": ({}, lambda: fedavg),
     "fedprox": ({"algorithm": "fedprox", "proximal_mu": 0.3}, lambda: fedprox),
     "fednova": ({"algorithm": "fednova"}, lambda: fednova),
+    "qfedavg": ({"algorithm": "qfedavg", "q": Q, "loss_max": 4.0}, lambda: qfedavg),
     "feddyn": ({"algorithm": "feddyn", "proximal_mu": ALPHA, "population": 4}, FedDyn),
 }
 
