@@ -18,7 +18,7 @@ OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 POPULATION_MAX = 1 << 40
-Q_MAX, LOSS_MAX_LEAST, LOSS_MAX_MOST = 16.0, 1e-6, 1e6
+Q_MAX, LOSS_MAX_LEAST, LOSS_MAX_MOST, LIPSCHITZ_MAX = 16.0, 1e-6, 1e6, 1e12
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
@@ -102,7 +102,7 @@ class TrainingTerms:
         require_within(self.q, "q", 0.0, Q_MAX)
         require_within(self.loss_max, "loss_max", LOSS_MAX_LEAST, LOSS_MAX_MOST)
         if self.lipschitz is not None:
-            require_within(self.lipschitz, "lipschitz", RATE_MIN, 1.0 / RATE_MIN)
+            require_within(self.lipschitz, "lipschitz", RATE_MIN, LIPSCHITZ_MAX)
 
     def _require_algorithm(self) -> None:
         """Raise `ValueError` for an algorithm that is unknown, or that the other terms contradict."""

@@ -372,8 +372,9 @@ class Federation:
             reports.note_evaluations(who.tolist(), measured)
         terms, start_losses = training.fair_terms, list[float]()
         if terms is not None:
-            measured_of_each = self._evaluations(data)
-            start_losses = [one.evaluation.get("loss", math.nan) if one else math.nan for one in measured_of_each]
+            meter = self._meter()
+            meter.load(self.model.layout.full_state(self.model.published))
+            start_losses = meter.training_losses(data)
         start = start_vector(self.model.layout, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
         names = [cohort.names[i] for i in who.tolist()]

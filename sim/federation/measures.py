@@ -149,7 +149,7 @@ class Measured:
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
-def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, float | None]:
+def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, Any]:
     """The fields of `Measured` about a round's updates."""
     if found is None or not section.updates:
         return {}

@@ -300,9 +300,9 @@ def _groups_mean(one: TrialResult) -> float | None:
 def _groups_quantile(one: TrialResult, which: Literal["least", "p10"]) -> float | None:
     """Of the last model's accuracies over those that `_groups_mean` is the mean of."""
     if found := quantiles(one.groups.items()).get("accuracy"):
-        return getattr(found, which)
+        return found.least if which == "least" else found.p10
     measured = one.scored[-1].groups_quantiles.get("accuracy") if one.scored else None
-    return None if measured is None else measured[which]
+    return None if measured is None else float(measured[which])
 
 
 def _estimated(values: Iterable[float | None]) -> Estimate | None:

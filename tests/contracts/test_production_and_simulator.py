@@ -175,7 +175,11 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
 
 
 def with_algorithm(run_file: str, name: str) -> str:
-    keys = {"fednova": 'algorithm = "fednova"', "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8'}
+    keys = {
+        "fednova": 'algorithm = "fednova"',
+        "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8',
+        "qfedavg": 'algorithm = "qfedavg", q = 1.5, loss_max = 5.0',
+    }
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
 
@@ -196,6 +200,17 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     more = CODECS["integer"] + '\n[aggregation]\noptimizer = "momentum"' + KEEPS_UPDATES
     run_file = with_algorithm(RUN.format(name="nova", target=4, over_selection=1.5) + more, "fednova")
     over_http_simulated_and_replayed(run_file, "nova", house, tmp_path)
+    assert capsys.readouterr().out.count("the same hash") == 4
+
+
+def test_qfedavg_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step of each round follows from what clients say of their losses and norms, which the replay reads in their
+    signed reports.
+    """
+    run_file = with_algorithm(RUN.format(name="fair", target=4, over_selection=1.5) + KEEPS_UPDATES, "qfedavg")
+    over_http_simulated_and_replayed(run_file, "fair", house, tmp_path)
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
