@@ -92,7 +92,7 @@ def log2(value: float) -> float:
 
 
 def power(base: float, exponent: float) -> float:
-    """base^exponent of a base above zero, with a relative error of at most 1e-12 times the exponent (and 1e-14)."""
+    """base^exponent of a base above zero. Its relative error is at most 2^-40 times the exponent, and 2^-40."""
     return _exp2(exponent * log2(base))
 
 

@@ -151,6 +151,10 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError(f"its window is {offer.window_s} s, but must be above 0 and at most {WINDOW_S_MAX:.0f} s")
     if offer.plan.is_normalised != assignment.training.is_normalised:
         raise ValueError("its plan and its algorithm do not agree whether updates are divided by the steps done")
+    if assignment.training.fair_terms is not None:
+        raise ValueError(
+            "its algorithm is q-FedAvg, which needs each client's loss, and a masked update does not say it"
+        )
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
             "it weights clients by how often they were drawn, and only the coordinator knows the draw. The coordinator "
