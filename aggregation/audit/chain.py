@@ -377,13 +377,15 @@ def steps_done_of(one: Participant) -> int:
 
 
 def fair_report_of(one: Participant) -> FairReport:
-    """What a report says for q-FedAvg. Raises `AuditFailed`."""
-    metrics = _work(one).get("metrics")
-    said = [metrics.get(name) if isinstance(metrics, dict) else None for name in (START_LOSS, CHANGE_NORM)]
-    loss, norm = (float(value) if isinstance(value, int | float) else math.nan for value in said)
-    if one.weight is None or not (0 <= loss < math.inf and 0 <= norm < math.inf):
-        raise AuditFailed(f"the report of {one.client} does not say the {START_LOSS} and the {CHANGE_NORM}")
-    return FairReport(one.weight, loss, norm)
+    """What a report says for q-FedAvg, read as the coordinator read it, which takes "2" as 2. Raises `AuditFailed`."""
+    try:
+        loss, norm = (float(_work(one)["metrics"][name]) for name in (START_LOSS, CHANGE_NORM))
+        is_valid = one.weight is not None and 0 <= loss < math.inf and 0 <= norm < math.inf
+    except (KeyError, TypeError, ValueError, OverflowError):
+        is_valid, loss, norm = False, 0.0, 0.0
+    if not is_valid:
+        raise AuditFailed(f"the report of {one.client} does not say its {START_LOSS} and its {CHANGE_NORM}")
+    return FairReport(one.weight or 0, loss, norm)
 
 
 def _number_of(one: Participant, key: str, what: str) -> int:

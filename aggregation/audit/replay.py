@@ -109,7 +109,7 @@ def _factor(ended: RoundEnded) -> float:
 
     Raises `AuditFailed`.
     """
-    if (terms := ended.training.fair_terms) is not None:
+    if (terms := ended.training.fair_terms) is not None and ended.accepted:
         return step_factor([fair_report_of(one) for one in ended.accepted], terms)
     if not ended.training.is_normalised:
         return 1.0

@@ -1,6 +1,5 @@
 """q-FedAvg's parts: what a client multiplies by, what the mean is multiplied by, and what a false claim can do."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -16,22 +15,10 @@ from umbel.aggregation.algorithms.qfedavg import (
     step_factor,
     weighed,
 )
-from umbel.aggregation.stated_order import power
 
 TERMS = FairTerms(2.0, 4.0, 10.0)
 LOSSES = st.floats(0.01, 4.0)
 REPORTS = st.lists(st.builds(FairReport, st.integers(1, 1 << 20), LOSSES, st.floats(0.5, 2.0)), min_size=1, max_size=40)
-
-
-@given(st.floats(1e-12, 1e12), st.floats(0.0, 16.0))
-def test_powers_are_those_of_the_c_library_within_their_bound(base: float, exponent: float) -> None:
-    expected = math.pow(base, exponent)
-    assert power(base, exponent) == pytest.approx(expected, rel=2.0**-40 * (1.0 + exponent))
-
-
-@given(st.floats(1e-6, 1e6), st.floats(0.0, 16.0))
-def test_a_power_of_one_and_a_zeroth_power_are_exactly_one(base: float, exponent: float) -> None:
-    assert power(base, 0.0) == power(1.0, exponent) == 1.0
 
 
 @given(REPORTS, st.floats(0.0, 5.0))
