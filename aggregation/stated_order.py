@@ -8,6 +8,7 @@ torch's square roots. Python's own `sum` has no fixed order of floats either: fr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,11 @@ def norm(values: Tensor) -> float:
     return math.sqrt(sum_of_squares(values))
 
 
+def norm_of_pieces(pieces: Iterable[Tensor]) -> float:
+    """The L2 norm of a vector that comes in pieces, float32; it may depend on where the vector is cut."""
+    return math.sqrt(math.fsum(sum_of_squares(piece) for piece in pieces))
+
+
 def _rows_at_once(values: Tensor) -> int:
     return 1 if values.device.type == "cpu" else 256
 
@@ -83,6 +89,22 @@ def log2(value: float) -> float:
         if mantissa >= 2:
             mantissa, digits = mantissa / 2, digits + 1
     return math.ldexp(digits, -_DIGITS)
+
+
+def power(base: float, exponent: float) -> float:
+    """base^exponent of a base above zero. Its relative error is at most 2^-40 times the exponent, and 2^-40."""
+    return _exp2(exponent * log2(base))
+
+
+def _exp2(exponent: float) -> float:
+    """2^exponent. Its fraction is read bit by bit, and each bit multiplies by a root of two."""
+    whole = math.floor(exponent)
+    fraction, root, found = exponent - whole, 2.0, 1.0
+    for _ in range(_DIGITS):
+        root, fraction = math.sqrt(root), 2 * fraction
+        if fraction >= 1:
+            fraction, found = fraction - 1, found * root
+    return math.ldexp(found, whole)
 
 
 def _halved(value: float) -> tuple[float, int]:

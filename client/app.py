@@ -35,6 +35,13 @@ class Client(ABC):
         """Measure `model`, which holds the global weights, on held-out data; None if there are none."""
         return None
 
+    def training_loss(self, model: nn.Module) -> float | None:
+        """The mean loss of `model`, which holds the global weights, over the training data; None if it is not measured.
+
+        Called before `train`, and only in runs with the algorithm q-FedAvg, which need it.
+        """
+        return None
+
     def shares(self, name: str) -> TensorKind | None:
         """What of the tensor with this name in the state dict travels; None: as the run file's [tensors] says.
 

@@ -2,5 +2,5 @@
 
 from typing import Literal, TypeAlias
 
-Algorithm: TypeAlias = Literal["fedavg", "fedprox", "scaffold", "feddyn", "fednova"]
+Algorithm: TypeAlias = Literal["fedavg", "fedprox", "scaffold", "feddyn", "fednova", "qfedavg"]
 ControlVariate: TypeAlias = Literal["change", "gradient"]  # how a client of "scaffold" makes its next one

@@ -8,10 +8,12 @@ was cut off, or that the holder of the audit key made it up anew. So note heads 
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, FairReport
 from umbel.aggregation.audit.adaptive_mu import MuChecks
 from umbel.aggregation.audit.bundle import (
     FORMAT,
@@ -378,6 +380,18 @@ def steps_done_of(one: Participant) -> int:
     return _number_of(one, "steps_done", "number of steps")
 
 
+def fair_report_of(one: Participant) -> FairReport:
+    """What a report says for q-FedAvg, read as the coordinator read it, which takes "2" as 2. Raises `AuditFailed`."""
+    try:
+        loss, norm = (float(_work(one)["metrics"][name]) for name in (START_LOSS, CHANGE_NORM))
+        is_valid = one.weight is not None and 0 <= loss < math.inf and 0 <= norm < math.inf
+    except (KeyError, TypeError, ValueError, OverflowError):
+        is_valid, loss, norm = False, 0.0, 0.0
+    if not is_valid:
+        raise AuditFailed(f"the report of {one.client} does not say its {START_LOSS} and its {CHANGE_NORM}")
+    return FairReport(one.weight or 0, loss, norm)
+
+
 def _number_of(one: Participant, key: str, what: str) -> int:
     count = _work(one).get(key)
     if not isinstance(count, int):
@@ -412,7 +426,7 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
     training = section_of(run_file, "training", TrainingSection)
-    for key in ("algorithm", "population", "control_variate"):
+    for key in ("algorithm", "population", "control_variate", "q", "loss_max", "lipschitz"):
         is_same = getattr(ended.training, key) == getattr(training, key)
         _require(is_same, f"its {key} in `training` is not that of the run file")
     aggregation = run_file.get("aggregation")

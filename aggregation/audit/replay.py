@@ -7,8 +7,9 @@ files of that model must have the hashes in the bundle's `model_out`.
 from collections.abc import Iterable
 
 from umbel.aggregation.algorithms.fednova import effective_steps, weighted_steps
+from umbel.aggregation.algorithms.qfedavg import step_factor
 from umbel.aggregation.audit.bundle import AuditFailed, Participant, RoundEnded
-from umbel.aggregation.audit.chain import steps_done_of
+from umbel.aggregation.audit.chain import fair_report_of, steps_done_of
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.downlink.publishing import Publication, write_next_master
@@ -45,7 +46,7 @@ class Replay:
             ended.server_learning_rate,
             (aggregation, ended.training),
             ended.plan.target,
-            _effective_steps(ended),
+            _factor(ended),
             len(ended.accepted),
         )
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
@@ -103,8 +104,13 @@ class Replay:
         return self._ranks[ClientId(one.client)]
 
 
-def _effective_steps(ended: RoundEnded) -> float:
-    """FedNova's tau_eff, by what the clients have reported; 1 under other algorithms. Raises `AuditFailed`."""
+def _factor(ended: RoundEnded) -> float:
+    """FedNova's tau_eff or q-FedAvg's c, by what the clients have reported; 1 under other algorithms.
+
+    Raises `AuditFailed`.
+    """
+    if (terms := ended.training.fair_terms) is not None and ended.accepted:
+        return step_factor([fair_report_of(one) for one in ended.accepted], terms)
     if not ended.training.is_normalised:
         return 1.0
     counted = weighted_steps((one.weight or 0, steps_done_of(one)) for one in ended.accepted)

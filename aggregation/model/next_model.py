@@ -51,13 +51,13 @@ from umbel.aggregation.types import ROUNDS_MAX
 class ServerStep:
     """The optimizer of the server, and its rate in this round.
 
-    `effective_steps`: by which the mean change of weights is multiplied first, where clients have divided theirs by
-    their steps (`algorithms/fednova.py`).
+    `factor`: by which the mean change of weights is multiplied first, where clients have divided theirs by their steps
+    (`algorithms/fednova.py`), or multiplied them by what their loss weighs (`algorithms/qfedavg.py`).
     """
 
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
-    effective_steps: float = 1.0
+    factor: float = 1.0
     target: int = 1  # of the round's plan, in reports
     control_rate: float = 0.0  # of control variates
 
@@ -69,14 +69,14 @@ class ServerStep:
         n_rounds: int,
         target: int,
         *,
-        effective_steps: float = 1.0,
+        factor: float = 1.0,
         n_clients: int = 1,
     ) -> "ServerStep":
         """The step of round `number` of a run with this [aggregation], and of a round with this plan of training.
 
         `target`: of the round's plan. `n_clients`: in the mean.
         """
-        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, target, effective_steps, n_clients)
+        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, target, factor, n_clients)
 
     @classmethod
     def at_rate(
@@ -84,7 +84,7 @@ class ServerStep:
         rate: float,
         terms: tuple[AggregationSection, TrainingTerms],
         target: int,
-        effective_steps: float,
+        factor: float,
         n_clients: int,
     ) -> "ServerStep":
         """The step with this rate of the server."""
@@ -93,7 +93,7 @@ class ServerStep:
         if training.has_control:
             assert training.population is not None, "terms with SCAFFOLD have it"
             of_control = control_rate(n_clients, training.population, training.control_scale)
-        return cls(optimizer_of(*terms), rate, effective_steps, target, of_control)
+        return cls(optimizer_of(*terms), rate, factor, target, of_control)
 
     @property
     def remembers(self) -> bool:
@@ -169,7 +169,7 @@ def next_pieces(
             continue
         changes = partial(_change, mean, places[spec.name])
         if spec.is_stepped:
-            yield from stepping.moved(all_of_it, partial(_stretched, changes, step.effective_steps))
+            yield from stepping.moved(all_of_it, partial(_stretched, changes, step.factor))
             continue
         rate = step.control_rate if spec.kind == "control" else 1.0 if step.remembers else step.rate
         for piece in all_of_it:

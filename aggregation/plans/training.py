@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, get_args
 
 from umbel.aggregation.algorithms.names import Algorithm, ControlVariate
+from umbel.aggregation.algorithms.qfedavg import FairTerms
 from umbel.aggregation.canonical import EXACT_MAX, later
 from umbel.aggregation.plans.proximal import MU_STEP, MU_STEP_MIN, MuRule, MuState
 from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
@@ -20,6 +21,7 @@ CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 POPULATION_MAX = 1 << 40
 _EPOCH_STEPS = 10
 _WITH_POPULATION = ("feddyn", "scaffold")
+Q_MAX, LOSS_MAX_LEAST, LOSS_MAX_MOST, LIPSCHITZ_MAX = 16.0, 1e-6, 1e6, 1e12
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
@@ -48,6 +50,9 @@ class TrainingTerms:
     algorithm: Algorithm = later("fedavg")
     population: int | None = later(None)  # of "feddyn" and "scaffold": how many clients the run has in all
     control_variate: ControlVariate = later("change")  # of "scaffold"
+    q: float | None = later(None)  # of "qfedavg", as the next two: how much more clients with a greater loss count
+    loss_max: float | None = later(None)  # greater losses count as this one
+    lipschitz: float | None = later(None)  # L; None: 1 / learning_rate
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -113,6 +118,30 @@ class TrainingTerms:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
         return self.algorithm == "fednova"
 
+    @property
+    def fair_terms(self) -> FairTerms | None:
+        """By what clients count more under q-FedAvg (`qfedavg.py`); None under other algorithms."""
+        if self.q is None or self.loss_max is None:
+            return None
+        return FairTerms(self.q, self.loss_max, self.lipschitz or 1.0 / self.learning_rate)
+
+    def _require_fair_terms(self) -> None:
+        """Raise `ValueError` for keys of q-FedAvg that are missing, out of bounds, or of another algorithm."""
+        keys = {"q": self.q, "loss_max": self.loss_max, "lipschitz": self.lipschitz}
+        if self.algorithm != "qfedavg":
+            if given := [key for key, value in keys.items() if value is not None]:
+                raise ValueError(f'{given[0]} is for algorithm = "qfedavg", not for "{self.algorithm}": leave it out')
+            return
+        if self.q is None or self.loss_max is None:
+            raise ValueError(
+                'algorithm = "qfedavg" needs q, such as 1, and loss_max, the greatest loss that counts: about twice '
+                "the loss of the first model"
+            )
+        require_within(self.q, "q", 0.0, Q_MAX)
+        require_within(self.loss_max, "loss_max", LOSS_MAX_LEAST, LOSS_MAX_MOST)
+        if self.lipschitz is not None:
+            require_within(self.lipschitz, "lipschitz", RATE_MIN, LIPSCHITZ_MAX)
+
     def _require_algorithm(self) -> None:
         """Raise `ValueError` for an algorithm that is unknown, or that the other terms contradict."""
         if self.algorithm not in (known := get_args(Algorithm)):
@@ -128,6 +157,7 @@ class TrainingTerms:
             )
         if self.population is not None:
             require_within(self.population, "population", 1, POPULATION_MAX)
+        self._require_fair_terms()
         if self.control_variate not in (known := get_args(ControlVariate)):
             raise ValueError(f"control_variate must be one of {', '.join(known)}, not {self.control_variate!r:.40}")
         if self.control_variate != "change" and not self.has_control:

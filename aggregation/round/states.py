@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from umbel.aggregation.algorithms.fednova import effective_steps, weighted_steps
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, FairReport, step_factor
 from umbel.aggregation.canonical import later
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.round import RoundPlan, Weighting
@@ -173,10 +174,13 @@ class Closing:
             n_partial=sum(done.is_partial for done in work),
         )
 
-    def effective_steps(self, training: TrainingPlan) -> float:
-        """FedNova's tau_eff of a plain round; 1 under other algorithms. Of a masked round, the words of its sum say it
-        (`Totals`).
+    def factor(self, training: TrainingPlan) -> float:
+        """By what the mean change of a plain round is multiplied: FedNova's tau_eff, or q-FedAvg's c; 1 under other
+        algorithms. Of a masked round, the words of its sum say it (`Totals`).
         """
+        if (terms := training.fair_terms) is not None:
+            found = ((one.weight, one.work.metrics) for one in self.accepted.values())
+            return step_factor([FairReport(w, said[START_LOSS], said[CHANGE_NORM]) for w, said in found], terms)
         if not training.is_normalised:
             return 1.0
         steps = weighted_steps((one.weight, one.work.steps_done) for one in self.accepted.values())

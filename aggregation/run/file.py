@@ -415,6 +415,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "adaptive_mu = true compares the training loss of rounds, but the masked sum does not have it: add "
             f'"{LOSS}" to `metrics` in [secure_aggregation], or leave adaptive_mu out'
         )
+    if file.training.fair_terms is not None:
+        yield (
+            'algorithm = "qfedavg" weighs each client by the loss that it reports, and masks hide each client\'s '
+            "report: choose another algorithm in [training], or leave [secure_aggregation] out"
+        )
     if file.retention.updates != "none":
         yield (
             "a masked update is useless after its round, so it is not kept: set updates = "

@@ -11,6 +11,7 @@ from umbel.aggregation.round.coverage import Roll, gaps, names
 from umbel.aggregation.round.silence import cut_s, is_silence
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.derived_metrics import with_derived
+from umbel.aggregation.run.quantiles import quantiles
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.secagg.turns import Phase, is_late
 from umbel.aggregation.types import ClientId
@@ -154,6 +155,13 @@ def round_record(
         counts=counts,
         evaluation_counts=evaluation_counts,
         proximal_mu=state.plan.mu.proximal_mu if state.plan.mu and state.plan.task.sends_updates else None,
+        metric_quantiles=quantiles(
+            (client, with_derived(one.work.metrics, one.work.counts)) for client, one in state.accepted.items()
+        ),
+        evaluation_quantiles=quantiles(
+            (client, with_derived(one.work.evaluation, one.work.evaluation_counts))
+            for client, one in state.accepted.items()
+        ),
     )
 
 

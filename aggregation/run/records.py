@@ -10,6 +10,7 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
+from umbel.aggregation.run.quantiles import Quantiles
 
 EVALUATION = "evaluation."  # the prefix of metrics of held-out data
 
@@ -142,6 +143,9 @@ class RoundRecord:
     # `training.*` or `evaluation.*` for metrics that the sum has no room for.
     not_shown: Mapping[str, str] = later(factory=dict[str, str])
     proximal_mu: float | None = later(None)  # of a round in which clients trained, where it adapts to the loss
+    # How `metrics` and `evaluation` differ between clients; empty in secure rounds, in which nobody knows.
+    metric_quantiles: Mapping[str, Quantiles] = later(factory=dict[str, Quantiles])
+    evaluation_quantiles: Mapping[str, Quantiles] = later(factory=dict[str, Quantiles])
 
     @property
     def work_share(self) -> float | None:

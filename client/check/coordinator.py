@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, FairReport, step_factor
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import (
     AssignmentState,
@@ -148,9 +149,12 @@ class CheckCoordinator:
         codec, rounds = codec_for(self.codec, self._grid, self.layout), self.file.rounds
         total, head = codec.new_sum(), codec.header_bytes
         total.add(codec.integers(bytes(update[:head]), [memoryview(update)[head:]], 0), work.sample_count)
-        steps = float(work.steps_done) if self.file.training.is_normalised else 1.0
+        factor = float(work.steps_done) if self.file.training.is_normalised else 1.0
+        if (fair := self.file.training_plan(self.round).fair_terms) is not None:
+            said = FairReport(work.sample_count, work.metrics[START_LOSS], work.metrics[CHANGE_NORM])
+            factor = step_factor([said], fair)
         terms = self.file.server_terms(self.round)
-        step = ServerStep.of(terms, self.round, rounds.count, rounds.target, effective_steps=steps)
+        step = ServerStep.of(terms, self.round, rounds.count, rounds.target, factor=factor)
         public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
         write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))

@@ -24,6 +24,7 @@ from umbel.client.cli.view_rounds import (
     lean_words,
     left_words,
     name_of,
+    quantile_columns,
     round_columns,
 )
 from umbel.client.errors import printable
@@ -74,6 +75,7 @@ class RunPicture:
             lines += table_lines(columns, width)
             lines += pen.prose(*_left_out(columns, width))
             lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
+            lines += _quantiles_of_newest(newest, width, pen)
             lines += _clients_of_newest(newest, self.ended, width, pen)
         if (lean := lean_words(self.ended)) is not None:
             lines += pen.prose(lean)
@@ -153,6 +155,15 @@ def _headline(run: RunView) -> Text:
 
 def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
     return [text for record in records if (text := notes.on(record)) is not None]
+
+
+def _quantiles_of_newest(records: Sequence[RoundRecord], width: int, pen: _Pen) -> list[Text]:
+    """How metrics differ between clients, in the newest round of which this is known."""
+    for record in reversed(records):
+        if columns := quantile_columns(record):
+            head = Text(f"{name_of(record)}, from client to client:")
+            return [head, *table_lines(columns, width), *pen.prose(*_left_out(columns, width))]
+    return []
 
 
 def _clients_of_newest(

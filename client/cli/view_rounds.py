@@ -83,6 +83,32 @@ def client_columns(record: RoundRecord, of_run: Sequence[RoundRecord]) -> list[C
     ]
 
 
+def quantile_columns(record: RoundRecord) -> list[Column]:
+    """A table with a row for each metric: how it differs between the clients of a round. Empty if nobody knows, as in
+    secure rounds, or if only one client has measured anything.
+    """
+    rows = [
+        (f"{where} {printable(name)[:_NAME_CHARS]}", found)
+        for where, by_name in (("training", record.metric_quantiles), ("held-out", record.evaluation_quantiles))
+        for name, found in by_name.items()
+        if found.clients > 1 and not _is_detail(name)
+    ]
+    if not rows:
+        return []
+    found = [one for _, one in rows]
+    return [
+        Column("metric", 100, [name for name, _ in rows], least=24),
+        Column("clients", 30, [str(one.clients) for one in found]),
+        Column("least", 90, [figure(one.least) for one in found]),
+        Column("of client", 50, [printable(one.least_client) for one in found], least=16),
+        Column("10 %", 80, [figure(one.p10) for one in found]),
+        Column("median", 70, [figure(one.median) for one in found]),
+        Column("90 %", 80, [figure(one.p90) for one in found]),
+        Column("greatest", 90, [figure(one.greatest) for one in found]),
+        Column("of client", 50, [printable(one.greatest_client) for one in found], least=16),
+    ]
+
+
 def if_known(column: Column) -> list[Column]:
     """The column; none if all its cells are empty, as sample counts are in secure rounds."""
     return [column] if any(column.cells) else []

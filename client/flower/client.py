@@ -211,6 +211,11 @@ def _require_possible(plan: LocalPlan) -> None:
             "the run divides each update by the steps that the client has done (FedNova), which a Flower app does not "
             "say: ask the operator for another algorithm"
         )
+    if plan.weighs_by_loss:
+        raise WorkRefused(
+            "the run weighs each client by the loss of the round's model on its training data (q-FedAvg), which a "
+            "Flower app does not say: ask the operator for another algorithm"
+        )
     if plan.remembers_drift or plan.has_control:
         name = "FedDyn" if plan.remembers_drift else "SCAFFOLD"
         raise WorkRefused(

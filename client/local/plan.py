@@ -97,6 +97,11 @@ class LocalPlan:
         """Whether control variates travel with the model (SCAFFOLD)."""
         return self.algorithm == "scaffold"
 
+    @property
+    def weighs_by_loss(self) -> bool:
+        """Whether this client's `training_loss` is measured before it trains (q-FedAvg)."""
+        return self.algorithm == "qfedavg"
+
     def steps_for(self, n_batches: int) -> int:
         """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""
         full = self.full_steps_for(n_batches)

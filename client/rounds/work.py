@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, loss_weight
 from umbel.aggregation.algorithms.scaffold import gradient_of
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.one_update import read_one
@@ -53,6 +54,7 @@ class Trained:
     could_go_on: bool = False  # whether it ended by itself with time for more steps
     kept: Kept = field(default_factory=dict[str, torch.Tensor], repr=False)  # what the algorithm has the client keep
     control: ControlChange | None = None  # what it sends of that, under SCAFFOLD
+    start_loss: float | None = None  # under q-FedAvg: of the round's model, over the training data
 
 
 def asked_of_site(
@@ -149,6 +151,7 @@ def _own_code_failed(error: BaseException) -> TrainingFailed:
 def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     app.prepare(plan)
     evaluation, evaluate_s = _timed_evaluation(app) if plan.evaluate else (None, 0.0)
+    start_loss = _start_loss(app) if plan.weighs_by_loss else None
     asks, started = _StopQuestions(plan), time.perf_counter()
     plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
     result = app.train(app.model, plan)
@@ -159,7 +162,24 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     if plan.evaluate_after and _has_time(plan, evaluate_s):
         evaluation = with_personal(evaluation, evaluated(app))
     could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
-    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on, start_loss=start_loss)
+
+
+def _start_loss(app: Client) -> float:
+    """What the site's `training_loss` says. Raises `WorkRefused` for nothing, and for what is no loss."""
+    loss = app.training_loss(app.model)
+    if loss is None:
+        raise WorkRefused(
+            "the run weighs each client by its loss (q-FedAvg), and this client's code does not say it: write a "
+            "training_loss that returns the model's mean loss over the training data, or ask the operator for another "
+            "algorithm"
+        )
+    if not 0 <= (found := float(loss)) <= METRIC_ABS_MAX:  # also refuses a NaN
+        raise WorkRefused(
+            "training_loss must return a finite loss that is not negative, because q-FedAvg takes its powers: the "
+            "model has diverged, or the loss is of another kind"
+        )
+    return found
 
 
 def _timed_evaluation(app: Client) -> tuple[Evaluation | None, float]:
@@ -298,6 +318,7 @@ def save_work(
     `bandwidth`: as measured, for a canary's report. `keep`: writes what the client keeps of this training.
     """
     with unfit_refused(offer):
+        done = with_fair_metrics(shared, lambda: load_model(start, shared.layout), offer, done)
         sha256, update_bytes = _save_update(shared, start, offer, done, store)
     if offer.task.makes_model:
         update = b"" if done.control is None else store.update()
@@ -366,7 +387,28 @@ def changes_from(
 ) -> Iterator[torch.Tensor]:
     """What the client sends of its change since these weights, as `SharedState.changes`."""
     per_steps = done.result.steps_done if training.is_normalised else None
-    return shared.changes(weights, device, per_steps=per_steps, control=done.control)
+    weight = weight_to_multiply_by(training, done)
+    return shared.changes(weights, device, per_steps=per_steps, weight=weight, control=done.control)
+
+
+def weight_to_multiply_by(training: TrainingPlan, done: Trained) -> float | None:
+    """The weight by which q-FedAvg multiplies this change; None under other algorithms."""
+    terms = training.fair_terms
+    return None if terms is None or done.start_loss is None else loss_weight(done.start_loss, terms)
+
+
+def with_fair_metrics(shared: SharedState, start: Callable[[], State], offer: Assignment, done: Trained) -> Trained:
+    """The training with the metrics that q-FedAvg needs; as it is under other algorithms.
+
+    `start`: reads the weights that it began with. Raises `NonFiniteUpdate` for a change that has no norm.
+    """
+    if offer.training.fair_terms is None or done.start_loss is None:
+        return done
+    norm = shared.change_norm(start())
+    if not norm <= METRIC_ABS_MAX:  # also refuses a NaN
+        raise NonFiniteUpdate("the training diverged: the norm of the change is not finite, or beyond all bounds")
+    fair = {START_LOSS: done.start_loss, CHANGE_NORM: norm}
+    return replace(done, result=replace(done.result, metrics={**done.result.metrics, **fair}))
 
 
 def work_done(app: Client, done: Trained, sha256: str, offer: Assignment, bandwidth: Bandwidth) -> WorkDone:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.algorithms.fednova import normalised
+from umbel.aggregation.algorithms.qfedavg import weighed
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout, TensorSpec
 from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
+from umbel.aggregation.stated_order import norm_of_pieces
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.training.encoding_device import CPU, encoding_device
@@ -124,11 +126,13 @@ class SharedState:
         device: torch.device = CPU,
         *,
         per_steps: int | None = None,
+        weight: float | None = None,
         control: SentControl | None = None,
     ) -> Iterator[Tensor]:
         """The change since the weights `before` of all tensors that clients send: float32, in pieces, on `device`.
 
         `per_steps`: the steps done, by which FedNova divides what the server's optimizer moves; None: nothing is.
+        `weight`: by which q-FedAvg multiplies it; None: nothing is.
         `control`: SCAFFOLD's, which travels beside the weights.
         Memory does not hold the whole change. Nothing is yielded inside `torch.no_grad`: it would apply to the reader
         too, and for ever if the reader stops early. Raises `LayoutError` if training has changed the model's tensors,
@@ -144,7 +148,15 @@ class SharedState:
                 continue
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             change = weight_change(spec, values[piece].to(device), start_values[piece].to(device))
-            yield change if per_steps is None or not spec.is_stepped else normalised(change, per_steps)
+            if spec.is_stepped and per_steps is not None:
+                change = normalised(change, per_steps)
+            yield change if weight is None or not spec.is_stepped else weighed(change, weight)
+
+    def change_norm(self, before: State) -> float:
+        """The L2 norm of the change since the weights `before`, of what the server's optimizer moves."""
+        specs = (spec for spec, _ in self.layout.update.pieces())
+        changes = zip(specs, self.changes(before), strict=True)
+        return norm_of_pieces(change for spec, change in changes if spec.is_stepped)
 
     @property
     def stepped(self) -> Mapping[str, TensorSpec]:

@@ -135,15 +135,22 @@ class TorchClient(Client):
         """What `evaluation_step` measures over the held-out data; None without any."""
         if self._holdout is None or n_samples(self._holdout) == 0:
             return None
+        return self._measured_over(model, self._holdout)
+
+    def training_loss(self, model: nn.Module) -> float | None:
+        """The mean of the loss that `evaluation_step` measures, over the training data; None if it measures no loss."""
+        return self._measured_over(model, self._train).metrics.get("loss")
+
+    def _measured_over(self, model: nn.Module, data: Data) -> Evaluation:
         means, counts, n_seen = Means(), CountSums(), 0
         with _mode(model.to(self.device), is_training=False), self._whole_precision(), torch.no_grad():
-            for batch in ordered_batches(self._holdout, self._evaluation_batch_size, self._collate):
+            for batch in ordered_batches(data, self._evaluation_batch_size, self._collate):
                 with autocast(self.device, self.precision):
                     measured = self.evaluation_step(model, to_device(batch, self.device))
                 n_in_batch = _n_measured(batch)
                 note_measured(measured, n_in_batch, means, counts)
                 n_seen += n_in_batch
-        n = n_samples(self._holdout)
+        n = n_samples(data)
         return Evaluation(n_seen if n is None else n, means.result(), counts=counts.result())
 
     def _forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Measured]:

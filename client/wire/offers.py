@@ -160,6 +160,10 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError("its plan and its algorithm do not agree whether updates are divided by the steps done")
     if reason := assignment.training.why_not_masked(offer.plan.minimum_work):
         raise ValueError(reason)
+    if assignment.training.fair_terms is not None:
+        raise ValueError(
+            "its algorithm is q-FedAvg, which needs each client's loss, and a masked update does not say it"
+        )
     if offer.plan.is_proportional or offer.draws != 1:
         raise ValueError(
             "it weights clients by how often they were drawn, and only the coordinator knows the draw. The coordinator "

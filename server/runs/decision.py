@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.errors import ReportRefused, UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -216,7 +217,8 @@ class _Deciding:
         self._require_current(given)
         event, state, upload = given.event, self.state, self.uploads.get(given.assignment)
         section = self.live.run.file.secure_aggregation
-        counts = self._advance(event, lambda: check_report(state, event, upload, section))
+        is_fair = self.live.run.file.training.fair_terms is not None
+        counts = self._advance(event, lambda: check_report(state, event, upload, section, is_fair=is_fair))
         said = next(one for one in reversed(self.commands) if isinstance(one, Answer) and one.client == event.client)
         answer = ReportAnswer(said.outcome, said.reason)
         if counts:
@@ -294,8 +296,12 @@ def check_report(
     report: Reported,
     upload: StoredUpload | None,
     section: SecureAggregationSection | None = None,
+    *,
+    is_fair: bool = False,
 ) -> None:
     """Raise `ReportRefused` for a wrong report, and `Refused` for one without a whole update.
+
+    `is_fair`: whether the run's algorithm is q-FedAvg, which needs two metrics of each client.
 
     `section`: the run file's [secure_aggregation]. Its lengths of counts hold also if it is disabled, as in a plain
     rehearsal of a secure run.
@@ -322,6 +328,8 @@ def check_report(
             )
     if section is not None:
         _check_lengths(section, work)
+    if is_fair and state.plan.task.makes_model:
+        _check_fair(work)
     if isinstance(work, EvaluationDone):
         return
     if isinstance(work, WorkDone) and work.sample_count > (announced := state.cohort[report.client].sample_count):
@@ -333,6 +341,16 @@ def check_report(
         raise Refused("upload-incomplete", "the update is not completely uploaded; upload the rest, then report it")
     if upload.sha256 != work.update_sha256:
         raise ReportRefused("update_sha256 is not the hash of the uploaded update; report the update that was uploaded")
+
+
+def _check_fair(work: Work) -> None:
+    for name in (START_LOSS, CHANGE_NORM):
+        value = work.metrics.get(name)
+        if value is None or value < 0:
+            raise ReportRefused(
+                f"the run's algorithm is q-FedAvg, which needs the metric {name} of each training, not negative: "
+                "report it, with a client that knows this algorithm"
+            )
 
 
 def _check_lengths(section: SecureAggregationSection, work: Work) -> None:

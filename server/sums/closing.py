@@ -140,7 +140,7 @@ class Closer:
             codec = self._codec.plain(closing.plan)
             parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
             summed = SummedRound(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
-            steps = closing.effective_steps(file.training_plan(closing.plan.number))
+            steps = closing.factor(file.training_plan(closing.plan.number))
         elif (found := await self._unmasked(live, closing, total)) is not None:
             summed, steps = SummedRound(found.sum_sha256, found.mean, None, found), found.effective_steps
         else:
@@ -151,7 +151,7 @@ class Closer:
             live.plan.number,
             file.rounds.count,
             live.plan.target,
-            effective_steps=steps,
+            factor=steps,
             n_clients=len(closing.accepted),
         )
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)

@@ -81,8 +81,9 @@ def _meter(recipe: ModelRecipe, section: ModelSection, device: torch.device) -> 
     """Raises `EngineError` for a loss that cannot be found."""
     model = recipe.make().to(device)
     if recipe.loss in LOSSES:
-        return Meter(model, LOSSES[recipe.loss], accuracy=True, device=device)
-    return Meter(model, batch=batch_figures(section.loss, recipe.mean_loss()), device=device)
+        return Meter(model, LOSSES[recipe.loss], accuracy=True, device=device, mean_loss=recipe.mean_loss())
+    figures = batch_figures(section.loss, recipe.mean_loss())
+    return Meter(model, batch=figures, device=device, mean_loss=recipe.mean_loss())
 
 
 def _world_of_clients(trial: TrialSpec, section: ClientsSection, folder: Path, data_folder: Path | None) -> TrialWorld:

@@ -61,6 +61,7 @@ from umbel.sim.federation.uplink import (
     model_part,
     probe_of,
     sent_part,
+    weigh,
 )
 from umbel.sim.federation.window import (
     Cohort,
@@ -373,6 +374,11 @@ class Federation:
         if reports.held is not None:
             measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
+        terms, start_losses = training.fair_terms, list[float]()
+        if terms is not None:
+            meter = self._meter()
+            meter.load(layout.model.full_state(self.model.published))
+            start_losses = meter.training_losses(data)
         start = start_vector(layout.model, self.model.published)
         codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
         names = [cohort.names[i] for i in who.tolist()]
@@ -394,6 +400,9 @@ class Federation:
             works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
             if training.is_normalised:
                 divide_by_steps(layout, changes.values, [reports.works[i].steps_done for i in ranks])
+            if terms is not None:
+                losses = [start_losses[position] for position in changes.positions.tolist()]
+                reports.note_fair(ranks, losses, weigh(layout, changes.values, losses, terms))
             sent = sent_part(layout, changes.values, control)
             uplink.add(names, sent, works, weights)
             if keeping is not None:
@@ -539,13 +548,13 @@ class Federation:
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
         totals, training = found.totals, file.training_plan(closing.plan.number)
-        steps = closing.effective_steps(training) if totals is None else totals.effective_steps
+        steps = closing.factor(training) if totals is None else totals.effective_steps
         step = ServerStep.of(
             file.server_terms(closing.plan.number),
             closing.plan.number,
             file.rounds.count,
             closing.plan.target,
-            effective_steps=steps,
+            factor=steps,
             n_clients=len(closing.accepted),
         )
         try:

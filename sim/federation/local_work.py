@@ -12,18 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.types import ClientId
+from umbel.client.local.devices import whole_float32
 from umbel.client.local.plan import SHARE_STEPS_MIN
+from umbel.client.local.progress import Means
 from umbel.client.training.losses import LOSSES, accuracy_of_classes
+from umbel.client.training.trainer import EVALUATION_BATCH_SIZE
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.clients.trainer import NO_HASH
-from umbel.sim.engines.device import CPU
+from umbel.sim.engines.device import CPU, one_thread
 from umbel.sim.engines.model import Loss, MeanLoss, cross_entropy
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
 from umbel.sim.fleet.fates import Fates
@@ -77,6 +82,7 @@ class Meter:
     accuracy: bool = False  # whether targets are classes
     device: torch.device = CPU  # of `model`
     batch: BatchFigures | None = None  # means over a batch, instead of the two, of a loss that is not of each sample
+    mean_loss: MeanLoss = functional.cross_entropy  # over a batch, as clients train with it
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
@@ -97,6 +103,19 @@ class Meter:
             {name: values[first:last].mean().item() for name, values in found.items()} if last > first else {}
             for first, last in zip(data.starts[:-1].tolist(), data.starts[1:].tolist(), strict=True)
         ]
+
+    def training_losses(self, data: CohortData) -> list[float]:
+        """The mean loss over each client's samples, with the bits of the SDK's `TorchClient.training_loss`."""
+        self.model.eval()
+        with torch.no_grad(), one_thread(), whole_float32(self.device):
+            return [self._training_loss(data.of(position)) for position in range(len(data))]
+
+    def _training_loss(self, samples: SampleSet) -> float:
+        means, size = Means(), EVALUATION_BATCH_SIZE
+        for inputs, targets in zip(samples.inputs.split(size), samples.targets.split(size), strict=True):
+            loss = self.mean_loss(self.model(inputs.to(self.device)), targets.to(self.device))
+            means.add({"loss": loss}, len(targets))
+        return means.result()["loss"]
 
     @torch.no_grad()
     def _of_batches(self, figures: BatchFigures, samples: SampleSet) -> dict[str, float]:
@@ -162,6 +181,11 @@ class Reports:
         for rank, loss in zip(ranks, losses, strict=True):
             if math.isfinite(loss):
                 self._metrics[rank]["loss"] = loss
+
+    def note_fair(self, ranks: Sequence[int], losses: Iterable[float], norms: Iterable[float]) -> None:
+        """Note what clients report under q-FedAvg."""
+        for rank, loss, norm in zip(ranks, losses, norms, strict=True):
+            self._metrics[rank] |= {START_LOSS: loss, CHANGE_NORM: norm}
 
     def note_probes(self, ranks: Sequence[int], probes: Iterable[Probe]) -> None:
         for rank, probe in zip(ranks, probes, strict=True):

@@ -14,7 +14,7 @@ Updates are as the clients made them, before a codec or a mask.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from torch import Tensor
 
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.derived_metrics import with_derived
+from umbel.aggregation.run.quantiles import quantiles
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.types import ClientId, require_within
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.population import Population
+from umbel.sim.data.population import Population, client_name
 from umbel.sim.federation.local_work import Meter
 
 SMOOTH_MAX = 10_000
@@ -139,6 +140,7 @@ class Measured:
     groups_accuracy: float | None = None  # this and the next two: over groups, each with the same weight
     groups_accuracy_least: float | None = None
     groups_loss: float | None = None
+    groups_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # of each metric
     update_norm: float | None = None
     update_norm_deviation: float | None = None
     update_spread: float | None = None
@@ -147,7 +149,7 @@ class Measured:
     clients: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
-def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, float | None]:
+def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str, Any]:
     """The fields of `Measured` about a round's updates."""
     if found is None or not section.updates:
         return {}
@@ -160,19 +162,21 @@ def of_updates(section: MeasureSection, found: UpdateFigures | None) -> dict[str
     }
 
 
-def of_model(section: MeasureSection, meter: Meter, population: Population, data: DataSet | None) -> dict[str, float]:
+def of_model(section: MeasureSection, meter: Meter, population: Population, data: DataSet | None) -> dict[str, Any]:
     """The fields of `Measured` about the model that `meter` holds."""
-    found = dict[str, float]()
+    found = dict[str, Any]()
     if section.train_loss:
         found["train_loss_all"] = train_loss_of_all(meter, population)
     if section.groups:
-        scores = list(group_scores(meter, data).values()) or client_scores(meter, population)
-        if not scores:  # every client has too few samples to hold one back
+        by_name = group_scores(meter, data) or client_scores(meter, population)
+        if not by_name:  # every client has too few samples to hold one back
             return found
+        scores = list(by_name.values())
         if all("accuracy" in one for one in scores):  # some losses have none
             found["groups_accuracy"] = math.fsum(one["accuracy"] for one in scores) / len(scores)
             found["groups_accuracy_least"] = min(one["accuracy"] for one in scores)
         found["groups_loss"] = math.fsum(one["loss"] for one in scores) / len(scores)
+        found["groups_quantiles"] = {name: asdict(one) for name, one in quantiles(by_name.items()).items()}
     return found
 
 
@@ -226,13 +230,13 @@ def group_scores(meter: Meter, data: DataSet | None) -> dict[str, Mapping[str, f
     return {name: meter.of(data.samples.take(rows)) for name, rows in held.items()}
 
 
-def client_scores(meter: Meter, population: Population) -> list[Mapping[str, float]]:
-    """The means over the held-back data of each client that has some."""
-    scores = list[Mapping[str, float]]()
+def client_scores(meter: Meter, population: Population) -> dict[str, Mapping[str, float]]:
+    """The means over the held-back data of each client that has some, by its name."""
+    scores = dict[str, Mapping[str, float]]()
     for first in range(0, population.n_clients, _CLIENTS_AT_ONCE):
         held = population.holdout_of(np.arange(first, min(population.n_clients, first + _CLIENTS_AT_ONCE)))
         assert held is not None, "checked before the first round"
-        scores += [one for one in meter.of_each(held) if one]
+        scores |= {client_name(number): one for number, one in enumerate(meter.of_each(held), first) if one}
     return scores
 
 

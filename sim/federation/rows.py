@@ -55,6 +55,7 @@ class Row:
     groups_accuracy: float | None = None
     groups_accuracy_least: float | None = None
     groups_loss: float | None = None
+    groups_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     update_norm: float | None = None
     update_norm_deviation: float | None = None
     update_spread: float | None = None
@@ -69,6 +70,10 @@ class Row:
     declined_for: dict[str, int] = field(default_factory=dict[str, int])  # the most frequent reasons, with numbers
     proximal_mu: float | None = None  # FedProx's, where it adapts to the training loss
     work_share: float | None = None  # the steps that were done, of those that clients were asked for, as in a record
+    # How `train_metrics` and `evaluation` differ between clients, as in a record; for each metric the fields of
+    # `Quantiles`.
+    train_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    evaluation_quantiles: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     @property
     def makes_model(self) -> bool:
@@ -137,6 +142,8 @@ class Row:
             declined_for=dict(reasons.most_common(REASONS_MAX)),
             proximal_mu=record.proximal_mu,
             work_share=record.work_share,
+            train_quantiles={name: asdict(one) for name, one in record.metric_quantiles.items()},
+            evaluation_quantiles={name: asdict(one) for name, one in record.evaluation_quantiles.items()},
         )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.algorithms.fednova import normalised
+from umbel.aggregation.algorithms.qfedavg import FairTerms, loss_weight, weighed
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import Float32Codec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
@@ -43,6 +44,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     nothing,
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
+from umbel.aggregation.stated_order import norm_of_pieces
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, sum_sha256, to_integers
 from umbel.sim.federation.site_policies import SitePolicies
@@ -95,6 +97,27 @@ def divide_by_steps(layout: Layout, changes: Tensor, steps: Sequence[int]) -> No
         if spec.is_stepped:
             for row, n_steps in zip(changes[:, spec.place], steps, strict=True):
                 row.copy_(normalised(row, n_steps))
+
+
+def weigh(layout: Layout, changes: Tensor, losses: Sequence[float], terms: FairTerms) -> list[float]:
+    """Multiply the changes in place as the SDK does under q-FedAvg. Returns the norms that clients report.
+
+    `changes`: float32 (k, n), of the whole model. `losses`: of the round's model, for each client. A change whose loss
+    or norm is not finite becomes NaN, which the uplink refuses.
+    """
+    norms = [
+        norm_of_pieces(change[spec.place][piece] for spec, piece in layout.pieces() if spec.is_stepped)
+        for change in changes
+    ]
+    for change, loss, norm in zip(changes, losses, norms, strict=True):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            change.fill_(math.nan)
+            continue
+        weight = loss_weight(loss, terms)
+        for spec in layout.owners():
+            if spec.is_stepped:
+                change[spec.place] = weighed(change[spec.place], weight)
+    return norms
 
 
 Read: TypeAlias = Callable[[int, int], Tensor]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.lean import Lean
+from umbel.aggregation.run.quantiles import quantiles
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
 from umbel.sim.experiment.file import point_label
 from umbel.sim.experiment.trials import Estimate, TrialResult
@@ -46,6 +47,8 @@ class Point:
     samples_share: Estimate | None  # of the samples of asked clients, those that count
     lean: Lean  # the committed rounds of all seeds, added up
     groups_mean: Estimate | None  # the mean of `groups`, each with the same weight; else over clients, if measured
+    groups_worst: Estimate | None  # the accuracy of the worst of those that `groups_mean` is the mean of
+    groups_p10: Estimate | None  # a tenth of those have at most this accuracy
     train_loss_all: Estimate | None  # of the last model, as [measure] asks
     smoothed_rounds_to_target: Estimate | None  # by the mean accuracy of the last measured models, as [measure] asks
     asked: int  # clients, in all attempts of all seeds; a client that was asked twice counts twice
@@ -217,6 +220,8 @@ class Findings:
             samples_share=_estimated(one.samples_share for one in leans),
             lean=sum(leans, Lean()),
             groups_mean=_estimated(_groups_mean(one) for one in group),
+            groups_worst=_estimated(_groups_quantile(one, "least") for one in group),
+            groups_p10=_estimated(_groups_quantile(one, "p10") for one in group),
             train_loss_all=_estimated(row.train_loss_all for row in lasts),
             smoothed_rounds_to_target=_estimated(self._smoothly_reaching(one) for one in group),
             asked=sum(row.selected for one in group for row in one.rows),
@@ -290,6 +295,14 @@ def _groups_mean(one: TrialResult) -> float | None:
     if accuracies := [scores["accuracy"] for scores in one.groups.values() if "accuracy" in scores]:
         return math.fsum(accuracies) / len(accuracies)
     return one.scored[-1].groups_accuracy if one.scored else None
+
+
+def _groups_quantile(one: TrialResult, which: Literal["least", "p10"]) -> float | None:
+    """Of the last model's accuracies over those that `_groups_mean` is the mean of."""
+    if found := quantiles(one.groups.items()).get("accuracy"):
+        return found.least if which == "least" else found.p10
+    measured = one.scored[-1].groups_quantiles.get("accuracy") if one.scored else None
+    return None if measured is None else float(measured[which])
 
 
 def _estimated(values: Iterable[float | None]) -> Estimate | None:

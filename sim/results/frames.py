@@ -22,11 +22,11 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose tables of metrics became columns, such as `test_metrics.auc`; without lists."""
+    """A row whose tables became columns, such as `test_metrics.auc` or `train_quantiles.loss.p10`; without lists."""
     found = dict[str, Any]()
     for name, value in row.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{key}": one for key, one in cast(Mapping[str, Any], value).items()}
+            found |= {f"{name}.{key}": one for key, one in flat(cast(Mapping[str, Any], value)).items()}
         elif not isinstance(value, list | tuple):
             found[name] = value
     return found

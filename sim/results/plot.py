@@ -31,9 +31,9 @@ from umbel.sim.results.shown import unit_of
 Floats = NDArray[np.float64]
 Groups = Sequence[tuple[str, list[TrialResult]]]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("left out", "#b8c4cf"))
-_SHOWN_MAX = 14
+SHOWN_MAX = 14
 _BAND_SEEDS_MIN = 3  # with two, Student's interval would hide all lines
 _ALIKE = 8.0  # if run times differ by a larger factor, the scale is logarithmic
 _TITLE_CHARACTERS = 100  # that fit above the picture
@@ -61,7 +61,7 @@ def curves(results: Findings) -> Figure:
     """The picture, with at most 14 points of a sweep."""
     figure = new_figure(12.5, 8.2, _title(results))
     grid = figure.add_gridspec(2, 2)
-    groups = list(results.by_point.items())[:_SHOWN_MAX]
+    groups = list(results.by_point.items())[:SHOWN_MAX]
     measured = _measured(results)
     over_rounds = figure.add_subplot(grid[0, 0])
     _draw_lines(over_rounds, groups, lambda row, _: float(row.round), f"accuracy{measured}, over rounds", "round")
@@ -165,7 +165,7 @@ def _draw_lines(
             continue
         n = min(len(x) for x, _ in pairs)
         x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
-        colour, dash = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else (0, (4, 2))
+        colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
         marker = "o" if n == 1 else None
         axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=as_drawn(label) or None, zorder=3)
         if len(y) >= _BAND_SEEDS_MIN:
@@ -175,7 +175,7 @@ def _draw_lines(
             axes.fill_between(
                 x, np.clip(low, 0, most), np.clip(high, 0, most), color=colour, alpha=0.18, lw=0, zorder=2
             )
-    _dress(axes, title, unit)
+    dress_part(axes, title, unit)
     if what.is_share:
         axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
@@ -215,7 +215,7 @@ def _take_part(axes: Axes, groups: Groups) -> None:
         bottom += height
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=1.0))) * 1.18)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=INK)
-    _dress(axes, title, unit)
+    dress_part(axes, title, unit)
     if len(groups) == 1:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -244,7 +244,7 @@ def as_drawn(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _dress(axes: Axes, title: str, unit: str) -> None:
+def dress_part(axes: Axes, title: str, unit: str) -> None:
     """Title, unit and lines of one of a picture's parts."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_xlabel(unit, fontsize=9, color=FAINT)
@@ -338,7 +338,7 @@ def groups_plot(results: Findings) -> Figure | None:
     """A row for each holder, a dot for each point of the sweep, with its confidence interval where there are several
     seeds; None where nobody holds data by nature.
     """
-    points = [point for point in results.points if point.groups][:_SHOWN_MAX]
+    points = [point for point in results.points if point.groups][:SHOWN_MAX]
     if not points:
         return None
     names = list(points[0].groups)
@@ -351,7 +351,7 @@ def groups_plot(results: Findings) -> Figure | None:
         means = np.array([one.mean for one in found])
         low = np.array([one.mean if one.low is None else max(0.0, one.low) for one in found])
         high = np.array([one.mean if one.high is None else min(1.0, one.high) for one in found])
-        colour, marker = _COLOURS[number % len(_COLOURS)], "o" if number < len(_COLOURS) else "s"
+        colour, marker = COLOURS[number % len(COLOURS)], "o" if number < len(COLOURS) else "s"
         axes.errorbar(
             means,
             place,
@@ -396,9 +396,9 @@ def _reports(axes: Axes, one: AgainstTrace) -> None:
     calibration = one.calibration
     _step(axes, *_report_times([calibration.recorded]), INK, RECORDED)
     if calibration.again:
-        _step(axes, *_report_times(calibration.again), _COLOURS[0], AGAIN)
+        _step(axes, *_report_times(calibration.again), COLOURS[0], AGAIN)
     _legend_below(axes)
-    _dress(
+    dress_part(
         axes,
         f"share of asked clients that have reported ({calibration.file})",
         "seconds from the opening of the attempt",
@@ -422,7 +422,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
     calibration = one.calibration
     _step(axes, *_open_times([calibration.recorded]), INK, RECORDED)
     if calibration.again:
-        _step(axes, *_open_times(calibration.again), _COLOURS[0], AGAIN)
+        _step(axes, *_open_times(calibration.again), COLOURS[0], AGAIN)
     of_other_work = {point.course.label for point in one.points if point.work_unlike}
     fleets = [(group, group[0].trial.fleet) for group in results.by_point.values()]
     shown = [group for group, fleet in fleets if fleet is not None and fleet.recorded == calibration.file]
@@ -430,9 +430,9 @@ def _closings(axes: Axes, one: AgainstTrace, results: Findings) -> None:
         seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
         name = group[0].trial.label or "the experiment"
         label = as_drawn(name) + (" (other work than was recorded)" if name in of_other_work else "")
-        _step(axes, seconds, len(seconds), _COLOURS[number % len(_COLOURS)], label, dashed=True)
+        _step(axes, seconds, len(seconds), COLOURS[number % len(COLOURS)], label, dashed=True)
     _legend_below(axes)
-    _dress(axes, "share of attempts that have closed", "seconds from the opening of the attempt")
+    dress_part(axes, "share of attempts that have closed", "seconds from the opening of the attempt")
     axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 

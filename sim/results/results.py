@@ -6,6 +6,7 @@ OUT/summary.json, OUT/curves.png
 OUT/panels.png                    if two things are swept
 OUT/panels-VALUE.png              if more are swept: for each value of the first
 OUT/groups.png                    the last models' scores for each natural holder of data
+OUT/quantiles.png                 how accuracy differs between clients, where it was measured for each of them
 OUT/recorded.png                  simulation and record, if the fleet is made of a record
 ```
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE, ROUNDS_FILE = "summary.json", "rounds.jsonl"
 CURVES_FILE, PANELS, GROUPS_FILE, RECORDED_FILE = "curves.png", "panels", "groups.png", "recorded.png"
+QUANTILES_FILE = "quantiles.png"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,6 +80,7 @@ class Results(Findings):
     def write(self, folder: Path) -> None:
         """Write all files."""
         from umbel.sim.results.plot import groups_plot, panels
+        from umbel.sim.results.quantile_plot import quantile_plot
 
         write_atomically(folder / ROUNDS_FILE, *(json.dumps(row).encode() + b"\n" for row in self.rows))
         write_atomically(folder / SUMMARY_FILE, json.dumps(self.summary(), indent=2).encode() + b"\n")
@@ -85,6 +88,7 @@ class Results(Findings):
             CURVES_FILE: self.plot(),
             **{_panels_file(value): figure for value, figure in panels(self).items()},
             GROUPS_FILE: groups_plot(self),
+            QUANTILES_FILE: quantile_plot(self),
             RECORDED_FILE: self.plot_against() if self.against else None,
         }
         for name, figure in figures.items():

@@ -145,6 +145,8 @@ def as_table(results: Findings) -> ShownTable:
     columns: list[tuple[str, Callable[[Point], str]]] = [
         ("accuracy", lambda point: with_band(point.accuracy, "{:.1%}")),
         *_if_any(points, "mean of groups", lambda point: point.groups_mean, "{:.1%}"),
+        *_if_any(points, "worst group", lambda point: point.groups_worst, "{:.1%}"),
+        *_if_any(points, "10 % of groups", lambda point: point.groups_p10, "{:.1%}"),
         ("loss", lambda point: mean_of(point.loss, "{:.3f}")),
         *_if_any(points, "train loss, all", lambda point: point.train_loss_all, "{:.3f}"),
         ("rounds", lambda point: mean_of(point.rounds, "{:.0f}")),

@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.stated_order import ceil_log2, log2, norm, square_roots, sum_of_squares, total
+from umbel.aggregation.stated_order import (
+    ceil_log2,
+    log2,
+    norm,
+    norm_of_pieces,
+    power,
+    square_roots,
+    sum_of_squares,
+    total,
+)
 
 positive = st.floats(min_value=5e-324, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 
@@ -78,3 +87,20 @@ def test_what_has_no_logarithm_is_refused(value: float) -> None:
     for function in (log2, ceil_log2):
         with pytest.raises(ValueError, match="finite value above zero"):
             function(value)
+
+
+@given(st.floats(1e-12, 1e12), st.floats(0.0, 16.0))
+def test_powers_are_those_of_the_c_library_within_their_bound(base: float, exponent: float) -> None:
+    expected = math.pow(base, exponent)
+    assert power(base, exponent) == pytest.approx(expected, rel=2.0**-40 * (1.0 + exponent))
+
+
+@given(st.floats(1e-6, 1e6), st.floats(0.0, 16.0))
+def test_a_power_of_one_and_a_zeroth_power_are_exactly_one(base: float, exponent: float) -> None:
+    assert power(base, 0.0) == power(1.0, exponent) == 1.0
+
+
+def test_a_norm_of_pieces_is_that_of_the_vector() -> None:
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(2))
+    assert norm_of_pieces(values.split(70_001)) == pytest.approx(norm(values), rel=1e-15)
+    assert norm_of_pieces([]) == 0.0

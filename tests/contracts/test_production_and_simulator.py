@@ -181,6 +181,7 @@ def with_algorithm(run_file: str, name: str) -> str:
         "scaffold": 'algorithm = "scaffold", population = 8',
         "scaffold-gradient": 'algorithm = "scaffold", population = 8, control_variate = "gradient"',
         "adaptive": 'proximal_mu = 0.0, algorithm = "fedprox", adaptive_mu = true, mu_step = 0.25',
+        "qfedavg": 'algorithm = "qfedavg", q = 1.5, loss_max = 5.0',
     }
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
@@ -225,6 +226,17 @@ def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_i
         (3, 2, 0.25),
         (4, 1, 0.5),
     ]
+
+
+def test_qfedavg_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step of each round follows from what clients say of their losses and norms, which the replay reads in their
+    signed reports.
+    """
+    run_file = with_algorithm(RUN.format(name="fair", target=4, over_selection=1.5) + KEEPS_UPDATES, "qfedavg")
+    over_http_simulated_and_replayed(run_file, "fair", house, tmp_path)
+    assert capsys.readouterr().out.count("the same hash") == 4
 
 
 @pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn", "scaffold-gradient")])

@@ -305,6 +305,14 @@ def _number(text: str, is_whole: bool) -> int | float:
     return int(text) if is_whole else float(text)
 
 
+_QFEDAVG = {"algorithm": "qfedavg", "q": 1.0, "loss_max": 5.0}
+_TRAINING_OF: dict[str, dict[str, Any]] = {  # what a key of [training] needs beside it
+    "population": {"algorithm": "feddyn", "proximal_mu": 0.1},
+    "mu_step": {"algorithm": "fedprox", "adaptive_mu": True},
+    **dict.fromkeys(("q", "loss_max", "lipschitz"), _QFEDAVG),
+}
+
+
 def _with(key: str, value: object) -> dict[str, Any]:
     """A run file in which this key's bounds are the only ones that can be broken."""
     base: dict[str, Any] = {
@@ -323,10 +331,7 @@ def _with(key: str, value: object) -> dict[str, Any]:
             "optimizer": _OPTIMIZER_OF.get(name, "sgd"),
             **({"bias_correction": True} if name == "bias_correction_from" else {}),
         },
-        "training": {
-            "population": {"algorithm": "feddyn", "proximal_mu": 0.1},
-            "mu_step": {"algorithm": "fedprox", "adaptive_mu": True},
-        }.get(name, {}),
+        "training": _TRAINING_OF.get(name, {}),
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:

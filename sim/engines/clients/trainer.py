@@ -30,6 +30,7 @@ from umbel.client.rounds.work import (
     measure_from,
     train_from,
     unfit_refused,
+    with_fair_metrics,
     with_kept,
     work_done,
 )
@@ -80,6 +81,7 @@ class ClientTrainer:
             _require_stopped(client, done, int(work.steps_max[position]))
             client.shared.require_base()
             with unfit_refused(offer):
+                done = with_fair_metrics(client.shared, lambda: self._weights, offer, done)
                 _write(changes_from(client.shared, self._weights, offer.training, done), row)
             report = work_done(client.app, done, NO_HASH, offer, Bandwidth())
             if offer.task.makes_model:

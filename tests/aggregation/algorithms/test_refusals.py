@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from umbel.aggregation.algorithms.qfedavg import FairTerms
 from umbel.aggregation.plans.proximal import MuRule, MuState
 from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.run.file import RunFile
 
 SCAFFOLD = {"algorithm": "scaffold", "population": 8}
 MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
+QFEDAVG = {"algorithm": "qfedavg", "q": 1.0, "loss_max": 5.0}
 FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
 
 
@@ -27,7 +29,7 @@ FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
         ({"algorithm": "feddyn", "proximal_mu": 0.1}, "needs population"),
         ({"algorithm": "fedavg", "population": 8}, "population is for algorithm"),
         ({**FEDDYN, "population": 0}, "population must lie between 1 and"),
-        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, scaffold, feddyn, fednova"),
+        ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, scaffold, feddyn, fednova, qfedavg"),
         ({"algorithm": "scaffold"}, 'algorithm = "scaffold" needs population'),
         ({**SCAFFOLD, "momentum": 0.9}, "leave momentum out"),
         ({**SCAFFOLD, "proximal_mu": 0.1}, "leave proximal_mu out"),
@@ -35,6 +37,16 @@ FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
         ({**SCAFFOLD, "optimizer": "adamw"}, 'for optimizer = "sgd"'),
         ({**SCAFFOLD, "control_variate": "mean"}, "control_variate must be one of change, gradient"),
         ({"control_variate": "gradient"}, 'control_variate is for algorithm = "scaffold", not for "fedavg"'),
+        ({"algorithm": "qfedavg"}, "needs q, such as 1, and loss_max, the greatest loss that counts"),
+        ({"algorithm": "qfedavg", "q": 1.0}, "needs q, such as 1, and loss_max"),
+        ({"algorithm": "qfedavg", "loss_max": 5.0}, "needs q, such as 1, and loss_max"),
+        ({"q": 1.0}, 'q is for algorithm = "qfedavg", not for "fedavg": leave it out'),
+        ({"algorithm": "fednova", "loss_max": 5.0}, 'loss_max is for algorithm = "qfedavg"'),
+        ({"lipschitz": 5.0}, 'lipschitz is for algorithm = "qfedavg"'),
+        ({**QFEDAVG, "q": -0.5}, "q must lie between 0"),
+        ({**QFEDAVG, "q": 17.0}, "q must lie between 0"),
+        ({**QFEDAVG, "loss_max": 0.0}, "loss_max must lie between"),
+        ({**QFEDAVG, "lipschitz": 0.0}, "lipschitz must lie between"),
     ],
 )
 def test_terms_that_contradict_an_algorithm_are_refused(keys: dict[str, Any], reason: str) -> None:
@@ -48,7 +60,6 @@ def read(**sections: Any) -> RunFile:
 
 
 ADAPTIVE: dict[str, Any] = {"algorithm": "fedprox", "adaptive_mu": True}
-MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,10 @@ def test_an_adaptive_mu_may_begin_at_zero(sections: dict[str, Any]) -> None:
             "would show the change of a client",
         ),
         (
+            {"training": QFEDAVG, "secure_aggregation": MASKED},
+            "weighs each client by the loss that it reports, and masks hide each client's report",
+        ),
+        (
             {"training": {"algorithm": "fednova"}, "override": [{"first_round": 2, "proximal_mu": 0.1}]},
             "with its overrides, round 2 cannot be planned",
         ),
@@ -133,6 +148,8 @@ def test_a_run_file_that_contradicts_an_algorithm_is_refused(sections: dict[str,
 
 def test_the_same_run_files_without_the_contradiction_are_read() -> None:
     assert read(training=FEDDYN).training.remembers_drift
+    assert read(training=QFEDAVG).training.fair_terms == FairTerms(1.0, 5.0, 100.0)
+    assert read(training={**QFEDAVG, "lipschitz": 7.0}).training.fair_terms == FairTerms(1.0, 5.0, 7.0)
     plan = read(training={"algorithm": "fednova"}, secure_aggregation=MASKED).first_plan(10)
     assert plan.secure is not None
     assert plan.secure.is_normalised

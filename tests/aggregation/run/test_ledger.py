@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
-from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.reports import MaskedInput, WorkDone
 from umbel.aggregation.round import states as machine
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
     Abandoned,
+    Accepted,
     Closing,
     Gathered,
     Recruiting,
@@ -26,6 +27,7 @@ from umbel.aggregation.round.states import (
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.derived_metrics import derived_metrics
 from umbel.aggregation.run.ledger import Book, Ending, MemberFacts, client_records, live_round, round_record
+from umbel.aggregation.run.quantiles import Quantiles
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.types import ClientId, RunId
 
@@ -255,3 +257,49 @@ def test_with_per_site_metrics_each_client_has_its_own_figures() -> None:
 def test_a_reported_mean_does_not_hide_the_figure_of_the_same_name() -> None:
     works = [WorkDone(10, 1, 1, "0" * 64, metrics={"confusion.accuracy": 1.0}, counts={"confusion": (0, 1, 1, 0)})] * 3
     assert after_reports(works).metrics["confusion.accuracy"] == 0.0
+
+
+# --- from client to client --------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_how_metrics_differ_between_clients_and_names_the_worst() -> None:
+    works = [
+        WorkDone(
+            10 * (i + 1),
+            1,
+            1,
+            "0" * 64,
+            metrics={"loss": float(loss)},
+            evaluation={"accuracy": loss / 8},
+            evaluation_sample_count=5,
+            counts={"confusion": (loss, 0, 2, 10)},
+        )
+        for i, loss in enumerate((2, 7, 5))
+    ]
+    record = after_reports(works)
+    first, second, third = (one.client for one in record.clients)
+    assert record.metric_quantiles["loss"] == Quantiles(3, 2.0, first, 2.0, 5.0, 7.0, 7.0, second)
+    assert record.metric_quantiles["confusion.sensitivity"].least == 0.5
+    assert record.evaluation_quantiles == {"accuracy": Quantiles(3, 0.25, first, 0.25, 0.625, 0.875, 0.875, second)}
+    assert record.metric_quantiles.keys() == record.metrics.keys()
+    assert third not in {one.least_client for one in record.metric_quantiles.values()}
+
+
+def test_a_client_drawn_often_counts_once_among_the_quantiles_as_any_other_does() -> None:
+    plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, coverage=CoverageFloor(), target=8, minimum=2)
+    training, _ = advance(Recruiting(plan, since=0.0), Gathered(100.0, WAITING))
+    assert isinstance(training, Training)
+    assert max(member.draws for member in training.cohort.values()) > 1
+    state: RoundState = training
+    for place, client in enumerate(sorted(training.cohort)):
+        state, _ = advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64, metrics={"loss": float(place)})))
+    record = told(state, training)
+    assert record.metric_quantiles["loss"].clients == len(training.cohort) < 8
+
+
+def test_the_record_of_masked_reports_says_nothing_of_single_clients() -> None:
+    training = opened()
+    masked = {client: Accepted(1, MaskedInput("0" * 64, "A" * 86 + "==")) for client in training.cohort}
+    closing, _ = advance(replace(training, accepted=masked), Tick(1e9))
+    record = told(closing, training)
+    assert record.metric_quantiles == record.evaluation_quantiles == {}

@@ -12,6 +12,7 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.section import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
+from umbel.aggregation.run.quantiles import Quantiles
 from umbel.aggregation.run.records import (
     Absent,
     AbsentClient,
@@ -74,6 +75,21 @@ def test_each_clients_own_metrics_are_shown_of_the_newest_round_that_keeps_them(
     assert rows == [["h\ufffd2", "30", "0.5000", "0.7500", "0.9000"], ["h3", "30", "0.2500"]]
     assert not any("older" in line for line in lines)
     assert not any("own values" in line for line in told([ROUND]))
+
+
+def test_how_metrics_differ_between_clients_is_shown_of_the_newest_round_in_which_several_measured() -> None:
+    loss = Quantiles(12, 0.25, "h\x1b2", 0.3, 0.5, 0.9, 2.0, "worst")
+    detail = {"confusion.precision": loss}
+    known = replace(ROUND, metric_quantiles={"loss": loss, **detail}, evaluation_quantiles={"accuracy": loss})
+    alone = replace(ROUND, round=4, metric_quantiles={"loss": replace(loss, clients=1)})
+    lines = told([replace(known, round=1), replace(known, round=3), alone])
+    place = lines.index("round 3, from client to client:")
+    heads, *rows = [line.split() for line in lines[place + 1 : place + 4]]
+    assert " ".join(heads) == "metric clients least of client 10 % median 90 % greatest of client"
+    values = ["12", "0.2500", "h\ufffd2", "0.3000", "0.5000", "0.9000", "2.000", "worst"]
+    assert rows == [["training", "loss", *values], ["held-out", "accuracy", *values]]
+    assert sum("from client to client" in line for line in lines) == 1
+    assert not any("from client to client" in line for line in told([ROUND, alone]))
 
 
 def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose_list_it_is_bound_to() -> None:

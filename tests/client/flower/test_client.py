@@ -120,6 +120,8 @@ def test_what_nobody_can_do_inside_an_app_is_refused_before_it_trains() -> None:
     client = client_of(caller)
     with pytest.raises(WorkRefused, match="clip_norm"):
         client.train(client.model, replace(PLAN, clip_norm=1.0))
+    with pytest.raises(WorkRefused, match=r"its training data \(q-FedAvg\)"):
+        client.train(client.model, replace(PLAN, algorithm="qfedavg"))
     with pytest.raises(WorkRefused, match="structured codec"):
         client.train(client.model, replace(PLAN, within={"w": lambda one: one}))
     assert caller.calls == []

@@ -12,12 +12,24 @@ from torch.utils.data import TensorDataset
 
 from tests.client.training.test_probe import offer
 from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.rounds.work import Trained, asked_of_site, measure, weight_changes
+from umbel.client.rounds.work import (
+    Trained,
+    asked_of_site,
+    measure,
+    train,
+    weight_changes,
+    weight_to_multiply_by,
+    with_fair_metrics,
+    work_done,
+)
+from umbel.client.state.model_files import load_model
 from umbel.client.training.shared_state import SharedState
+from umbel.client.wire.timing import Bandwidth
 
 
 def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -> None:
@@ -110,3 +122,53 @@ def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path)
     app.model = nn.Linear(4, 1)
     with pytest.raises(TrainingFailed, match="run's weights do not fit the client's own model"):
         measured(tmp_path, app, shared=shared)
+
+
+# --- q-FedAvg ---------------------------------------------------------------------------------------------------------
+
+FAIR = TrainingPlan(local_epochs=1, learning_rate=0.1, algorithm="qfedavg", q=2.0, loss_max=4.0)
+
+
+def classifier() -> TorchClient:
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(300, 3), torch.arange(300) % 2)
+    return TorchClient(nn.Linear(3, 2), "classes", data, device="cpu")
+
+
+def test_under_qfedavg_a_client_reports_its_loss_and_norm_and_sends_its_change_times_the_weight(tmp_path: Path) -> None:
+    app, given = classifier(), replace(offer(FAIR, share=1.0), task=Task.TRAINING, sample_count_max=300)
+    start = tmp_path / "model.safetensors"
+    start.write_bytes(encode_model(app.model.state_dict()))
+    with torch.no_grad():
+        samples = cast(TensorDataset, app._train)
+        inputs, targets = samples.tensors
+        loss = float(nn.functional.cross_entropy(app.model(inputs), targets))
+    shared = SharedState(app)
+    done = train(app, shared, start, asked_of_site(FAIR, 7))
+    plain = torch.cat([one.clone() for one in weight_changes(shared, start, TrainingPlan(), done)])
+    fair = with_fair_metrics(shared, lambda: load_model(start, shared.layout), given, done)
+    weight = weight_to_multiply_by(given.training, fair)
+    assert weight is not None
+    work = work_done(app, fair, "0" * 64, given, Bandwidth())
+    assert work.metrics["start_loss"] == pytest.approx(loss, rel=1e-6)
+    assert work.metrics["change_norm"] == pytest.approx(float(plain.double().norm()), rel=1e-12)
+    assert weight == pytest.approx((loss / 4.0) ** 2, rel=1e-6)
+    sent = torch.cat([one.clone() for one in weight_changes(shared, start, given.training, fair)])
+    assert torch.equal(sent, (plain.double() * weight).float())
+    assert float(plain.abs().max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"), [(None, "does not say it"), (-0.1, "not negative"), (float("nan"), "finite")]
+)
+def test_a_client_that_cannot_say_its_loss_declines_a_run_that_weighs_by_it(
+    tmp_path: Path, says: float | None, reason: str
+) -> None:
+    class Saying(Measuring):
+        def training_loss(self, model: nn.Module) -> float | None:
+            return says
+
+    app, start = Saying(), tmp_path / "model.safetensors"
+    start.write_bytes(encode_model(app.model.state_dict()))
+    with pytest.raises(WorkRefused, match=reason):
+        train(app, SharedState(app), start, asked_of_site(FAIR, 7))

@@ -139,6 +139,12 @@ def test_a_mu_that_no_losses_lead_to_is_refused(number: int, task: Task, least: 
             check_offer(with_mu(number, mu, task), OFFERED.run, ClientId(WARD), DOUBLE.layout)
 
 
+def test_an_algorithm_that_needs_what_masks_hide_is_refused() -> None:
+    terms = replace(OFFERED.training, algorithm="qfedavg", q=1.0, loss_max=5.0)
+    with pytest.raises(CoordinatorMisbehaved, match="q-FedAvg, which needs each client's loss"):
+        read(replace(OFFERED, training=terms))
+
+
 def test_clients_that_are_told_other_rules_of_what_travels_have_other_contexts_and_other_terms() -> None:
     """So their signatures and masks do not fit each other, and a site notices rules that change during a run."""
     rules = (None, TensorRules({}, "ab" * 32), TensorRules({"private": ("bn.*",)}), TensorRules({"private": ("b*.*",)}))

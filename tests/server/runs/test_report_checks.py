@@ -32,10 +32,11 @@ def check(
     exchange: Exchange | None = None,
     announced: int = ANNOUNCED,
     section: SecureAggregationSection | None = None,
+    is_fair: bool = False,
 ) -> None:
     secure = SecureSide(exchange) if exchange else None
     state = Training(replace(PLAN, task=task), {WARD: Member(1, announced)}, 0.0, secure=secure)
-    check_report(state, Reported(1.0, WARD, work), upload, section)
+    check_report(state, Reported(1.0, WARD, work), upload, section, is_fair=is_fair)
 
 
 def test_what_was_asked_may_count() -> None:
@@ -115,3 +116,13 @@ def test_counts_have_the_lengths_of_the_run_file_if_it_names_them() -> None:
     measured = EvaluationDone(ANNOUNCED, {}, evaluation_counts={"scores": (1,) * 6})
     with pytest.raises(ReportRefused, match="6 numbers of evaluation_counts 'scores'"):
         check(measured, None, Task.EVALUATION, section=section)
+
+
+def test_qfedavg_needs_the_loss_and_the_norm_of_each_training() -> None:
+    said = {"start_loss": 0.5, "change_norm": 0.0}
+    check(replace(DONE, metrics=said), is_fair=True)
+    check(replace(DONE, probe=Probe(9, 0.1)), task=Task.CANARY, is_fair=True)
+    for lacking in said:
+        for metrics in ({name: value for name, value in said.items() if name != lacking}, {**said, lacking: -1e-9}):
+            with pytest.raises(ReportRefused, match=f"q-FedAvg, which needs the metric {lacking} of each training"):
+                check(replace(DONE, metrics=metrics), is_fair=True)

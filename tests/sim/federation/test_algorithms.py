@@ -90,6 +90,27 @@ def fednova(w: Vector) -> Vector:
     return w + effective * mean([local_sgd(w, i, n) / n for i, n in enumerate(STEPS)])
 
 
+Q = 2.0
+
+
+def loss(w: Vector, client: int) -> float:
+    """The cross-entropy of W x, for the one sample that this client has."""
+    scores = w @ INPUTS[client].astype(np.float64)
+    return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[TARGETS[client]])
+
+
+def qfedavg(w: Vector) -> Vector:
+    """Li et al. 2020 (q-FedAvg), algorithm 2, with L = 1 / learning rate. All clients take part, and in the place of
+    the draws are weights of the clients.
+    """
+    steps, bounds = list[Vector](), list[float]()
+    for i, n in enumerate(STEPS):
+        found, gradients = loss(w, i), -local_sgd(w, i, n) / RATE
+        steps.append(found**Q * gradients)
+        bounds.append(Q * found ** (Q - 1) * float((gradients**2).sum()) + found**Q / RATE)
+    return w - mean(steps) / float(np.average(bounds, weights=SIZES))
+
+
 ALPHA = 2.0
 
 
@@ -133,6 +154,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[], Callable[[Vector], Vect
     "fedavg": ({}, lambda: fedavg),
     "fedprox": ({"algorithm": "fedprox", "proximal_mu": 0.3}, lambda: fedprox),
     "fednova": ({"algorithm": "fednova"}, lambda: fednova),
+    "qfedavg": ({"algorithm": "qfedavg", "q": Q, "loss_max": 4.0}, lambda: qfedavg),
     "feddyn": ({"algorithm": "feddyn", "proximal_mu": ALPHA, "population": 4}, FedDyn),
     "scaffold, option I": (
         {"algorithm": "scaffold", "population": 4, "control_variate": "gradient"},
@@ -185,12 +207,6 @@ class AdaptiveFedProx:
             self.mu, self._n_falls = max(self.mu - 0.1, 0.0), 0
 
 
-def loss(w: Vector, client: int) -> float:
-    """The cross-entropy of W x, for the one sample that this client has."""
-    scores = w @ INPUTS[client].astype(np.float64)
-    return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[TARGETS[client]])
-
-
 @pytest.mark.parametrize(("target", "rises", "falls"), [(2, True, False), (4, False, True)])
 def test_twenty_rounds_with_an_adaptive_mu_are_those_of_the_paper(target: int, *, rises: bool, falls: bool) -> None:
     """With two clients in a round the mean loss depends on which two; with all of them it falls in each round."""
@@ -217,7 +233,7 @@ def test_twenty_rounds_with_an_adaptive_mu_are_those_of_the_paper(target: int, *
     assert [row.train_loss for row in found.rows] == pytest.approx(paper.losses, abs=1e-6)
     assert np.abs(found.model.state()["weight"].double().numpy() - expected).max() < 1e-6
     steps = np.diff(paper.mus)
-    assert ((steps > 0).any(), (steps < 0).any()) == (rises, falls)
+    assert (bool((steps > 0).any()), bool((steps < 0).any())) == (rises, falls)
 
 
 def test_algorithms_differ_by_much_more_than_that() -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from tests.sim.federation.worlds import attempts_of, table
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.derived_metrics import derived_metrics
+from umbel.aggregation.run.quantiles import quantiles
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.types import ClientId
 from umbel.sim import simulate
 from umbel.sim.data.data_set import DataSet
+from umbel.sim.data.population import client_name
 from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
@@ -27,6 +29,8 @@ from umbel.sim.federation.measures import CannotMeasure, MeasureSection, UpdateS
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.window import DeviceTime
 from umbel.sim.results.findings import BestSoFar
+from umbel.sim.results.frames import flat
+from umbel.sim.results.quantile_plot import quantile_plot
 
 HERE = __name__
 ALL = {"train_loss": True, "updates": True, "clients": True, "groups": True, "smooth": 2}
@@ -128,6 +132,36 @@ def test_training_loss_and_groups_are_those_of_all_clients_one_by_one() -> None:
         assert row.groups_accuracy == pytest.approx(float(np.mean([one["accuracy"] for one in found])))
         assert row.groups_loss == pytest.approx(float(np.mean([one["loss"] for one in found])))
         assert row.groups_accuracy_least == min(one["accuracy"] for one in found)
+        of_each = {client_name(i): meter.of(held.of(i)) for i in range(30) if held.sizes[i]}
+        assert row.groups_quantiles == {name: asdict(one) for name, one in quantiles(of_each.items()).items()}
+        assert row.groups_quantiles["accuracy"]["clients"] == len(found)
+
+
+def test_rows_have_the_quantiles_of_what_clients_measured_whatever_is_asked() -> None:
+    for row in simulate({**MEASURED, "measure": {"clients": True}}).rows:
+        for means, by_metric in (("metrics", "train_quantiles"), ("evaluation", "evaluation_quantiles")):
+            of_each = [(one["client"], one[means]) for one in row["clients"]]
+            assert row[by_metric] == {name: asdict(one) for name, one in quantiles(of_each).items()}
+            assert row[by_metric]["loss"]["clients"] == 6
+
+
+def test_the_worst_and_the_tenth_of_the_groups_are_in_the_table_and_drawn_behind_the_mean() -> None:
+    results = simulate(MEASURED, None)
+    last, (point,) = results.trials[0].rows[-1], results.points
+    assert point.groups_worst is not None
+    assert point.groups_p10 is not None
+    found = last.groups_quantiles["accuracy"]
+    assert (point.groups_worst.mean, point.groups_p10.mean) == (found["least"], found["p10"])
+    assert "worst group" in repr(results)
+    figure = quantile_plot(results)
+    assert figure is not None
+    (axes,) = figure.axes
+    worst, mean = (line.get_ydata() for line in axes.lines)
+    assert np.asarray(worst)[-1] == found["least"]
+    assert np.asarray(mean)[-1] == last.groups_accuracy
+    assert len(axes.collections) == 1, "the band"
+    assert flat(list(results.rows)[-1])["groups_quantiles.accuracy.p10"] == found["p10"]
+    assert quantile_plot(simulate(table(rounds={"count": 1}))) is None
 
 
 def wards() -> DataSet:
