@@ -265,7 +265,9 @@ def bench_sampling(
     quick: QuickOption = False,
     data: Annotated[
         Path | None,
-        typer.Option(envvar="UMBEL_DATA", help="The folder with MNIST's four files in mnist/; missing files are fetched."),
+        typer.Option(
+            envvar="UMBEL_DATA", help="The folder with MNIST's four files in mnist/; missing files are fetched."
+        ),
     ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,

@@ -32,7 +32,7 @@ from umbel.sim.experiment.world import deal
 from umbel.sim.results.plot_style import OURS, PEER, SLATE, dress_bench, new_figure, write_figure
 
 SEED = 1
-ROUNDS = (1, 10, 50)  # of the training, at whose models the errors are measured
+ROUNDS = (1, 5, 25)  # of the training, at whose models the errors are measured
 UNIFORM, PROPORTIONAL = Weighting.SAMPLES, Weighting.PROPORTIONAL
 
 
@@ -46,10 +46,10 @@ class Scale:
     cohorts: Sequence[int] = (5, 10, 50)
     rounds: Sequence[int] = ROUNDS
     n_drawn: int = 4000
-    n_played: int = 1000
+    n_played: int = 500
 
 
-FULL = Scale(DataSection("mnist", train_limit=12_000))
+FULL = Scale(DataSection("mnist", train_limit=10_000))
 QUICK = Scale(DataSection("digits"), n_clients=50, least=4, cohorts=(5, 10), rounds=(5,), n_drawn=500, n_played=100)
 
 # From even to very uneven. The power law's tail is that of cities: a few clients hold most of the samples.
@@ -86,9 +86,7 @@ def measure(*, quick: bool, data: Path | None, plot: Path | None) -> Report:
     assert isinstance(loaded, DataSet), "the data are not synthetic"
     points, notes = list[SamplingPoint](), list[str]()
     for name, law in SIZES.items():
-        partition = PartitionSection(
-            "dirichlet", scale.n_clients, min_samples=scale.least, alpha=0.3, sizes=law
-        )
+        partition = PartitionSection("dirichlet", scale.n_clients, min_samples=scale.least, alpha=0.3, sizes=law)
         population, dealt = deal(loaded, partition, SEED)
         skew = heterogeneity(dealt, None).sizes
         notes.append(
