@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from umbel.aggregation.plans.round import Weighting
 from umbel.sim.bench.report import BenchRow, Report
@@ -29,7 +30,7 @@ from umbel.sim.data.partition.heterogeneity import heterogeneity
 from umbel.sim.data.partition.partition import SizesSection
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.experiment.world import deal
-from umbel.sim.results.plot_style import OURS, PEER, SLATE, dress_bench, new_figure, write_figure
+from umbel.sim.results.plot_style import FAINT, OURS, PEER, SLATE, dress, new_figure, write_figure
 
 SEED = 1
 ROUNDS = (1, 5, 25)  # of the training, at whose models the errors are measured
@@ -52,14 +53,14 @@ class Scale:
 FULL = Scale(DataSection("mnist", train_limit=10_000))
 QUICK = Scale(DataSection("digits"), n_clients=50, least=4, cohorts=(5, 10), rounds=(5,), n_drawn=500, n_played=100)
 
-# From even to very uneven. The power law's tail is that of cities: a few clients hold most of the samples.
+# From even to very uneven. With the smaller exponent one client may hold nearly half of the samples.
 SIZES: Mapping[str, SizesSection] = {
     "equal": SizesSection(),
     "log-normal, 1": SizesSection("log-normal", sigma=1.0),
+    "power law, 2": SizesSection("power-law", exponent=2.0),
     "power law, 1.5": SizesSection("power-law", exponent=1.5),
-    "power law, 1": SizesSection("power-law", exponent=1.0),
 }
-UNEVEN = "power law, 1"
+UNEVEN = "power law, 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +162,17 @@ _NOTES = (
 
 def draw_sampling(points: Sequence[SamplingPoint], path: Path) -> None:
     """Errors and biases by cohort: of each law of sizes, and in each circumstance. Raises `OSError`."""
-    figure = new_figure(12.5, 7.6, "Error of a round's mean change, by how clients are drawn")
-    middle = sorted({point.round for point in points})[len({point.round for point in points}) // 2]
-    kept = [point for point in points if point.round == middle]
-    textbook = [point for point in kept if not point.circumstances]
-    grid = figure.subplots(2, 2, squeeze=False)
-    even = [point for point in textbook if point.sizes == "equal"]
-    uneven = [point for point in textbook if point.sizes == UNEVEN]
-    for axes, shown, title in (
-        (grid[0][0], even, "clients of equal sizes"),
-        (grid[0][1], uneven, f"sizes by the {UNEVEN}"),
-    ):
-        _lines(axes, shown, title)
-    for axes, circumstances in zip((grid[1][0], grid[1][1]), CIRCUMSTANCES[1:], strict=True):
-        shown = [point for point in kept if point.circumstances == circumstances.name]
-        _lines(axes, shown, f"{circumstances.name}; sizes by the {UNEVEN}")
+    rounds = sorted({point.round for point in points})
+    kept = [point for point in points if point.round == rounds[len(rounds) // 2]]
+    figure = new_figure(18, 8, "Error of a round's mean change, by how clients are drawn")
+    grid = figure.subplots(2, len(SIZES), squeeze=False)
+    for axes, name in zip(grid[0], SIZES, strict=True):
+        _lines(axes, [one for one in kept if one.sizes == name and not one.circumstances], f"all report; {name}")
+    for axes, name in zip(grid[1], (one.name for one in CIRCUMSTANCES), strict=False):
+        _lines(axes, [one for one in kept if one.circumstances == name], f"{UNEVEN}; {name}")
+    grid[0][0].legend(frameon=False, fontsize=9)
+    for axes in grid[1][len(CIRCUMSTANCES) :]:
+        axes.set_axis_off()
     write_figure(figure, path)
 
 
@@ -189,8 +186,10 @@ def _lines(axes: Axes, points: Sequence[SamplingPoint], title: str) -> None:
         if not errors:
             continue
         axes.plot(cohorts, [one.error for one in errors], color=color, marker="o", lw=2, label=f"{name}: error")
-        axes.plot(cohorts, [one.bias for one in errors], color=color, marker="o", ms=3, lw=1.2, ls=":", label="bias")
+        axes.plot(cohorts, [one.bias for one in errors], color=color, ms=3, lw=1.4, ls=":", label="its bias")
     axes.set_xscale("log")
     axes.set_xticks(cohorts, [str(one) for one in cohorts])
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom=0)
-    dress_bench(axes, title, "clients (draws) of a round", "divided by |X|")
+    dress(axes, title, "clients (draws) of a round")
+    axes.set_ylabel("divided by |X|", color=FAINT, fontsize=9)

@@ -52,7 +52,7 @@ class Circumstances:
 CIRCUMSTANCES = (
     Circumstances("20 % lost, whatever they hold", 1.0, replace(_AT_WORK, per_round=0.2)),
     Circumstances("130 % asked, the fastest count", 1.3, _AT_WORK),
-    Circumstances("losses grow with the work", 1.0, replace(_AT_WORK, per_hour=30.0)),
+    Circumstances("losses grow with the work", 1.0, replace(_AT_WORK, per_hour=10.0)),
 )
 
 
