@@ -20,6 +20,7 @@ from umbel.sim.bench.sampling.errors import (
     drawn_weights,
     errors_of,
     proportional_error,
+    samples_in_round,
     scheme_two,
 )
 from umbel.sim.bench.sampling.rounds import CIRCUMSTANCES, weights_in_rounds
@@ -75,6 +76,7 @@ class SamplingPoint:
     proportional: MeanErrors
     scheme_two: MeanErrors | None = None
     exact: float | None = None  # the error of proportional draws, by its formula
+    samples: tuple[float, float] | None = None  # that a cohort trains on: uniform and proportional
 
 
 def measure(*, quick: bool, data: Path | None, plot: Path | None) -> Report:
@@ -121,6 +123,7 @@ def drawn_points(name: str, changes: Mapping[int, ClientChanges], scale: Scale) 
                 errors_of(proportional, one),
                 errors_of(unscaled, one),
                 proportional_error(one, cohort),
+                (samples_in_round(UNIFORM, sizes, cohort), samples_in_round(PROPORTIONAL, sizes, cohort)),
             )
 
 
@@ -145,6 +148,8 @@ def _rows(point: SamplingPoint) -> Iterator[BenchRow]:
     against, unit = "uniform draws, mean weighted by samples", "|X|"
     yield BenchRow(f"{where}: error", point.proportional.error, against, point.uniform.error, unit)
     yield BenchRow(f"{where}: bias", point.proportional.bias, against, point.uniform.bias, unit)
+    if point.samples is not None:
+        yield BenchRow(f"{where}: trained on", point.samples[1], against, point.samples[0], "samples")
     if point.exact is not None:
         yield BenchRow(f"{where}: error", point.proportional.error, "its formula", point.exact, unit)
     if point.scheme_two is not None:

@@ -90,6 +90,13 @@ def proportional_error(changes: ClientChanges, n_draws: int) -> float:
     return math.sqrt(max(0.0, squared) / n_draws) / changes.length
 
 
+def samples_in_round(weighting: Weighting, sizes: Indices, n_draws: int) -> float:
+    """The expected samples of the clients in a cohort. A client that is drawn more than once trains once."""
+    if weighting is Weighting.SAMPLES:
+        return n_draws * float(sizes.mean())
+    return float(sizes @ (1 - (1 - sizes / sizes.sum()) ** n_draws))
+
+
 def drawn_weights(weighting: Weighting, sizes: Indices, n_draws: int, n_rounds: int, seed: int) -> Floats:
     """The weights of clients in the means of rounds in which all drawn clients report: (rounds, N)."""
     candidates = [Candidate(client_name(i), size) for i, size in enumerate(sizes.tolist())]

@@ -14,6 +14,7 @@ from umbel.sim.bench.sampling.errors import (
     drawn_weights,
     errors_of,
     proportional_error,
+    samples_in_round,
     scheme_two,
 )
 
@@ -68,6 +69,12 @@ def test_the_error_of_proportional_draws_is_that_of_all_sequences_of_draws(n_dra
     bias, _, error = of_enumerated(weights, np.array([math.prod(P[list(one)]) for one in draws]))
     assert bias == pytest.approx(0.0, abs=1e-12)
     assert proportional_error(CHANGES, n_draws) == pytest.approx(error)
+
+
+@pytest.mark.parametrize("weighting", list(Weighting))
+def test_the_samples_of_a_cohort_are_those_of_its_clients_each_counted_once(weighting: Weighting) -> None:
+    weights = drawn_weights(weighting, SIZES, 3, 3000, 1)
+    assert ((weights > 0) @ SIZES).mean() == pytest.approx(samples_in_round(weighting, SIZES, 3), rel=0.02)
 
 
 def test_drawn_rounds_have_the_errors_of_the_enumerated_ones() -> None:

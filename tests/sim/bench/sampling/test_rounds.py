@@ -41,9 +41,11 @@ def test_losses_leave_fewer_clients_and_weights_that_sum_to_one(weighting: Weigh
 @pytest.mark.parametrize(
     ("weighting", "circumstances"),
     [(Weighting.SAMPLES, FASTEST), (Weighting.SAMPLES, LOST_AT_WORK), (Weighting.PROPORTIONAL, LOST_AT_WORK)],
+    ids=["uniform, late", "uniform, lost", "proportional, lost"],
 )
 def test_the_client_with_most_data_counts_too_little(weighting: Weighting, circumstances: Circumstances) -> None:
-    weights = weights_in_rounds(weighting, SIZES, 4, circumstances, 40, 1)
+    harsh = replace(circumstances, dropouts=replace(circumstances.dropouts, per_hour=100.0))
+    weights = weights_in_rounds(weighting, SIZES, 4, harsh, 40, 1)
     assert weights[:, 4].mean() < 0.6 < SIZES[4] / SIZES.sum()
 
 
