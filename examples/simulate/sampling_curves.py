@@ -69,19 +69,25 @@ def lines(found: Mapping[str, Mapping[str, Sequence[Course]]]) -> list[str]:
     ]
     for setting, by_weighting in found.items():
         least = min(float(run.samples[-1]) for runs in by_weighting.values() for run in runs)
+        figures = {weighting: np.array([_of(run, least) for run in runs]) for weighting, runs in by_weighting.items()}
         for weighting, runs in by_weighting.items():
-            last = [float(run.accuracy[-N_LAST:].mean()) for run in runs]
-            jumps = [float(np.abs(np.diff(run.accuracy[-N_LAST:])).mean()) for run in runs]
-            at_equal = [float(run.at_samples(np.array([least]))[0]) for run in runs]
             a_round = float(np.mean([run.samples[-1] / run.rounds[-1] for run in runs]))
-            cells = [setting, NAMES[weighting], *map(_words, (last, jumps, at_equal)), f"{a_round:,.0f}"]
+            cells = [setting, NAMES[weighting], *map(_words, figures[weighting].T), f"{a_round:,.0f}"]
             table.append("| " + " | ".join(cells) + " |")
+        gains = map(_words, (figures["proportional"] - figures["samples"]).T)
+        table.append("| " + " | ".join([setting, "second minus first, seed by seed", *gains]) + " | |")
     return table
 
 
-def _words(values: Sequence[float]) -> str:
+def _of(run: Course, samples: float) -> tuple[float, float, float]:
+    """The accuracy of the last models, how much it jumps from one to the next, and that after so many samples."""
+    last = run.accuracy[-N_LAST:]
+    return float(last.mean()), float(np.abs(np.diff(last)).mean()), float(run.at_samples(np.array([samples]))[0])
+
+
+def _words(values: Floats) -> str:
     """Mean and half of its 95 % interval, in %."""
-    found = Estimate.of(values)
+    found = Estimate.of(values.tolist())
     assert found is not None, "each setting has runs"
     half = "" if found.high is None else f" ± {100 * (found.high - found.mean):.1f}"
     return f"{100 * found.mean:.1f}{half}"

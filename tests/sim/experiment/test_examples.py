@@ -28,7 +28,15 @@ from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
-OF_PAPERS = ("fedavg-2nn", "fedavg-cnn", "fedprox-paper", "fedopt", "fedopt-rates", "sampling", "sampling-shakespeare")  # slow
+OF_PAPERS = (
+    "fedavg-2nn",
+    "fedavg-cnn",
+    "fedprox-paper",
+    "fedopt",
+    "fedopt-rates",
+    "sampling",
+    "sampling-shakespeare",
+)  # slow
 READ_BY_EXAMPLES = {"examples.simulate.shakespeare_roles:load": "shakespeare"}
 
 
@@ -166,10 +174,11 @@ def test_curves_of_how_clients_are_drawn_compare_runs_after_equally_many_samples
     (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = courses(tmp_path)
     assert [run.samples.tolist() for run in found["power law"]["proportional"]] == [[20, 60, 100, 140, 180]] * 2
-    *_, uniform, proportional = (line.split(" | ") for line in lines(found))
+    *_, uniform, proportional, gain = (line.split(" | ") for line in lines(found))
     assert (uniform[2], proportional[2]) == ("5.0 ± 0.0", "10.0 ± 0.0")
     assert uniform[4] == proportional[4] == "9.0 ± 0.0"
     assert (uniform[5], proportional[5]) == ("10 |", "20 |")
+    assert gain[2:5] == ["5.0 ± 0.0", "2.0 ± 0.0", "0.0 ± 0.0"]
 
 
 @pytest.mark.slow
