@@ -77,6 +77,7 @@ bench: $(VENV)/.dev $(FLOWER)/.made ## measure ratios against peers, baselines a
 	$(BIN)/umbel bench coordinator
 	$(BIN)/umbel bench aggregate
 	$(BIN)/umbel bench window
+	$(BIN)/umbel bench sampling --quick
 	$(BIN)/umbel bench codec
 	$(BIN)/umbel bench secagg
 	$(BIN)/umbel bench simulate

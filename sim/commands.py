@@ -260,6 +260,25 @@ def bench_window(
     _bench(lambda: measure(quick=quick, plot=plot), json)
 
 
+@bench_app.command("sampling")
+def bench_sampling(
+    quick: QuickOption = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="UMBEL_DATA", help="The folder with MNIST's four files in mnist/; missing files are fetched."
+        ),
+    ] = None,
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Clients drawn in proportion to their samples, against uniform draws: bias and error of a round's mean change."""
+    from umbel.sim.bench.sampling.bench import measure
+    from umbel.sim.data.data_set import DataError
+
+    _bench(lambda: measure(quick=quick, data=data, plot=plot), json, DataError)
+
+
 @bench_app.command("codec")
 def bench_codec(
     quick: QuickOption = False,

@@ -1,6 +1,7 @@
 """Every experiment of examples/simulate/ is one, and its rounds run."""
 
 import gzip
+import json
 import os
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +14,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from examples.simulate.heart_optimizers import N_INPUTS, EndlessBatches, make_client
+from examples.simulate.sampling_curves import courses, lines
+from examples.simulate.shakespeare_roles import CharacterLstm, in_sequences
 from tests.repository import ROOT
 from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
@@ -20,18 +23,29 @@ from umbel.aggregation.plans.round import Task
 from umbel.client import LocalPlan
 from umbel.sim import simulate
 from umbel.sim.data.sets.fetch import SOURCES
+from umbel.sim.data.sets.shakespeare import CHARACTERS, roles_data
 from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
-OF_PAPERS = ("fedavg-2nn", "fedavg-cnn", "fedprox-paper")  # slow
+OF_PAPERS = (
+    "fedavg-2nn",
+    "fedavg-cnn",
+    "fedprox-paper",
+    "fedopt",
+    "fedopt-rates",
+    "sampling",
+    "sampling-shakespeare",
+)  # slow
+READ_BY_EXAMPLES = {"examples.simulate.shakespeare_roles:load": "shakespeare"}
 
 
 def data_for(experiment: Experiment) -> Path | None:
     """The folder of its data sets, if it has any that are read from files; the test is skipped where they are not."""
     trial = experiment.trials[0]
     assert trial.data is not None
-    folder = real_files(SOURCES[trial.data.name]) if trial.data.name in SOURCES else None
+    name = READ_BY_EXAMPLES.get(trial.data.name, trial.data.name)
+    folder = real_files(SOURCES[name]) if name in SOURCES else None
     phones = trial.fleet and trial.fleet.network and trial.fleet.network.phones
     if phones and not (Path(os.environ.get("UMBEL_DATA", "")) / phones).exists():
         pytest.skip(f"the data sets of UMBEL_DATA lack {phones}")
@@ -123,6 +137,48 @@ def test_a_hospital_keeps_its_place_and_its_order_over_rounds() -> None:
         state["model"] = hospital.model.state_dict()
     assert states[0]["place"] == states[1]["place"] == 7
     assert torch.equal(states[0]["model"]["linear.weight"], states[1]["model"]["linear.weight"])
+
+
+def test_the_texts_of_a_role_follow_each_other_and_each_target_is_the_next_character() -> None:
+    said = "".join(CHARACTERS[10 + number % 60] for number in range(300))
+    data = in_sequences(roles_data({"Lear: A": [said[:200], said[200:], "x" * 90], "Lear: B": ["y" * 100, "z" * 170]}))
+    assert data.natural is not None
+    assert data.natural.names == ("Lear: A", "Lear: B")
+    assert [len(shard) for shard in data.natural.shards] == [3, 1]
+    text = said[:200] + " " + said[200:]
+    for number, row in enumerate(data.natural.shards[0].tolist()):
+        first = 80 * number
+        inputs, targets = (
+            "".join(CHARACTERS[one] for one in part[row].tolist())
+            for part in (data.samples.inputs, data.samples.targets)
+        )
+        assert (inputs, targets) == (text[first : first + 80], text[first + 1 : first + 81])
+    assert data.test.inputs.shape == (3, 80)
+    assert CharacterLstm(width=8)(data.test.inputs).shape == (3, 80, len(CHARACTERS))
+
+
+def test_curves_of_how_clients_are_drawn_compare_runs_after_equally_many_samples(tmp_path: Path) -> None:
+    """Of each way two runs with a seed each: one with 10 samples a round, and one with 20 that learns as fast."""
+    rows = [
+        {
+            "point": f"weighting={weighting}, power law",
+            "seed": seed,
+            "round": number,
+            "sample_count": each,
+            "accuracy": each * number / 1000 if number % 2 else None,
+        }
+        for weighting, each in (("samples", 10), ("proportional", 20))
+        for seed in (0, 1)
+        for number in range(1, 10)
+    ]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = courses(tmp_path)
+    assert [run.samples.tolist() for run in found["power law"]["proportional"]] == [[20, 60, 100, 140, 180]] * 2
+    *_, uniform, proportional, gain = (line.split(" | ") for line in lines(found))
+    assert (uniform[2], proportional[2]) == ("5.0 ± 0.0", "10.0 ± 0.0")
+    assert uniform[4] == proportional[4] == "9.0 ± 0.0"
+    assert (uniform[5], proportional[5]) == ("10 |", "20 |")
+    assert gain[2:5] == ["5.0 ± 0.0", "2.0 ± 0.0", "0.0 ± 0.0"]
 
 
 @pytest.mark.slow
