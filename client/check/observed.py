@@ -185,6 +185,9 @@ class ObservedClient(Client):
             seen.after = marks_of(self.app.model.state_dict())
         return seen.result
 
+    def training_loss(self, model: nn.Module) -> float | None:
+        return self.app.training_loss(model)
+
     def shares(self, name: str) -> TensorKind | None:
         return self.app.shares(name)
 

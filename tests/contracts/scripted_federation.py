@@ -370,6 +370,10 @@ class ScriptedSite(Client):
         with _generators, one_thread():
             return self._own.evaluate(model)
 
+    def training_loss(self, model: nn.Module) -> float | None:
+        with _generators, one_thread():
+            return self._own.training_loss(model)
+
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         role = self._director.role_of(self._name)
         if role.is_unneeded:

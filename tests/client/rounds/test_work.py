@@ -129,10 +129,11 @@ def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path)
 FAIR = TrainingPlan(local_epochs=1, learning_rate=0.1, algorithm="qfedavg", q=2.0, loss_max=4.0)
 
 
+PAIRS = TensorDataset(torch.linspace(-1, 1, 900).view(300, 3), torch.arange(300) % 2)
+
+
 def classifier() -> TorchClient:
-    torch.manual_seed(1)
-    data = TensorDataset(torch.randn(300, 3), torch.arange(300) % 2)
-    return TorchClient(nn.Linear(3, 2), "classes", data, device="cpu")
+    return TorchClient(nn.Linear(3, 2), "classes", PAIRS, device="cpu")
 
 
 def test_under_qfedavg_a_client_reports_its_loss_and_norm_and_sends_its_change_times_the_weight(tmp_path: Path) -> None:
@@ -140,8 +141,7 @@ def test_under_qfedavg_a_client_reports_its_loss_and_norm_and_sends_its_change_t
     start = tmp_path / "model.safetensors"
     start.write_bytes(encode_model(app.model.state_dict()))
     with torch.no_grad():
-        samples = cast(TensorDataset, app._train)
-        inputs, targets = samples.tensors
+        inputs, targets = PAIRS.tensors
         loss = float(nn.functional.cross_entropy(app.model(inputs), targets))
     shared = SharedState(app)
     done = train(app, shared, start, asked_of_site(FAIR, 7))
