@@ -136,9 +136,7 @@ def update_of(name: str, start: dict[str, Tensor], app: Client, device: torch.de
     return encoded(plan, shared.layout, shared.changes(shared.layout.full_state(start), device))
 
 
-_OF_FLOATS = sorted(
-    set(get_args(TensorKind)) - {"count", "control"}
-)  # counts are for integers; no site declares control
+_OF_FLOATS = sorted(set(get_args(TensorKind)) - {"count", "control"})  # which are for integers, and of no site
 KINDS = st.dictionaries(st.sampled_from(["bias", "scale"]), st.sampled_from(_OF_FLOATS), max_size=2)
 
 
