@@ -1,5 +1,6 @@
 """Makes the records of a round from its state: each client's outcome, in words and numbers. Pure."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -180,15 +181,15 @@ def _progress(state: Training) -> str:
 
 
 def _means(rows: Iterable[tuple[Mapping[str, float], int, Mapping[str, int]]]) -> dict[str, float]:
-    """Each metric's mean over the clients that have it, weighted by their sample counts, or by its own weights."""
+    """Each metric's mean over the clients that have it, weighted by their sample counts, or by its own weights. Sums are
+    rounded once, so the order of the reports changes no bit.
+    """
     measured = [row for row in rows if row[0]]
-    kept = set(most_reported(metrics for metrics, _, _ in measured))
-    sums: dict[str, tuple[float, int]] = {}
-    for metrics, sample_count, own in measured:
-        for name in metrics.keys() & kept:
-            weight, (total, weights) = own.get(name, sample_count), sums.get(name, (0.0, 0))
-            sums[name] = (total + metrics[name] * weight, weights + weight)
-    return {name: total / weights for name, (total, weights) in sorted(sums.items()) if weights}
+    products, weights = dict[str, list[float]](), dict[str, int]()
+    for name in sorted(most_reported(metrics for metrics, _, _ in measured)):
+        with_it = [(metrics[name], own.get(name, n)) for metrics, n, own in measured if name in metrics]
+        products[name], weights[name] = [value * weight for value, weight in with_it], sum(n for _, n in with_it)
+    return {name: math.fsum(products[name]) / total for name, total in weights.items() if total}
 
 
 def _clients(state: Training | Closing | Abandoned, book: Book, now: float) -> tuple[ClientRecord, ...]:
