@@ -181,8 +181,8 @@ def _progress(state: Training) -> str:
 
 
 def _means(rows: Iterable[tuple[Mapping[str, float], int, Mapping[str, int]]]) -> dict[str, float]:
-    """Each metric's mean over the clients that have it, weighted by their sample counts, or by its own weights. Sums are
-    rounded once, so the order of the reports changes no bit.
+    """Each metric's mean over the clients that have it, weighted by their sample counts, or by its own weights. Sums
+    are rounded once, so the order of the reports changes no bit.
     """
     measured = [row for row in rows if row[0]]
     products, weights = dict[str, list[float]](), dict[str, int]()
