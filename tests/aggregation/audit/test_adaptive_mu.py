@@ -9,8 +9,10 @@ import pytest
 
 from tests.aggregation.audit.test_chain import KEYS, line_of, played
 from tests.federations.audit_chain_of import FILE, chained
+from umbel.aggregation.audit.adaptive_mu import MuChecks
 from umbel.aggregation.audit.bundle import AuditFailed, ModelId, RoundEnded, RunCreated, SignedReport, json_sha256
 from umbel.aggregation.canonical import canonical, parsed
+from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.proximal import MuRule, MuState
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.client.operator.audit import verify
@@ -191,6 +193,17 @@ def test_another_order_of_the_reports_is_no_lie() -> None:
     check([committed(FIRST, losses, true * (1 + 1e-14))])
     with pytest.raises(AuditFailed, match="its training loss is"):
         check([committed(FIRST, losses, true * (1 + 1e-8))])
+
+
+def test_of_a_secure_round_the_loss_of_the_sum_is_taken() -> None:
+    """Its reports say no loss."""
+    secure = SecurePlan(bits=20, weight_unit=1, clients_max=3)
+    first = replace(alike(FIRST, 9.0), plan=replace(FIRST.plan, secure=secure))
+    checks = MuChecks(RULE)
+    checks.follow(first, [{"update_sha256": "e" * 64}] * 2)
+    checks.follow(attempt(2, 1, 1, MuState(0.5, 9.0)), [])
+    with pytest.raises(AuditFailed, match=r"they give 0\.5 after the loss 9 and 0 falls in a row; its plan says 0\.6 "):
+        checks.follow(attempt(2, 1, 1, MuState(0.6, 9.0)), [])
 
 
 def test_reports_whose_metrics_are_no_numbers_are_named() -> None:

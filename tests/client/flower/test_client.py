@@ -55,6 +55,14 @@ def test_a_training_is_one_call_with_the_plan_in_its_config() -> None:
     assert plan.ignored == (), "the app adds FedProx's term, as with Flower's strategy"
 
 
+def test_the_mu_of_fedprox_is_in_the_config_also_where_it_has_adapted_to_zero() -> None:
+    caller = Caller()
+    client = client_of(caller)
+    client.train(client.model, replace(PLAN, algorithm="fedprox", proximal_mu=0.0))
+    client.train(client.model, PLAN)
+    assert [call.config.get("proximal-mu") for call in caller.calls] == [0.0, None]
+
+
 def test_the_runs_options_come_before_what_is_sent_otherwise() -> None:
     caller = Caller()
     client = client_of(caller)

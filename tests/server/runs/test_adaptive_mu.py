@@ -65,6 +65,7 @@ def with_mu(ended: RoundEnded, mu: float) -> RoundEnded:
     return replace(ended, plan=plan, training=replace(ended.training, proximal_mu=mu))
 
 
+@pytest.mark.slow
 def test_mu_comes_back_after_a_restart_and_with_the_version_of_a_rollback(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
