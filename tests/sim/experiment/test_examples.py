@@ -24,7 +24,7 @@ from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
-OF_PAPERS = ("fedavg-2nn", "fedavg-cnn", "fedprox-paper")  # slow
+OF_PAPERS = ("fairness", "fedavg-2nn", "fedavg-cnn", "fedprox-paper")  # slow
 
 
 def data_for(experiment: Experiment) -> Path | None:
