@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,9 @@ class Point:
     groups_mean: Estimate | None  # the mean of `groups`, each with the same weight; else over clients, if measured
     groups_worst: Estimate | None  # the accuracy of the worst of those that `groups_mean` is the mean of
     groups_p10: Estimate | None  # a tenth of those have at most this accuracy
+    late_groups_mean: Estimate | None  # these three: the mean over the second half of the measured models, of unsteady
+    late_groups_worst: Estimate | None  # runs; only where [measure] asks for groups
+    late_groups_p10: Estimate | None
     train_loss_all: Estimate | None  # of the last model, as [measure] asks
     smoothed_rounds_to_target: Estimate | None  # by the mean accuracy of the last measured models, as [measure] asks
     asked: int  # clients, in all attempts of all seeds; a client that was asked twice counts twice
@@ -222,6 +225,9 @@ class Findings:
             groups_mean=_estimated(_groups_mean(one) for one in group),
             groups_worst=_estimated(_groups_quantile(one, "least") for one in group),
             groups_p10=_estimated(_groups_quantile(one, "p10") for one in group),
+            late_groups_mean=_estimated(_late_groups(one, lambda row: row.groups_accuracy) for one in group),
+            late_groups_worst=_estimated(_late_groups(one, lambda row: _quantile_in(row, "least")) for one in group),
+            late_groups_p10=_estimated(_late_groups(one, lambda row: _quantile_in(row, "p10")) for one in group),
             train_loss_all=_estimated(row.train_loss_all for row in lasts),
             smoothed_rounds_to_target=_estimated(self._smoothly_reaching(one) for one in group),
             asked=sum(row.selected for one in group for row in one.rows),
@@ -301,8 +307,18 @@ def _groups_quantile(one: TrialResult, which: Literal["least", "p10"]) -> float 
     """Of the last model's accuracies over those that `_groups_mean` is the mean of."""
     if found := quantiles(one.groups.items()).get("accuracy"):
         return found.least if which == "least" else found.p10
-    measured = one.scored[-1].groups_quantiles.get("accuracy") if one.scored else None
+    return _quantile_in(one.scored[-1], which) if one.scored else None
+
+
+def _quantile_in(row: Row, which: Literal["least", "p10"]) -> float | None:
+    measured = row.groups_quantiles.get("accuracy")
     return None if measured is None else float(measured[which])
+
+
+def _late_groups(one: TrialResult, of: Callable[[Row], float | None]) -> float | None:
+    """The mean over the second half of the measured models."""
+    values = [value for row in _late(one) if (value := of(row)) is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def _estimated(values: Iterable[float | None]) -> Estimate | None:

@@ -29,6 +29,9 @@ from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
 OF_PAPERS = (
+    "fairness",
+    "partial-work",
+    "stale-control",
     "fedavg-2nn",
     "fedavg-cnn",
     "fedprox-paper",

@@ -153,6 +153,14 @@ def test_the_worst_and_the_tenth_of_the_groups_are_in_the_table_and_drawn_behind
     found = last.groups_quantiles["accuracy"]
     assert (point.groups_worst.mean, point.groups_p10.mean) == (found["least"], found["p10"])
     assert "worst group" in repr(results)
+    late = results.trials[0].rows[-2:]
+    assert len(results.trials[0].rows) == 4
+    for which, estimate in (("least", point.late_groups_worst), ("p10", point.late_groups_p10)):
+        assert estimate is not None
+        values = [row.groups_quantiles["accuracy"][which] for row in late]
+        assert estimate.mean == pytest.approx(float(np.mean(values)))
+    assert point.late_groups_mean is not None
+    assert point.late_groups_mean.mean == pytest.approx(float(np.mean([row.groups_accuracy for row in late])))
     figure = quantile_plot(results)
     assert figure is not None
     (axes,) = figure.axes
