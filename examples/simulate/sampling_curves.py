@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ class Course:
 
 def courses(folder: Path) -> Mapping[str, Mapping[str, Sequence[Course]]]:
     """The runs of a folder of results, one for each seed, by setting and then by weighting."""
-    rows = defaultdict[tuple[str, str, int], list[dict[str, float]]](list)
+    rows = defaultdict[tuple[str, str, int], list[dict[str, Any]]](list)
     for line in (folder / ROUNDS_FILE).read_text().splitlines():
         row = json.loads(line)
         weighting, _, setting = str(row["point"]).removeprefix("weighting=").partition(", ")
