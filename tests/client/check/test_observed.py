@@ -66,6 +66,15 @@ def test_settings_of_the_process_are_noted_and_restored() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_what_the_client_says_of_its_loss_is_passed_on() -> None:
+    class Says(Ward):
+        def training_loss(self, model: nn.Module) -> float | None:
+            return 0.75
+
+    assert ObservedClient(Says()).training_loss(Says().model) == 0.75
+    assert ObservedClient(Ward()).training_loss(Ward().model) is None
+
+
 def test_an_error_is_noted_and_passed_on() -> None:
     class Leaves(Ward):
         def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
