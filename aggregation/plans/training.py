@@ -95,17 +95,26 @@ class TrainingTerms:
     def why_not_masked(self, minimum_work: float) -> str:
         """Why a secure round must not have these terms; empty if it may. `minimum_work`: of its plan.
 
-        With option II of SCAFFOLD a client divides its change by its steps. If one has done fewer than the others, the
-        sum of the changes and the sum of the quotients together show the change of this one.
+        Under SCAFFOLD the coordinator sees two sums of one cohort. By option II a client sends -c - (y - x) / (K eta)
+        beside its change y - x: if all K are equal, the second sum follows from the first, and tells nothing more. By
+        option I it sends g_i(x) - c_i. Where all clients but one take one step over all of their samples, the two sums
+        show how the batches of this one differ; and the c_i of a cohort of which one client has taken part before are
+        this client's.
         """
-        if not (self.has_control and self.control_variate == "change"):
+        if not self.has_control:
             return ""
+        if self.control_variate == "gradient":
+            return (
+                'control_variate = "gradient" sends a second vector whose sum can show a single client\'s gradient and '
+                "what it has kept of earlier rounds: leave it out, and set local_steps; or choose another algorithm in "
+                "[training]"
+            )
         if self.local_steps is not None and minimum_work >= 1:
             return ""
         return (
             'algorithm = "scaffold" sends each change a second time, divided by the client\'s steps, so the two sums '
             "would show the change of a client whose number of steps differs: set local_steps in the place of "
-            'local_epochs, and leave out minimum_work; or set control_variate = "gradient"'
+            "local_epochs, and leave out minimum_work"
         )
 
     @property

@@ -239,7 +239,7 @@ def test_qfedavg_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
-@pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn", "scaffold-gradient")])
+@pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
 ) -> None:

@@ -109,7 +109,13 @@ def test_control_variates_that_would_show_who_has_done_other_steps_are_refused(
 
     with pytest.raises(CoordinatorMisbehaved, match="would show the change of a client whose number of steps differs"):
         read(offered())
-    assert read(offered(control_variate="gradient")).assignment.training.has_control
+    with pytest.raises(CoordinatorMisbehaved, match="can show a single client's gradient"):
+        read(offered(control_variate="gradient"))
+
+
+def test_control_variates_of_clients_that_all_do_the_same_steps_are_masked() -> None:
+    training = replace(OFFERED.training, **SCAFFOLD)
+    assert read(replace(OFFERED, training=training)).assignment.training.has_control
 
 
 def with_mu(number: int, mu: float, task: Task = Task.TRAINING) -> Assignment:

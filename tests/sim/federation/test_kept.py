@@ -62,8 +62,15 @@ def of_all(federation: Federation) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("variate", ["change", "gradient"])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+    ("name", "variate"),
+    [
+        (name, variate)
+        for name in CODECS
+        for variate in ("change", "gradient")
+        if (name, variate) != ("masked", "gradient")
+    ],
+)
 def test_the_global_control_variate_is_the_mean_of_the_clients(name: str, variate: str) -> None:
     federation = played(scaffold(name, variate))
     kept = torch.stack(list(federation.memory.kept.values()))
