@@ -90,8 +90,13 @@ def test_a_plan_that_divides_by_steps_where_the_algorithm_does_not_is_refused() 
     assert terms_sha256(both) != terms_sha256(read(OFFERED))
 
 
-SCAFFOLD: dict[str, Any] = {"algorithm": "scaffold", "population": 9, "proximal_mu": 0.0, "local_epochs": None}
-SCAFFOLD |= {"local_steps": 5}
+SCAFFOLD: dict[str, Any] = {
+    "algorithm": "scaffold",
+    "population": 9,
+    "proximal_mu": 0.0,
+    "local_epochs": None,
+    "local_steps": 5,
+}
 
 
 @pytest.mark.parametrize(
