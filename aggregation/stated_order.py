@@ -33,6 +33,15 @@ def total(values: Tensor) -> Tensor:
     return values[..., 0] if n else values.new_zeros(values.shape[:-1])
 
 
+def divisor(by: float, values: Tensor) -> Tensor:
+    """`by` as a tensor on the device of `values`, to divide them by it. By a number that is on the CPU a GPU would not
+    divide: it would multiply by the inverse.
+    """
+    import torch
+
+    return torch.tensor(by, dtype=values.dtype, device=values.device)
+
+
 def square_roots(values: Tensor) -> Tensor:
     """The square roots, each rounded as IEEE 754 says. `values`: float64 in main memory, which are written over.
 

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.stated_order import divisor
+
 if TYPE_CHECKING:  # the state of a round is read without torch
     from torch import Tensor
 
@@ -23,10 +25,8 @@ COUNTED_STEPS_MAX = 1 << 23  # of one client: in a masked sum of weights up to 2
 
 
 def normalised(change: Tensor, n_steps: int) -> Tensor:
-    """D / tau as float32, on any device. A GPU would multiply by the inverse of a number that is on the CPU."""
-    import torch
-
-    return change / torch.tensor(float(counted_steps(n_steps)), dtype=change.dtype, device=change.device)
+    """D / tau as float32, on any device."""
+    return change / divisor(float(counted_steps(n_steps)), change)
 
 
 def counted_steps(n_steps: int) -> int:

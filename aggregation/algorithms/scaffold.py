@@ -18,22 +18,26 @@ What a client keeps is c_i plus the change *as the coordinator reads it*. Then c
 codec rounds, or sends only a part: what was not sent is in the next change. (Horvath et al. 2019, "Stochastic
 Distributed Learning with Gradient Quantization and Variance Reduction", DIANA, has such shifts.) Kept unrounded, the
 errors of the first rounds would pull all clients for ever.
+
+Which secure rounds may have it, and why the others may not, is in `TrainingTerms.why_not_masked`.
 """
 
 import torch
 from torch import Tensor
+
+from umbel.aggregation.stated_order import divisor
 
 
 def control_after(offset: Tensor, change: Tensor, walked: float | Tensor) -> Tensor:
     """c_i' by option II, as float32, on the device of `change`. `offset`: c - c_i; `change`: y - x; `walked`: K eta, a
     tensor if the rows of `change` are those of several clients.
     """
-    return _divided(change, walked).add_(offset).neg_()
+    return (change / (walked if isinstance(walked, Tensor) else divisor(walked, change))).add_(offset).neg_()
 
 
 def gradient_of(change: Tensor, rate: float) -> Tensor:
     """c_i' by option I, from the change that one step of gradient descent with this rate makes."""
-    return _divided(change, rate).neg_()
+    return (change / divisor(rate, change)).neg_()
 
 
 def scaled(control: Tensor, control_before: Tensor, scale: float) -> Tensor:
@@ -49,8 +53,3 @@ def kept(control_before: Tensor, read: Tensor, scale: float) -> Tensor:
 def control_rate(n_clients: int, population: int, scale: float) -> float:
     """By what the server multiplies the mean of what clients send of their control variates: m / N / scale."""
     return min(n_clients, population) / population / scale
-
-
-def _divided(change: Tensor, by: float | Tensor) -> Tensor:
-    """A GPU would multiply by the inverse of a number that is on the CPU."""
-    return change / (by if isinstance(by, Tensor) else change.new_tensor(by))

@@ -16,7 +16,7 @@ from umbel.aggregation.algorithms.fednova import normalised
 from umbel.aggregation.algorithms.qfedavg import weighed
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.base import base_sha256
-from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout, TensorSpec
+from umbel.aggregation.model.layout import CONTROL_PREFIX, Layout
 from umbel.aggregation.model.state import State, weight_change
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
@@ -69,6 +69,8 @@ class SharedState:
         }
         self.kept = frozenset(name for name, kind in self._kinds.items() if kind in KINDS_KEPT)  # names
         self.layout = Layout.of_state(state, self._kinds.__getitem__)
+        # The tensors that the server's step moves, by name.
+        self.stepped = {spec.name: spec for spec in self.layout.owners() if spec.is_stepped}
         self._checked_places: tuple[object, ...] | None = None  # of the tensors that had the layout last
         self._checked_base: tuple[object, ...] | None = None  # the identity of base tensors whose hash was right
 
@@ -157,11 +159,6 @@ class SharedState:
         specs = (spec for spec, _ in self.layout.update.pieces())
         changes = zip(specs, self.changes(before), strict=True)
         return norm_of_pieces(change for spec, change in changes if spec.is_stepped)
-
-    @property
-    def stepped(self) -> Mapping[str, TensorSpec]:
-        """The tensors that the server's step moves, by name."""
-        return {spec.name: spec for spec in self.layout.owners() if spec.is_stepped}
 
     def stepped_changes(self, before: State) -> Iterator[tuple[str, Tensor]]:
         """The change of each stepped tensor since the weights `before`, by name: float32, on the CPU."""

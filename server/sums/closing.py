@@ -13,11 +13,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.states import Closing
 from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.run.endings import EvaluationClosed, Upshot
+from umbel.aggregation.run.server_step import server_step
 from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
@@ -140,20 +140,12 @@ class Closer:
             codec = self._codec.plain(closing.plan)
             parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
             summed = SummedRound(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
-            steps = closing.factor(file.training_plan(closing.plan.number))
         elif (found := await self._unmasked(live, closing, total)) is not None:
-            summed, steps = SummedRound(found.sum_sha256, found.mean, None, found), found.effective_steps
+            summed = SummedRound(found.sum_sha256, found.mean, None, found)
         else:
             return None
         base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
-        step = ServerStep.of(
-            file.server_terms(live.plan.number),
-            live.plan.number,
-            file.rounds.count,
-            live.plan.target,
-            factor=steps,
-            n_clients=len(closing.accepted),
-        )
+        step = server_step(file, closing, summed.totals)
         make = partial(next_model, services.blobs, self._layout, base, summed, step, file.downlink.change_step)
         try:
             files = await asyncio.get_running_loop().run_in_executor(services.worker, make)

@@ -19,7 +19,6 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
@@ -33,6 +32,7 @@ from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, fi
 from umbel.aggregation.run.ledger import Book, client_records
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
+from umbel.aggregation.run.server_step import server_step
 from umbel.aggregation.run.tuning import TuningFacts
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
@@ -547,16 +547,7 @@ class Federation:
 
     def _next_model(self, closing: Closing, found: RoundSum) -> SummedModel:
         file = self.standing.file
-        totals, training = found.totals, file.training_plan(closing.plan.number)
-        steps = closing.factor(training) if totals is None else totals.effective_steps
-        step = ServerStep.of(
-            file.server_terms(closing.plan.number),
-            closing.plan.number,
-            file.rounds.count,
-            closing.plan.target,
-            factor=steps,
-            n_clients=len(closing.accepted),
-        )
+        step = server_step(file, closing, found.totals)
         try:
             state = self.model.after(found.mean, step, file.downlink.change_step)
         except ValueError as error:

@@ -49,7 +49,7 @@ from umbel.aggregation.secagg.numbers.composition import (
 )
 from umbel.aggregation.secagg.numbers.metric_sums import MetricSum, MetricSums
 from umbel.aggregation.secagg.numbers.plan import steps_needed
-from umbel.aggregation.stated_order import sum_of_squares
+from umbel.aggregation.stated_order import divisor, sum_of_squares
 from umbel.aggregation.types import LEVEL_MAX, NORM_MAX
 from umbel.aggregation.update.grid import fitting, greatest
 
@@ -207,19 +207,19 @@ def contribution(
         read, remarks = _read(composition, change, greatest), tuple[str, ...]()
     weight = _weight(composition, work)
     require_enough(*steps, composition.secure.minimum_work)
-    divisor, most = fitting(read.greatest, composition.grid)
-    if divisor != 1.0:
+    shrink, most = fitting(read.greatest, composition.grid)
+    if shrink != 1.0:
         remarks += (
             f"a value of the update is beyond the run's max_abs {composition.grid.max_abs:g}, so the whole update is "
             "shortened: train with a lower learning rate, or ask the operator to raise max_abs in the run file",
         )
-    fitted = most / divisor
+    fitted = most / shrink
     block_norm = math.sqrt(greatest_block_square(read.values, composition.modular.rotated.blocks))
     scale, shortened = _scale(composition, read.norm * fitted, block_norm * fitted, weight)
-    _divide(read.values, divisor).mul_(as_float32(most * scale))
+    read.values.div_(divisor(shrink, read.values)).mul_(as_float32(most * scale))
     draws = _word_draws(secret, 1 + composition.exact.n_values)
     counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
-    exact, exact_most = _exact(composition, read.exact, (divisor, most * weight), weight)
+    exact, exact_most = _exact(composition, read.exact, (shrink, most * weight), weight)
     counted = composition.words.counted(work.counts, work.evaluation_counts)
     rounded = _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most)
     joined = composition.words.join(counts, measured, rounded, counted)
@@ -264,11 +264,6 @@ def _scale(composition: Composition, norm: float, block_norm: float, weight: int
             "second sum with another step would show how large this update is",
         )
     return scale, remarks
-
-
-def _divide(values: Tensor, divisor: float) -> Tensor:
-    """Divide `values` in place. A GPU would multiply by the inverse of a number that is on the CPU."""
-    return values.div_(torch.tensor(divisor, dtype=values.dtype, device=values.device))
 
 
 def _word_draws(secret: bytes, n: int) -> Tensor:
