@@ -198,6 +198,13 @@ class AssignmentStatus:
         _require_seconds(self.window_s, "window_s")
 
 
+@dataclass(frozen=True, slots=True)
+class AssignmentCounts:
+    """GET /v1/assignments/{id}/counts."""
+
+    counts: bool  # whether the run's newest model has the work of this assignment in it
+
+
 class Outcome(StrEnum):
     """What became of a report."""
 

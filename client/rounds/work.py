@@ -359,7 +359,7 @@ def _save_update(shared: SharedState, start: Path, offer: Assignment, done: Trai
         version = offer.model.version
         fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, offer.round, version))
         saved = store.save_update(fed.pieces)
-        store.feedback.wait(offer.run, offer.round, fed.left)
+        store.feedback.wait(offer.run, offer.round, offer.id, fed.left)
         return saved
 
     return where_memory_suffices(encode, shared.encoding_device)

@@ -15,7 +15,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.secagg.turns import ASKED_SHARE
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.client.app import Client
 from umbel.client.errors import (
     AssignmentClosed,
@@ -329,31 +329,38 @@ class RoundWorker:
 
     def _prepare(self, offer: Assignment, window_end: float, watch: Watch) -> None:
         """Restore what the client keeps across rounds, for a round that only measures."""
-        self.app.prepare(replace(self._asked(offer, watch), deadline=window_end))
+        self.app.prepare(replace(self._asked(offer, window_end, watch), deadline=window_end))
 
-    def _asked(self, offer: Assignment, watch: Watch) -> LocalPlan:
+    def _asked(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         """What the run asks, with what the client keeps across rounds."""
         asked = asked_of_site(
             offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.client
         )
         asked = replace(asked, told_to_stop=lambda: self.shutdown.reason if watch.ended is None else watch.ended)
-        before = self.store.site_state.before(offer.run, offer.model.version)
+        before = self.store.site_state.before(offer.run, offer.model.version, self._counts(offer, window_end))
         return with_kept(asked, self.shared, before, self._first_private)
 
     def _keep_state(self, offer: Assignment, plan: LocalPlan, done: Trained) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
-        wait = partial(self.store.site_state.wait, offer.run, offer.model.version)
+        wait = partial(self.store.site_state.wait, offer.run, offer.model.version, offer.id)
         keep_state(self.shared, plan, done, wait)
+
+    def _counts(self, offer: Assignment, window_end: float) -> Callable[[AssignmentId], bool]:
+        """Asks the coordinator whether its newest model has the work of an earlier assignment in it."""
+        patience = self.patience(within(offer.window_s), window_end)
+        return lambda earlier: patiently(lambda: self.coordinator.counts(earlier), patience)
 
     def _plain_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
         codec = codec_for(offer.codec, offer.grid, self.layout_in(offer))
+        if offer.codec.feedback:
+            self.store.feedback.forget_uncounted(offer.model.version, self._counts(offer, window_end))
         checkpoint = Checkpoint() if offer.task.tries_clients else self.store.checkpoint(offer)
         plan = self._plan(offer, window_end, watch, codec.update_bytes[-1])
         return replace(plan, within=codec.within(), checkpoint=checkpoint)
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
         reserve_s = self.delivery.bandwidth.reserve_s(update_bytes_max, offer.window_s)
-        return replace(self._asked(offer, watch), deadline=window_end - reserve_s)
+        return replace(self._asked(offer, window_end, watch), deadline=window_end - reserve_s)
 
 
 @contextmanager

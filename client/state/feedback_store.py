@@ -1,19 +1,22 @@
 """The residuals of error feedback, on disk: one safetensors file for each of the two newest model versions.
 
-A residual is written beside its update, and kept if the report of that update was accepted. The residual of the version
-before stays too, because an attempt that is repeated must begin as the abandoned one did.
+A residual is written beside its update, and kept if the report of that update was accepted. It is taken if the
+coordinator then says that the update counts. The residual of the version before stays too, because an attempt that is
+repeated must begin as the abandoned one did.
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from umbel.aggregation.codec.feedback import Residual
-from umbel.aggregation.types import RunId
+from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.files import make_private, sync
 from umbel.client.state.model_files import read_tensors, write_tensors
 
+_ASSIGNMENT = "umbel.assignment"
 log = logging.getLogger("umbel.client")
 
 
@@ -24,6 +27,21 @@ class FeedbackStore:
         self._folder = folder
         self.waiting = waiting
 
+    def forget_uncounted(self, version: int, counts: Callable[[AssignmentId], bool]) -> None:
+        """Remove the residual of the update that the attempt before made from the version before this one, unless it
+        counts. `counts`: whether the run's newest model has the work of an assignment in it.
+        """
+        path = self._path(version - 1)
+        if not path.exists():
+            return
+        try:
+            assignment = read_tensors(path)[0].get(_ASSIGNMENT)  # earlier releases did not write it
+        except (SafetensorError, OSError, KeyError) as error:
+            _drop(path, error)
+            return
+        if assignment is not None and not counts(AssignmentId(assignment)):
+            path.unlink()
+
     def before(self, run: RunId, round_number: int, version: int) -> Residual | None:
         """The residual of the round before, which made this version. None if that round's update did not count, if the
         residual is lost, or after a rollback.
@@ -33,7 +51,7 @@ class FeedbackStore:
             return None
         try:
             metadata, tensors = read_tensors(path)
-            if metadata != _belongs(run, round_number - 1):
+            if not _belongs(run, round_number - 1).items() <= metadata.items():
                 return None
             found = Residual.from_tensors(tensors)
         except (SafetensorError, OSError, ValueError) as error:
@@ -41,9 +59,9 @@ class FeedbackStore:
             return None
         return found if found.version + 1 == version else None
 
-    def wait(self, run: RunId, round_number: int, left: Residual) -> None:
-        """Write the residual of this round beside its update."""
-        write_tensors(self.waiting, left.to_tensors(), _belongs(run, round_number))
+    def wait(self, run: RunId, round_number: int, assignment: AssignmentId, left: Residual) -> None:
+        """Write the residual of this assignment's update beside it."""
+        write_tensors(self.waiting, left.to_tensors(), {**_belongs(run, round_number), _ASSIGNMENT: assignment})
 
     def keep(self) -> None:
         """Keep the waiting residual, because its update was accepted. All but the last two are removed."""

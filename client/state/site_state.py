@@ -1,22 +1,27 @@
 """What a client keeps from one round of a run to the next, on disk: its `plan.state`, the private tensors, and what the
 run's algorithm has it keep.
 
-One safetensors file for each of the two newest model versions that this client has trained from, with the state after
-that training. It is written beside the update, and kept if the report of that update was accepted. A round begins with
-the newest state of an older version. So an attempt that is repeated begins as the abandoned one did.
+A safetensors file has the state after one training, and is named by the model version from which that began. It is
+written beside the update, and kept if the report of that update was accepted.
+
+The round may be abandoned after that, or rolled back. So a training begins with the newest state of an older version that
+*counts*: the coordinator says that its model has that work in it. Thus what clients keep under SCAFFOLD stays in step
+with the control variate of the model, an attempt that is repeated begins as the abandoned one did, and a simulation keeps
+the same states. Older states stay for rollbacks: that with which the last training began, and more if they are small.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
 
-from umbel.aggregation.types import RunId
+from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.files import make_private, sync
 from umbel.client.state.model_files import read_tensors, write_tensors
 from umbel.client.state.packing import Packing, unpack
@@ -25,6 +30,8 @@ STATE_BYTES_MAX = 1 << 30
 _JSON_BYTES_MAX = 1 << 24
 _KEPT = "pulls"  # its name in the file, from when only FedDyn kept something
 _KEY, RUN_KEY, _VERSION = "umbel.state", "umbel.run", "umbel.version"
+_ASSIGNMENT, _BEGAN = "umbel.assignment", "umbel.began"  # of the training; the version of the state that it began with
+_STATES_MAX, _OLDER_BYTES_MAX = 16, 1 << 28  # of a run: all states; those that stay only for rollbacks
 log = logging.getLogger("umbel.client")
 
 
@@ -47,47 +54,64 @@ class SiteStateStore:
 
     def __init__(self, folder: Path, waiting: Path) -> None:
         self._folder, self.waiting = folder, waiting
+        self._began: int | None = None  # the version of the state that `before` has found last
 
-    def before(self, run: RunId, version: int) -> SiteState:
-        """The state with which a training from this model version begins: the newest of an older version. A damaged
-        file is set aside, and an older one is taken.
+    def before(self, run: RunId, version: int, counts: Callable[[AssignmentId], bool]) -> SiteState:
+        """The state with which a training from this model version begins: the newest of an older version that counts.
+        A damaged file is set aside. `counts`: whether the run's newest model has the work of an assignment in it.
 
-        A coordinator that was restored from a backup asks for versions before all that are here. Then it is the newest
-        of a later version: a site's own layers that know later models are better than none.
+        If none of them counts: the oldest, because there was an older one (a rollback went behind all that are here),
+        unless it is the only one. A coordinator that was restored from a backup asks for versions before all that are
+        here. Then it is the newest of a later version: a site's own layers that know later models are better than none.
         """
         versions = self._versions(run)
-        later = [one for one in versions if one > version]
-        of_age = [*later, *(one for one in versions if one < version)]
-        found = newest_state(self._path(run, one) for one in of_age)
+        older = [self._path(run, one) for one in versions if one < version]
+        found = _newest_that_counts(older, counts)
+        if found is None and len(older) != 1:
+            later = [self._path(run, one) for one in versions if one > version]
+            found = newest_state([*later, *older[:1]])
+        self._began = None if found is None else int(found[0].stem)
         return SiteState() if found is None else found[1]
 
-    def wait(self, run: RunId, version: int, left: SiteState) -> None:
-        """Write the state after training from this version. Raises `StateTooLarge` or `TypeError` for what cannot be
-        kept.
+    def wait(self, run: RunId, version: int, assignment: AssignmentId, left: SiteState) -> None:
+        """Write the state after this assignment's training from this version, after `before`. Raises `StateTooLarge`
+        or `TypeError` for what cannot be kept.
         """
         if not left and not self._versions(run):
             return
+        about = {_ASSIGNMENT: assignment} | ({} if self._began is None else {_BEGAN: str(self._began)})
         make_private(self._folder / run)
-        write_state(self.waiting, left, run, version)
+        write_state(self.waiting, left, run, version, about)
 
     def keep(self) -> None:
-        """Keep the waiting state, because its update was accepted, and the one with which its training began. Others of
-        its run are removed.
+        """Keep the waiting state, because its update was accepted. Of the older ones, those stay that a rollback may
+        need.
         """
         if not self.waiting.exists():
             return
         try:
             metadata, _ = read_tensors(self.waiting)
-            run, version = RunId(metadata[RUN_KEY]), int(metadata[_VERSION])
+            run, version, began = RunId(metadata[RUN_KEY]), int(metadata[_VERSION]), metadata.get(_BEGAN)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             _set_aside(self.waiting, error)
             return
         self.waiting.replace(self._path(run, version))
-        versions = self._versions(run)
-        later, until_now = [one for one in versions if one > version], [one for one in versions if one <= version]
-        for gone in set(versions) - set([*later[-1:], *until_now][-2:]):
+        stay = {version, *self._for_rollbacks(run, None if began is None else int(began))}
+        for gone in set(self._versions(run)) - stay:
             self._path(run, gone).unlink()
         sync(self._folder / run)
+
+    def _for_rollbacks(self, run: RunId, began: int | None) -> Iterator[int]:
+        """The version of the state that the last training began with, and older ones while they are few and small."""
+        if began is None:
+            return
+        yield began
+        n_bytes = 0
+        for one in reversed([one for one in self._versions(run) if one < began][-(_STATES_MAX - 2) :]):
+            n_bytes += self._path(run, one).stat().st_size
+            if n_bytes > _OLDER_BYTES_MAX:
+                return
+            yield one
 
     def _versions(self, run: RunId) -> list[int]:
         """The versions with a state, in ascending order."""
@@ -102,10 +126,22 @@ class StateTooLarge(ValueError):
     """The state is larger than what a client keeps."""
 
 
-def write_state(path: Path, left: SiteState, run: RunId, version: int, *, is_durable: bool = True) -> None:
-    """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects."""
+def write_state(
+    path: Path,
+    left: SiteState,
+    run: RunId,
+    version: int,
+    about: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_durable: bool = True,
+) -> None:
+    """Write the state after training from this version. Raises `StateTooLarge`, or `TypeError` for other objects.
+
+    `about`: what the file's metadata say besides.
+    """
     packed, tensors = pack_state(left)
-    write_tensors(path, tensors, {RUN_KEY: run, _VERSION: str(version), _KEY: packed}, is_durable=is_durable)
+    metadata = {RUN_KEY: run, _VERSION: str(version), _KEY: packed, **about}
+    write_tensors(path, tensors, metadata, is_durable=is_durable)
 
 
 def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
@@ -126,11 +162,16 @@ def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
 
 def read_state(path: Path) -> SiteState | None:
     """The state in a file. A damaged file is set aside, and the result is None."""
+    return None if (found := _read(path)) is None else found[1]
+
+
+def _read(path: Path) -> tuple[dict[str, str], SiteState] | None:
+    """A file's metadata, and the state in it; None for a damaged file, which is set aside."""
     try:
         metadata, tensors = read_tensors(path)
         # Copies: the values may be changed in place, and the file must stay as it is.
         found = unpack(json.loads(metadata[_KEY]), {name: tensor.clone() for name, tensor in tensors.items()})
-        return SiteState(dict(found["state"]), dict(found["private"]), dict(found.get(_KEPT, {})))
+        return metadata, SiteState(dict(found["state"]), dict(found["private"]), dict(found.get(_KEPT, {})))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         _set_aside(path, error)
         return None
@@ -140,6 +181,18 @@ def newest_state(paths: Iterable[Path]) -> tuple[Path, SiteState] | None:
     """The last of these files that is not damaged, and the state in it; None if no file is left."""
     for path in reversed(list(paths)):
         if (state := read_state(path)) is not None:
+            return path, state
+    return None
+
+
+def _newest_that_counts(paths: Sequence[Path], counts: Callable[[AssignmentId], bool]) -> tuple[Path, SiteState] | None:
+    """The last of these files that is not damaged and whose training counts, and the state in it."""
+    for path in reversed(paths):
+        if (found := _read(path)) is None:
+            continue
+        metadata, state = found
+        assignment = metadata.get(_ASSIGNMENT)  # earlier releases did not write it
+        if assignment is None or counts(AssignmentId(assignment)):
             return path, state
     return None
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import (
     REASON_CHARS_MAX,
+    AssignmentCounts,
     AssignmentStatus,
     CheckedIn,
     CheckIn,
@@ -29,14 +30,14 @@ from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.signatures import content_digest
 from umbel.aggregation.types import AssignmentId, RunId
-from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, printable
+from umbel.client.errors import AssignmentClosed, CoordinatorMisbehaved, CoordinatorRefused, printable
 from umbel.client.wire.timing import check_s
 from umbel.client.wire.transport import Body, HttpAnswer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
 _CHECKED_IN = TypeAdapter(CheckedIn)
 _OPEN_RUNS = TypeAdapter(OpenRuns)
-_STATUS = TypeAdapter(AssignmentStatus)
+_STATUS, _COUNTS = TypeAdapter(AssignmentStatus), TypeAdapter(AssignmentCounts)
 _REPORT_ANSWER = TypeAdapter(ReportAnswer)
 _JSON = {"Content-Type": "application/json"}
 _BINARY = {"Content-Type": "application/octet-stream"}
@@ -84,6 +85,17 @@ class CoordinatorClient:
         path = f"/v1/assignments/{assignment}"
         status = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s).parse(_STATUS)
         return replace(status, reason=printable(status.reason))
+
+    def counts(self, assignment: AssignmentId) -> bool:
+        """Whether the run's newest model has the work of this assignment in it."""
+        try:
+            return self._transport.ask("GET", f"/v1/assignments/{assignment}/counts").parse(_COUNTS).counts
+        except AssignmentClosed:
+            return False  # the coordinator does not know it: it was restored from a backup
+        except CoordinatorRefused as error:
+            if error.kind != "not-found":
+                raise
+            return True  # a coordinator of an earlier release does not say; it had accepted the report
 
     @contextmanager
     def model(

@@ -14,6 +14,7 @@ from umbel.aggregation.canonical import without_unused
 from umbel.aggregation.messages import (
     MARK_CHARS_MAX,
     WAIT_S_MAX,
+    AssignmentCounts,
     AssignmentStatus,
     CheckedIn,
     CheckIn,
@@ -126,6 +127,13 @@ async def get_assignment(
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive, run_of(assignment)) as line:
         return await state.reception.status(device.client, AssignmentId(assignment), wait_s, line)
+
+
+@router.get("/assignments/{assignment}/counts", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
+async def get_counts(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> AssignmentCounts:
+    """Whether the run's newest model has the work of this assignment in it."""
+    await require_no_body(request, device)
+    return await state.reception.counts(device.client, AssignmentId(assignment))
 
 
 @router.put(

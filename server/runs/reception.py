@@ -10,6 +10,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.messages import (
+    AssignmentCounts,
     AssignmentState,
     AssignmentStatus,
     CheckedIn,
@@ -198,6 +199,11 @@ class Reception:
             left_s = max(0.0, training.closes_at - self._services.clock.now())
             return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
         return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
+
+    async def counts(self, client: ClientId, assignment: AssignmentId) -> AssignmentCounts:
+        """Whether the newest model has the work of this client's assignment in it."""
+        await self.place(client, assignment)
+        return AssignmentCounts(await self._services.rounds.counts(assignment))
 
     async def report(
         self, client: ClientId, assignment: AssignmentId, work: Work, signed: SignedReport

@@ -132,6 +132,11 @@ def state_of(head: str, rows: Iterable["ClientFacts"]) -> RoundState:
     return with_rows(_read(_STATE.validate_json(head)), rows)
 
 
+def is_committed(head: str) -> bool:
+    """Whether the attempt with this head has ended well."""
+    return isinstance(_STATE.validate_json(head), StoredCommitted)
+
+
 def with_head(head: str, known: RoundState) -> RoundState:
     """The state of `head`, with the clients of an earlier state."""
     return _with_clients(_read(_STATE.validate_json(head)), _clients(known))

@@ -15,8 +15,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit.bundle import Sealed, json_sha256
-from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.round.states import Recruiting, RoundState
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
@@ -26,7 +27,7 @@ from umbel.server.store import tables
 from umbel.server.store.audit_rows import add_bundle, evidence_of
 from umbel.server.store.database import Database
 from umbel.server.store.locked_run import LockedRun
-from umbel.server.store.round_rows import state_of
+from umbel.server.store.round_rows import is_committed, state_of
 from umbel.server.store.run_rows import (
     WITH_LAST_REQUEST,
     add_round,
@@ -40,7 +41,7 @@ from umbel.server.store.run_rows import (
 from umbel.server.store.stored import ClientEvidence, LiveRun, PartialSum, StoredAssignment, StoredRecord, Traffic
 from umbel.server.store.tables import table_of
 from umbel.server.store.uploads import uploads_of
-from umbel.server.store.versions import add_first_version, creator_of, release, runs_trained_from
+from umbel.server.store.versions import add_first_version, creator_of, is_in_newest, release, runs_trained_from
 
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
@@ -250,6 +251,19 @@ class RoundStore:
                 return None
             uploads = await uploads_of(tx, [assignment])
         return replace(assignment_of(row), upload=uploads.get(assignment))
+
+    async def counts(self, assignment: AssignmentId) -> bool:
+        """Whether the run's newest model has the work of this assignment in it: its attempt has made a version, of
+        which the newest one is a successor. A rollback is a successor of the version that it copied.
+        """
+        mine = select(_ROUND, _ASSIGNMENT.c.outcome, _ASSIGNMENT.c.missing).join_from(_ASSIGNMENT, _ROUND)
+        async with self._db.reading() as tx:
+            row = (await tx.execute(mine.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
+            if row is None or row.outcome != Outcome.ACCEPTED or row.missing is not None:
+                return False
+            if not is_committed(row.head) or not Task(row.task).makes_model:
+                return False
+            return await is_in_newest(tx, RunId(row.run), row.number)
 
     async def add_traffic(self, name: RunId, traffic: Traffic) -> None:
         """Add to the bytes of assignments, under the run's lock because it writes many rows."""

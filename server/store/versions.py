@@ -152,6 +152,21 @@ async def changes_of(tx: AsyncConnection, run: RunId) -> tuple[ModelChange, ...]
     return tuple(reversed(found))
 
 
+async def is_in_newest(tx: AsyncConnection, run: RunId, round_number: int) -> bool:
+    """Whether a run's newest version is a successor of the one that this round made, or that one itself."""
+    numbers = select(_VERSION.c.version).where(_VERSION.c.run == run)
+    made = await tx.scalar(numbers.where(_VERSION.c.round == round_number))
+    if made is None:
+        return False
+    later = select(_VERSION.c.version, _VERSION.c.rolled_back_to).where(_VERSION.c.run == run)
+    later = later.where(_VERSION.c.version > made, _VERSION.c.rolled_back_to.is_not(None))
+    successor: int | None = None  # the newest version, or one before it that it descends from
+    for row in await tx.execute(later.order_by(_VERSION.c.version.desc())):
+        if successor is None or row.version <= successor:
+            successor = row.rolled_back_to
+    return successor is None or successor >= made
+
+
 async def release(tx: AsyncConnection, owner: str) -> None:
     """Delete the claims of an owner."""
     await tx.execute(delete(_CLAIM).where(_CLAIM.c.owner == owner))

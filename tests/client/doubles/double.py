@@ -60,6 +60,7 @@ class Double:
         self.nonces: set[str] = set()
         self.uploads: dict[str, Incoming] = {}
         self.reports: dict[str, dict[str, Any]] = {}
+        self.uncounted: set[str] = set()  # assignments whose reports were accepted and whose rounds were not
         self.declined: dict[str, str] = {}
         self.updates: list[torch.Tensor] = []
         self.closed: dict[str, str] = {}
@@ -124,7 +125,7 @@ class Double:
             return self._check_in(client, json.loads(body))
         if path.startswith("/v1/models/"):
             return self._model(request)
-        match = re.fullmatch(r"/v1/assignments/([^/]+)(?:/(update|report|decline))?", path)
+        match = re.fullmatch(r"/v1/assignments/([^/]+)(?:/(update|report|decline|counts))?", path)
         if match is None or not match[1].endswith(f".{client}"):
             raise Refused(404, "unknown-assignment")
         match match[2]:
@@ -136,6 +137,8 @@ class Double:
                 self.declined[match[1]] = json.loads(body)["reason"]
                 self.attempt += 1
                 return stream(204, b"")
+            case "counts":
+                return answer({"counts": match[1] in self.reports and match[1] not in self.uncounted})
             case _:
                 return self._status(match[1])
 
@@ -278,7 +281,7 @@ class Refused(Exception):
 
 def kind_of(request: httpx.Request) -> str:
     """A request's method and the last word of its path that is a word of the protocol."""
-    words = {"enrolments", "check-ins", "models", "assignments", "update", "report", "decline"}
+    words = {"enrolments", "check-ins", "models", "assignments", "update", "report", "decline", "counts"}
     return f"{request.method} {next(word for word in reversed(request.url.path.split('/')) if word in words)}"
 
 

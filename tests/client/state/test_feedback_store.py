@@ -147,6 +147,24 @@ def test_after_a_rollback_in_mid_round_nothing_is_left_over(tmp_path: Path) -> N
         torch.testing.assert_close(found, expected)
 
 
+def test_an_update_of_an_attempt_that_was_abandoned_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its report was accepted, and another attempt, without this client, has made the next version."""
+    double = double_of()
+
+    def abandoning(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "PUT report" and double.round == 2:
+                double.uncounted.add(request.url.path.split("/")[-2])
+            return handler(request)
+
+        return handle
+
+    assert take_part(tmp_path, double, abandoning).accepted == N_ROUNDS
+    first, second, _, _ = expected_updates()
+    for found, expected in zip(double.updates, (first, second, first, second), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_an_update_that_did_not_count_leaves_nothing_behind(tmp_path: Path) -> None:
     double, late = double_of(), list[str]()
 
