@@ -4,10 +4,11 @@ run's algorithm has it keep.
 A safetensors file has the state after one training, and is named by the model version from which that began. It is
 written beside the update, and kept if the report of that update was accepted.
 
-The round may be abandoned after that, or rolled back. So a training begins with the newest state of an older version that
-*counts*: the coordinator says that its model has that work in it. Thus what clients keep under SCAFFOLD stays in step
-with the control variate of the model, an attempt that is repeated begins as the abandoned one did, and a simulation keeps
-the same states. Older states stay for rollbacks: that with which the last training began, and more if they are small.
+The round may be abandoned after that, or rolled back. So a training begins with the newest state of an older version
+that *counts*: the coordinator says that its model has that work in it. Thus what clients keep under SCAFFOLD stays in
+step with the control variate of the model, an attempt that is repeated begins as the abandoned one did, and a
+simulation keeps the same states. Older states stay for rollbacks: that with which the last training began, and more if
+they are small.
 """
 
 import json

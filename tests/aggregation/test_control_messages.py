@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import (
+    AssignmentCounts,
     AssignmentState,
     AssignmentStatus,
     CheckedIn,
@@ -94,6 +95,7 @@ max_abs = 8.0
         CheckedIn(RunStatus.RUNNING, "here is work", 0.0, ASSIGNMENT),
         CheckedIn(RunStatus.FINISHED, "done", 60.0),
         AssignmentStatus(AssignmentState.OPEN, "the window is open", 5.0),
+        AssignmentCounts(counts=True),
         WorkDone(10, 3, 5, "0" * 64, 1.5, {"loss": 0.25}, {"accuracy": 0.5}, 4),
         WorkDone(10, 3, 5, "0" * 64, counts={"n": (1, 2)}, evaluation_counts={"n": (3,)}, evaluation_sample_count=4),
         EvaluationDone(10, {"loss": 0.25}, evaluation_counts={"confusion": (1, 2, 3, 4)}),

@@ -54,8 +54,9 @@ PLAIN: Script = {  # six are asked, and four reports close a round
     (1, 1): {0: Role(3, Death.IN_TRAINING, Return.IN_THE_NEXT), 3: STRAGGLER, 5: UNNEEDED},
     (2, 1): {1: Role(None, Death.AT_ITS_UPLOAD, Return.NEVER), 2: UNNEEDED, 4: STRAGGLER},
     (3, 1): dict.fromkeys(range(4), UNFIT),  # two reports are too few: the round is tried again with others
-    (3, 2): {0: Role(2, Death.IN_TRAINING, Return.IN_THIS_ROUND), 1: UNNEEDED, 2: UNNEEDED, 5: STRAGGLER},
-    (4, 1): {2: Role(None, Death.AT_ITS_UPLOAD, Return.IN_THIS_ROUND), 3: STRAGGLER, 4: UNNEEDED, 5: UNNEEDED},
+    # and without the two, whose reports had been accepted
+    (3, 2): {0: Role(2, Death.IN_TRAINING, Return.IN_THIS_ROUND), 1: STRAGGLER, 4: UNNEEDED, 5: UNNEEDED},
+    (4, 1): {0: UNNEEDED, 1: UNNEEDED, 2: Role(None, Death.AT_ITS_UPLOAD, Return.IN_THIS_ROUND), 3: STRAGGLER},
 }
 CODECS = {
     "float32": 'codec = { name = "float32" }',

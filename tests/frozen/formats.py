@@ -20,6 +20,7 @@ from tests.frozen.shapes import plain, shape
 from tests.servers.migrated import copy_sqlite
 from umbel.aggregation.audit.bundle import Bundle, PublicAuditKey, RoundEnded, RunCreated, Sealed, SignedReport
 from umbel.aggregation.messages import (
+    AssignmentCounts,
     AssignmentStatus,
     CheckedIn,
     CheckIn,
@@ -67,6 +68,7 @@ _MESSAGES: Mapping[str, type[Any]] = {
     "assignment": Assignment,
     "open runs": OpenRuns,
     "state of an assignment": AssignmentStatus,
+    "whether an assignment counts": AssignmentCounts,
     "report": WorkDone,
     "report of an evaluation": EvaluationDone,
     "report of a masked update": MaskedInput,

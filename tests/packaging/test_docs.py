@@ -22,7 +22,16 @@ from typer.core import TyperGroup
 import umbel.__main__ as command_line
 from tests.repository import ROOT
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, OpenRun, OpenRuns, Problem, ReportAnswer
+from umbel.aggregation.messages import (
+    AssignmentCounts,
+    AssignmentStatus,
+    CheckedIn,
+    Enrolled,
+    OpenRun,
+    OpenRuns,
+    Problem,
+    ReportAnswer,
+)
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
 from umbel.aggregation.plans.codec import CodecPlan, Grid
@@ -473,6 +482,7 @@ _SAID_BY_THE_COORDINATOR: dict[str, type[Any]] = {
     "inbox": Inbox,
     "report": ReportAnswer,
     "status": AssignmentStatus,
+    "counts": AssignmentCounts,
     "problem": Problem,
     "enrolled": Enrolled,
 }

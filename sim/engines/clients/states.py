@@ -1,9 +1,9 @@
 """What simulated clients keep from one round to the next, on disk: their `plan.state` and their private tensors.
 
-The files are those of a site (`client/state/site_state.py`), and the rule is almost the same. A state is written after
-the training from a model version. It is kept if the report was accepted and the round has made a model. A training
-begins with the newest state of an older version. So an attempt that is repeated begins as the abandoned one did. More
-than two versions stay if the run may be resumed from an older checkpoint.
+The files are those of a site (`client/state/site_state.py`), and the rule has the same outcome. A state is written
+after the training from a model version, and kept if the report was accepted and the round has made a model. A training
+begins with the newest state of an older version. Two versions stay, and more if the run may be resumed from an older
+checkpoint.
 """
 
 import os
