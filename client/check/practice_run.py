@@ -16,7 +16,7 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.client.check.cohort import PEERS
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
-from umbel.client.rounds.work import asked_of_site
+from umbel.client.rounds.site_code import asked_of_site
 
 RUN, CLIENT, SECURE_RUN = "client-check", "checked", "client-check-secure"
 STEPS, STEPS_LEAST = 6, 4  # a training that is stopped after two steps may end after three, which are still not all

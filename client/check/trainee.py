@@ -10,7 +10,7 @@ from umbel.client.app import Client
 from umbel.client.check.observed import Evaluating, ObservedClient, ObservedTraining, as_asked
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.plan import LocalPlan
-from umbel.client.rounds.work import evaluated, train_from
+from umbel.client.rounds.site_code import evaluated, train_from
 from umbel.client.state.model_files import load_model, write_model
 from umbel.client.training.shared_state import SharedState
 

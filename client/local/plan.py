@@ -58,6 +58,7 @@ class LocalPlan:
     """For batch order, dropout and the like. Outside secure rounds the same round and client give the same seed."""
     evaluate: bool = False  # whether the model is measured on held-out data before training
     evaluate_after: bool = False  # and after it, as the site's own model
+    is_whole: bool = False  # asks for one step over all samples, in one batch (SCAFFOLD's "gradient")
     share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
     within: Mapping[str, Projection] = field(default_factory=dict[str, Projection], repr=False)
     """By parameter name: projects the gradient onto what the codec can send, if it sends only a part of the model (a

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from umbel.client.errors import WorkRefused
 from umbel.client.local.batches import Collate, Data, EndlessBatches, is_map_style, n_batches, samples_in
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import Pace, seeded
@@ -25,6 +26,8 @@ class StepPlan(Protocol):
     def steps(self) -> int | None: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def is_whole(self) -> bool: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -56,11 +59,19 @@ class LocalSteps:
         device: torch.device,
         terms: Mapping[str, object],
     ) -> None:
-        """As for `plan.drive`. Raises `ValueError` for data that cannot be driven."""
+        """As for `plan.drive`. Raises `ValueError` for data that cannot be driven, `WorkRefused` for data that have
+        batches of their own, if the run asks for one step over all samples.
+        """
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}")
         self._plan, self._keep, self._device = plan, keep, device
         in_pass = _steps_in_pass(plan, data, accumulate)
+        if plan.is_whole and (in_pass != 1 or n_batches(data, plan.batch_size) is None):
+            raise WorkRefused(
+                "the run asks for the gradient of all samples (control_variate), which needs them in one batch, and "
+                "this client's data come in batches of their own, or have no length: give a data set with random "
+                'access, or ask the operator for control_variate = "change"'
+            )
         self.steps_done, self.steps_planned = 0, plan.steps_for(in_pass)
         self._steps_full = plan.full_steps_for(in_pass)
         self._means, self._counts = Means(), CountSums()

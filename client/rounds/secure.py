@@ -57,9 +57,10 @@ from umbel.client.local.results import Evaluation
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.policy.terms import as_sent
+from umbel.client.rounds.site_code import Trained
 from umbel.client.rounds.unlisted import UnlistedMetrics
 from umbel.client.rounds.watch import PAUSE_S, KeyExchange, renewal_s
-from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
+from umbel.client.rounds.work import unfit_refused, weight_changes
 from umbel.client.state.store import Store
 from umbel.client.training.encoding_device import CPU, where_memory_suffices
 from umbel.client.training.kept import control_as_read

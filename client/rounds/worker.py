@@ -35,21 +35,10 @@ from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.rounds.site_code import Trained, asked_of_site, evaluation_of, keep_state, train, with_kept
 from umbel.client.rounds.unlisted import UnlistedMetrics
 from umbel.client.rounds.watch import KeyExchange, Watch
-from umbel.client.rounds.work import (
-    NOTHING_HELD_OUT,
-    Trained,
-    asked_of_site,
-    evaluation_of,
-    keep_state,
-    measure,
-    name_of,
-    save_work,
-    train,
-    warn_if_too_slow,
-    with_kept,
-)
+from umbel.client.rounds.work import NOTHING_HELD_OUT, measure, name_of, save_work, warn_if_too_slow
 from umbel.client.state.model_files import load_model
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState

@@ -27,7 +27,8 @@ from umbel.aggregation.types import ClientId
 from umbel.client.app import Client
 from umbel.client.local.devices import seeded
 from umbel.client.local.results import Evaluation
-from umbel.client.rounds.work import evaluated, finite
+from umbel.client.rounds.site_code import evaluated
+from umbel.client.rounds.work import finite
 from umbel.client.state.site_state import SiteState
 from umbel.client.training.kept import Kept
 from umbel.client.training.shared_state import SharedState

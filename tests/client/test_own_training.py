@@ -15,7 +15,7 @@ from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.errors import TrainingFailed
-from umbel.client.rounds.work import train_from
+from umbel.client.rounds.site_code import train_from
 from umbel.client.training.shared_state import SharedState
 
 Training = Callable[[nn.Module, LocalPlan], None]

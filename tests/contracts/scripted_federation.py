@@ -375,6 +375,9 @@ class ScriptedSite(Client):
             return self._own.training_loss(model)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        if plan.is_whole:  # only the gradient
+            with _generators, one_thread():
+                return self._own.train(model, plan)
         role = self._director.role_of(self._name)
         if role.is_unneeded:
             until(lambda: plan.told_to_stop() is not None, "the round goes on without this client")

@@ -17,7 +17,7 @@ from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import Client
 from umbel.client.local.plan import LocalPlan
-from umbel.client.rounds.work import asked_of_site
+from umbel.client.rounds.site_code import asked_of_site
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.bench.measuring import in_child
 from umbel.sim.bench.report import BenchRow, Hold

@@ -21,17 +21,13 @@ from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.site_code import Trained, asked_of_site, keep_state, train_from, with_kept
 from umbel.client.rounds.work import (
     NOTHING_HELD_OUT,
-    Trained,
-    asked_of_site,
     changes_from,
-    keep_state,
     measure_from,
-    train_from,
     unfit_refused,
     with_fair_metrics,
-    with_kept,
     work_done,
 )
 from umbel.client.user_code import where_raised

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from umbel.client import Evaluation, TorchClient, TrainResult, WeightedMean
 from umbel.client.local.progress import CountSums, Means, note_measured
-from umbel.client.rounds.work import with_personal
+from umbel.client.rounds.site_code import with_personal
 
 
 def test_a_metric_keeps_its_own_weight_and_is_a_number_itself() -> None:

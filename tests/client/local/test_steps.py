@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from umbel.client import Checkpoint, Client, LocalPlan, TorchClient, TrainResult
+from umbel.client.errors import WorkRefused
 from umbel.client.local.batches import Data
 from umbel.client.local.gradients import Projection
 
@@ -282,3 +283,23 @@ def test_a_plan_knows_what_nobody_has_applied(plan: LocalPlan, ignored: tuple[st
             plan.applied_by_site("lr")
     plan.adjust_gradients(network())
     assert plan.ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "is_possible"),
+    [
+        (data(), True),
+        (DataLoader(data(), batch_size=40), True),
+        (DataLoader(data(), batch_size=8), False),
+        (Stream(), False),
+    ],
+    ids=["samples", "a loader of one batch", "a loader of five batches", "without a length"],
+)
+def test_one_step_over_all_samples_needs_them_in_one_batch(given: Data, *, is_possible: bool) -> None:
+    """SCAFFOLD's option I took the gradient of a loader's first batch for that of all samples."""
+    plan, site = LocalPlan(steps=1, batch_size=40, is_whole=True), Own(given)
+    if is_possible:
+        assert site.train(site.model, plan).steps_done == 1
+        return
+    with pytest.raises(WorkRefused, match="needs them in one batch"):
+        site.train(site.model, plan)

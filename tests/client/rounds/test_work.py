@@ -17,16 +17,8 @@ from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.rounds.work import (
-    Trained,
-    asked_of_site,
-    measure,
-    train,
-    weight_changes,
-    weight_to_multiply_by,
-    with_fair_metrics,
-    work_done,
-)
+from umbel.client.rounds.site_code import Trained, asked_of_site, train
+from umbel.client.rounds.work import measure, weight_changes, weight_to_multiply_by, with_fair_metrics, work_done
 from umbel.client.state.model_files import load_model
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
@@ -113,7 +105,7 @@ def test_the_coordinator_is_told_only_the_type_of_an_error_and_the_site_the_whol
         measured(tmp_path, Measuring(says=says))
     public = failure.value.public_reason
     assert re.fullmatch(r"the client's own code failed with (RuntimeError|TypeError); see the client's log", public)
-    assert re.search(r" \((test_)?work.py, line \d+\)$", str(failure.value))
+    assert re.search(r" \((test_work|site_code).py, line \d+\)$", str(failure.value))
 
 
 def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path) -> None:

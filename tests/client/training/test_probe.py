@@ -19,7 +19,7 @@ from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.rounds.work import train
+from umbel.client.rounds.site_code import train
 from umbel.client.training.probe import memory_free_bytes, probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.offers import check_offer
@@ -195,7 +195,7 @@ class Cold(Ward):
 
 def test_the_first_step_is_left_out_of_what_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
-    monkeypatch.setattr("umbel.client.rounds.work.time", watch)
+    monkeypatch.setattr("umbel.client.rounds.site_code.time", watch)
     model = tmp_path / "model.safetensors"
     state = Ward().model.state_dict()
     model.write_bytes(encode_model(state))

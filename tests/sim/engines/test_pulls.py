@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from tests.federations.whole_states import state_change
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.aggregation.model.layout import Layout
-from umbel.client.rounds.work import asked_of_site
+from umbel.client.rounds.site_code import asked_of_site
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.stacked.stacked import StackedEngine

@@ -15,7 +15,7 @@ from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
-from umbel.client.rounds.work import asked_of_site
+from umbel.client.rounds.site_code import asked_of_site
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import ModelRecipe, start_vector

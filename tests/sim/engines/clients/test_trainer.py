@@ -13,7 +13,8 @@ from tests.sim.engines.clients.sites import Scripted, app_of, careless_training,
 from tests.suite.nights import at_night
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.rounds.work import NOTHING_HELD_OUT, asked_of_site
+from umbel.client.rounds.site_code import asked_of_site
+from umbel.client.rounds.work import NOTHING_HELD_OUT
 from umbel.sim.engines.clients.alive import LiveClients
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.clients.sequential import SequentialClients
