@@ -45,7 +45,6 @@ class Replay:
         self.step = ServerStep.at_rate(
             ended.server_learning_rate,
             (aggregation, ended.training),
-            ended.plan.target,
             _factor(ended),
             len(ended.accepted),
         )

@@ -58,7 +58,7 @@ class ServerStep:
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
     factor: float = 1.0
-    target: int = 1  # of the round's plan, in reports
+    n_clients: int = 1  # in the mean
     control_rate: float = 0.0  # of control variates
 
     @classmethod
@@ -76,14 +76,13 @@ class ServerStep:
 
         `target`: of the round's plan. `n_clients`: in the mean.
         """
-        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, target, factor, n_clients)
+        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, factor, n_clients)
 
     @classmethod
     def at_rate(
         cls,
         rate: float,
         terms: tuple[AggregationSection, TrainingTerms],
-        target: int,
         factor: float,
         n_clients: int,
     ) -> "ServerStep":
@@ -93,7 +92,7 @@ class ServerStep:
         if training.has_control:
             assert training.population is not None, "terms with SCAFFOLD have it"
             of_control = control_rate(n_clients, training.population, training.control_scale)
-        return cls(optimizer_of(*terms), rate, factor, target, of_control)
+        return cls(optimizer_of(*terms), rate, factor, n_clients, of_control)
 
     @property
     def remembers(self) -> bool:
@@ -211,13 +210,13 @@ class _Stepping:
     @classmethod
     def begun(cls, start: Values, step: ServerStep, memory: Values | None) -> "_Stepping":
         if not step.remembers:
-            return cls(start, step, None, Moment(1, step.rate, step.target))
+            return cls(start, step, None, Moment(1, step.rate, step.n_clients))
         assert memory is not None, "an optimizer that remembers needs a master copy"
         n = int(start.read(STEPS, torch.int64, 0, 1)) + 1
         if not 1 <= n <= ROUNDS_MAX:
             raise ValueError(f"the master copy says that {n - 1} steps were made, and a run has 0 to {ROUNDS_MAX}")
         memory.write(STEPS, 0, torch.tensor([n]))
-        return cls(start, step, memory, Moment(n, step.rate, step.target))
+        return cls(start, step, memory, Moment(n, step.rate, step.n_clients))
 
     def moved(self, its_pieces: Sequence[Piece], changes: Callable[[Piece], Tensor]) -> Iterator[tuple[Piece, Tensor]]:
         """The next values of a tensor."""

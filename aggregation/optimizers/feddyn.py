@@ -1,6 +1,6 @@
 """The server's part of FedDyn (`algorithms/feddyn.py` has its formulas and the paper).
 
-With s for -h / alpha, D for the mean change of a round, and c for the share of all clients that the round asks, there
+With s for -h / alpha, D for the mean change of a round, and c for the share of all clients that are in the mean, there
 is no alpha in it:
 
     s' = s + c D;   x' = x + D + s'
@@ -23,5 +23,5 @@ def feddyn(population: int) -> ServerOptimizer:
 
 
 def _step(population: int, change: Tensor, slots: Slots, at: Moment) -> Tensor:
-    slots[_DRIFT] = after = slots[_DRIFT] + change * (min(at.target, population) / population)
+    slots[_DRIFT] = after = slots[_DRIFT] + change * (min(at.n_clients, population) / population)
     return change.add_(after)

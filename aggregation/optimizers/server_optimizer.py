@@ -20,12 +20,12 @@ Slots: TypeAlias = dict[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class Moment:
     """When a step is made. `n`: the number of steps of the run with this one. `rate`: of the server, in this step.
-    `target`: how many reports the round asks for.
+    `n_clients`: in the mean change.
     """
 
     n: int
     rate: float
-    target: int = 1
+    n_clients: int = 1
 
 
 Step: TypeAlias = Callable[[Tensor, Slots, Moment], Tensor]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from umbel.aggregation.canonical import later
 from umbel.aggregation.types import METRIC_ABS_MAX, RATE_MAX, require_within
 
 LOSS = "loss"  # the metric that is compared
@@ -43,9 +44,11 @@ class MuRule:
 
     proximal_mu: float  # of the first round
     step: float
+    most: float = later(RATE_MAX)  # mu never rises above it
 
     def __post_init__(self) -> None:
-        require_within(self.proximal_mu, "proximal_mu", 0.0, RATE_MAX)
+        require_within(self.most, "most", MU_STEP_MIN, RATE_MAX)
+        require_within(self.proximal_mu, "proximal_mu", 0.0, self.most)
         require_within(self.step, "step", MU_STEP_MIN, RATE_MAX)
 
     @property
@@ -61,7 +64,7 @@ class MuRule:
         if before.loss is None:
             return MuState(before.proximal_mu, loss)
         if loss > before.loss:
-            return MuState(_nine_digits(min(before.proximal_mu + self.step, RATE_MAX)), loss)
+            return MuState(_nine_digits(min(before.proximal_mu + self.step, self.most)), loss)
         falls = before.falls + 1 if loss < before.loss else 0
         if falls == FALLS:
             return MuState(_nine_digits(max(before.proximal_mu - self.step, 0.0)), loss)
@@ -85,7 +88,7 @@ class MuRule:
         """Whether some losses of `n_rounds_before` committed rounds lead to this mu."""
         n_compared = max(n_rounds_before - 1, 0)
         least = max(self.proximal_mu - self.step * (n_compared // FALLS), 0.0)
-        most = min(self.proximal_mu + self.step * n_compared, RATE_MAX)
+        most = min(self.proximal_mu + self.step * n_compared, self.most)
         slack = _CLOSE * max(most, 1.0)
         return least - slack <= proximal_mu <= most + slack
 

@@ -208,12 +208,13 @@ class TrainingSection(TrainingTerms):
     """The section [training] of a run file: the terms of every round, and how the learning rate and mu change.
 
     `adaptive_mu`: whether FedProx's mu follows the training loss (`proximal.py`), from `proximal_mu` on in steps of
-    `mu_step`; None: 0.1.
+    `mu_step`; None: 0.1. `mu_max`: mu never rises above it; None: no bound.
     """
 
     schedule: RateSchedule = later(factory=RateSchedule)
     adaptive_mu: bool = later(False)
     mu_step: float | None = later(None)
+    mu_max: float | None = later(None)
 
     def __post_init__(self) -> None:
         TrainingTerms.__post_init__(self)  # `super()` does not work in a class with slots
@@ -222,11 +223,17 @@ class TrainingSection(TrainingTerms):
                 f'adaptive_mu is for algorithm = "fedprox", not for "{self.algorithm}": set algorithm = "fedprox", or '
                 "leave adaptive_mu out"
             )
-        if self.mu_step is None:
-            return
-        if not self.adaptive_mu:
-            raise ValueError("mu_step has an effect only with adaptive_mu = true: set it, or leave mu_step out")
-        require_within(self.mu_step, "mu_step", MU_STEP_MIN, RATE_MAX)
+        for name in ("mu_step", "mu_max"):
+            if (value := getattr(self, name)) is None:
+                continue
+            if not self.adaptive_mu:
+                raise ValueError(f"{name} has an effect only with adaptive_mu = true: set it, or leave {name} out")
+            require_within(value, name, MU_STEP_MIN, RATE_MAX)
+        if self.mu_max is not None and self.proximal_mu > self.mu_max:
+            raise ValueError(
+                f"mu begins with a proximal_mu of {self.proximal_mu:g}, which is above mu_max, {self.mu_max:g}: lower "
+                "proximal_mu, or raise mu_max"
+            )
 
     @property
     def adapts_mu(self) -> bool:
@@ -236,7 +243,8 @@ class TrainingSection(TrainingTerms):
     def mu_rule(self) -> MuRule | None:
         """How mu adapts; None if it does not."""
         step = MU_STEP if self.mu_step is None else self.mu_step
-        return MuRule(self.proximal_mu, step) if self.adaptive_mu else None
+        most = RATE_MAX if self.mu_max is None else self.mu_max
+        return MuRule(self.proximal_mu, step, most) if self.adaptive_mu else None
 
     def plan(self, number: int, n_rounds: int, target: int) -> TrainingPlan:
         """The plan of round `number`, from 1, of `n_rounds`. `target`: of that round, in reports.

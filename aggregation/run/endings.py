@@ -77,7 +77,10 @@ def model_after(run: Run, made: Upshot) -> str:
 def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> RoundEnd:
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
-    ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
+    reason = closing.reason
+    if model.sha256 == run.model.sha256:  # such as by a large q of q-FedAvg, which makes changes small
+        reason += "; the model is the same as before, because the updates were too small to change it"
+    ending = Ending(model.version, model.sha256, reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
     record = _with_totals(record, plan, files.totals) if files.totals else record
     record = replace(record, epsilon=_epsilon(run, plan, plan.n_released + 1))
@@ -87,7 +90,7 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
         files.master_sha256,
         run.model.sha256,
         round=plan.number,
-        reason=f"made by round {plan.number}: {closing.reason}",
+        reason=f"made by round {plan.number}: {reason}",
         sample_count=record.sample_count,
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,

@@ -294,6 +294,24 @@ class RunFile:
                 "an override sets proximal_mu, but adaptive_mu = true computes it from the training loss: leave one of "
                 "them out"
             )
+        if self.training.remembers_drift and any(one.proximal_mu is not None for one in self.override):
+            raise ValueError(
+                'an override sets proximal_mu, but what clients keep under algorithm = "feddyn" belongs to one mu: '
+                "leave proximal_mu out of the override"
+            )
+        if self.training.q and any(self.rounds_of(number).minimum < 3 for number in self.rounds_of_change()):
+            raise ValueError(
+                'with algorithm = "qfedavg" the length of a step follows from what clients claim, and the median of '
+                "fewer than three claims bounds nothing: set minimum = 3 or more in [rounds]"
+            )
+        if (population := self.training.population) is not None:
+            rounds = [self.rounds_of(number) for number in self.rounds_of_change()]
+            most = max((one.target for one in rounds if one.weighting is Weighting.SAMPLES), default=0)
+            if most > population:  # draws with replacement may be more than there are clients
+                raise ValueError(
+                    f"a round asks for {most} reports, but population says that the run has {population} clients in "
+                    "all: correct population, or lower target in [rounds]"
+                )
         if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
             raise ValueError(
                 'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '

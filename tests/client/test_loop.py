@@ -145,7 +145,7 @@ def test_without_an_evaluation_none_is_reported(tmp_path: Path) -> None:
 
 def test_how_long_the_training_took_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((100.0, 142.0))
-    monkeypatch.setattr("umbel.client.rounds.work.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("umbel.client.rounds.site_code.time", SimpleNamespace(perf_counter=lambda: next(times)))
     double = Double(AddOne().model)
     take_part(tmp_path, double)
     assert double.reports["demo.1.1.ward-7"]["train_s"] == 42.0

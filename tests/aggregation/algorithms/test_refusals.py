@@ -69,7 +69,10 @@ ADAPTIVE: dict[str, Any] = {"algorithm": "fedprox", "adaptive_mu": True}
         ({**FEDDYN, "adaptive_mu": True}, 'not for "feddyn"'),
         ({"algorithm": "fednova", "adaptive_mu": True}, 'not for "fednova"'),
         ({"algorithm": "fedprox", "proximal_mu": 0.1, "mu_step": 0.1}, "only with adaptive_mu = true"),
+        ({"algorithm": "fedprox", "proximal_mu": 0.1, "mu_max": 1.0}, "mu_max has an effect only with adaptive_mu"),
         ({**ADAPTIVE, "mu_step": 0.0}, "mu_step must lie between"),
+        ({**ADAPTIVE, "mu_max": 0.0}, "mu_max must lie between"),
+        ({**ADAPTIVE, "proximal_mu": 0.5, "mu_max": 0.4}, "lower proximal_mu, or raise mu_max"),
         ({**ADAPTIVE, "mu_step": float("nan")}, "mu_step must lie between"),
         ({**ADAPTIVE, "proximal_mu": -1.0}, "proximal_mu must lie between"),
     ],
@@ -106,6 +109,10 @@ def test_an_adaptive_mu_may_begin_at_zero(sections: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
+        ({"training": QFEDAVG, "rounds": {"count": 3, "target": 4, "minimum": 2}}, "set minimum = 3 or more"),
+        ({"training": {**FEDDYN, "population": 3}}, "asks for 4 reports, but population says that the run has 3"),
+        ({"training": FEDDYN, "override": [{"first_round": 2, "target": 9}]}, "asks for 9 reports, but population"),
+        ({"training": FEDDYN, "override": [{"first_round": 2, "proximal_mu": 0.2}]}, "belongs to one mu"),
         ({"training": FEDDYN, "aggregation": {"optimizer": "adam"}}, "has a server step of its own"),
         ({"training": FEDDYN, "aggregation": {"server_learning_rate": 0.5}}, "has a server step of its own"),
         ({"training": FEDDYN, "aggregation": {"schedule": {"name": "cosine"}}}, "has a server step of its own"),

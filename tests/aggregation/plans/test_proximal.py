@@ -101,6 +101,15 @@ def test_mu_stays_within_what_a_run_file_may_say() -> None:
     assert rule.allows(RATE_MAX, 2)
 
 
+def test_mu_stays_below_the_run_files_bound() -> None:
+    rule = MuRule(0.0, STEP, most=0.25)
+    assert mus(rule, [1.0, 2.0, 3.0, 4.0, 5.0]) == [0.0, 0.0, 0.1, 0.2, 0.25, 0.25]
+    assert rule.allows(0.25, 9)
+    assert not rule.allows(0.3, 9)
+    with pytest.raises(ValueError, match="proximal_mu must lie"):
+        MuRule(0.3, STEP, most=0.25)
+
+
 @pytest.mark.parametrize("wrong", [{"proximal_mu": -0.1}, {"proximal_mu": math.nan}, {"loss": math.inf}, {"falls": 5}])
 def test_a_state_that_no_rounds_lead_to_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must lie"):
