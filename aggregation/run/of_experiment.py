@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-TOP_KEYS = ("seeds", "target_accuracy", "best_over", "sweep")
+TOP_KEYS = ("seeds", "target_accuracy", "stop_at_target", "best_over", "sweep")
 WORLD_KEYS = ("data", "model", "partition", "fleet", "engine", "measure", "clients", "sites", "flower")
 
 

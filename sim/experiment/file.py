@@ -4,6 +4,7 @@
 name = "digits"
 seeds = [0, 1, 2]              # one run for each: data, split, devices and cohorts are drawn anew; default [0]
 target_accuracy = 0.9          # the summary says how soon a run reaches it
+stop_at_target = false         # true: there the run ends
 best_over = ["training.proximal_mu"]  # names of [sweep]; the summary says which of their values is the best
 
 [data]                         # sim/data/load.py
@@ -132,6 +133,7 @@ class TrialSpec:
     clients: ClientsSection | None = None
     sites: SitesSection | None = None  # None: no site has a policy
     flower: FlowerSection | None = None  # the app whose ServerApp makes the rounds; None: umbel does
+    stop_at_target: float | None = None  # the accuracy at which the run ends; None: after its last round
 
     @property
     def label(self) -> str:
@@ -218,7 +220,8 @@ def experiment_of(
                 f"{key} is set by the sweep, so a value outside the sweep has no effect; change the values in sweep, "
                 "or remove the sweep with sweep={}"
             )
-    trials = tuple(_trial(whole, point, seed) for point in points(top.sweep) for seed in top.seeds)
+    stop_at = top.target_accuracy if top.stop_at_target else None
+    trials = tuple(_trial(whole, point, seed, stop_at) for point in points(top.sweep) for seed in top.seeds)
     if len({one.folder for one in trials}) < len(trials):
         raise ValueError(
             'sweep: two labels or values differ only in characters that umbel writes as "_" in folder names; make them '
@@ -241,6 +244,7 @@ def with_changes(table: Mapping[str, Any], changes: Mapping[str, object] | None)
 class _Top:
     seeds: tuple[int, ...] = (0,)
     target_accuracy: float | None = None
+    stop_at_target: bool = False
     best_over: tuple[str, ...] = ()
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
@@ -253,6 +257,8 @@ class _Top:
             require_within(seed, "a seed", 0, (1 << 63) - 1)
         if self.target_accuracy is not None:
             require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
+        elif self.stop_at_target:
+            raise ValueError("stop_at_target ends a run at the target_accuracy, which is missing: set it")
         for name, values in self.sweep.items():
             check_values(name, values)
         self._require_swept(self.best_over)
@@ -349,7 +355,7 @@ class _Worlds:
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
-def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> TrialSpec:
+def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int, stop_at: float | None) -> TrialSpec:
     point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     for name, value in chosen.items():
@@ -365,6 +371,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     except ValidationError as error:
         at = f" (with {point_label(point)})" if point else ""
         raise ValueError(f"{findings(error, run_file_hint)}{at}") from error
+    if stop_at is not None and world.flower is not None:
+        raise ValueError("the ServerApp of a Flower app decides when its run ends: leave stop_at_target out")
     if world.fleet is None and world.flower is None:
         run = without_devices(run)
     if run.rounds.attempts_max is None:
@@ -372,7 +380,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     brings_model = world.clients is not None or world.flower is not None
     model = ModelSection() if world.model is None and not brings_model else world.model
     parts_of_world = (world.data, model, world.partition, world.fleet, world.engine)
-    return TrialSpec(point, seed, run, *parts_of_world, world.measure, world.clients, world.sites, world.flower)
+    others = (world.measure, world.clients, world.sites, world.flower)
+    return TrialSpec(point, seed, run, *parts_of_world, *others, stop_at)
 
 
 # --- without [fleet] --------------------------------------------------------------------------------------------------

@@ -146,7 +146,10 @@ def _rows(federation: Federation, trial: TrialSpec, data: DataSet | None, began:
         measured = _measured(federation, attempt, trial, data, is_scored=scores is not None)
         now = time.perf_counter()
         seconds, declines = (now - last, attempt.standing.now, attempt.device_time), attempt.declines.values()
-        yield Row.of(attempt.record, scores, *seconds, measured, declines)
+        row = Row.of(attempt.record, scores, *seconds, measured, declines)
+        if trial.stop_at_target is not None and row.accuracy is not None and row.accuracy >= trial.stop_at_target:
+            federation.stop(f"the model has the target accuracy of {trial.stop_at_target:g}")
+        yield row
         last = now
 
 

@@ -148,6 +148,10 @@ class Federation:
                 return
             yield attempt
 
+    def stop(self, reason: str) -> None:
+        """End the run after the attempt that came last."""
+        self.standing = replace(self.standing, status=RunStatus.FINISHED, reason=reason)
+
     # --- one attempt --------------------------------------------------------------------------------------------------
 
     def _attempt(self) -> SimulatedAttempt:
