@@ -29,11 +29,11 @@ from umbel.sim.engines.device import found_device
 from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.kinds import layout_of_run
-from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter, batch_figures
 from umbel.sim.federation.own_clients import OwnClients, drawn_to_test
 from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import ModelState
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.given import is_given

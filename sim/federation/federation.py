@@ -10,7 +10,6 @@ The coordinator's decisions are made by `umbel.aggregation`: `advance`, `choose`
 and `abandoned`. The simulation adds when events happen, and how the clients' work is done.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +21,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, ranks_of
-from umbel.aggregation.plans.training import TrainingPlan
-from umbel.aggregation.reports import EvaluationDone, Probe, Work, WorkDone
+from umbel.aggregation.reports import EvaluationDone, Work, WorkDone
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
@@ -40,15 +38,14 @@ from umbel.aggregation.types import ClientId
 from umbel.client.rounds.work import NOTHING_HELD_OUT
 from umbel.client.training.kept import control_as_read
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData, Population, client_name, client_number
-from umbel.sim.engines.clients.work import ClientReport, ClientsEngine, GlobalModel
-from umbel.sim.engines.model import start_vector
-from umbel.sim.engines.work import Changes, CohortWork, Engine
-from umbel.sim.federation.kept import Keeping, one_step_over_all
-from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
-from umbel.sim.federation.measures import MeasureSection, UpdateFigures, UpdateSums
+from umbel.sim.data.population import client_name, client_number
+from umbel.sim.engines.clients.work import ClientReport, GlobalModel
+from umbel.sim.federation.engine_training import EngineTraining
+from umbel.sim.federation.evaluating import evaluations, meter_of
+from umbel.sim.federation.local_work import Reports, steps_asked
+from umbel.sim.federation.measures import UpdateFigures, UpdateSums
 from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
-from umbel.sim.federation.site_policies import SitePolicies, SitesInAttempt
+from umbel.sim.federation.site_policies import SitesInAttempt
 from umbel.sim.federation.site_sums import invitation_of
 from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import (
@@ -57,11 +54,7 @@ from umbel.sim.federation.uplink import (
     PlainUplink,
     RoundSum,
     Uplink,
-    divide_by_steps,
     model_part,
-    probe_of,
-    sent_part,
-    weigh,
 )
 from umbel.sim.federation.window import (
     Cohort,
@@ -73,40 +66,15 @@ from umbel.sim.federation.window import (
     seed_of,
     without_enough_work,
 )
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
-from umbel.sim.fleet.fleet import Devices
 from umbel.sim.fleet.without import WithoutDevices
 from umbel.sim.secure.exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # virtual pauses between two looks when too few devices wait
 _NOBODY_COMES_S = 30 * 86_400.0
 _EVALUATION_BATCH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a run meets: clients with their data, their devices, and the engine that does their work."""
-
-    population: Population
-    fleet: Devices
-    engine: Engine | None  # None: the clients train themselves (`clients`)
-    meter: Meter | None  # None: as above
-    masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
-    measure: MeasureSection = field(default_factory=MeasureSection)
-    clients: OwnClients | None = None  # real `Client` objects, which are then the population too
-    sites: SitePolicies = field(default_factory=SitePolicies)
-
-    @property
-    def worker(self) -> Engine | ClientsEngine:
-        """What does the clients' work."""
-        found = self.engine if self.clients is None else self.clients.engine
-        assert found is not None, "a world has an engine or clients"
-        return found
-
-    def close(self) -> None:
-        """Release what does the clients' work."""
-        (self.worker if self.clients is None else self.clients).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,18 +264,12 @@ class Federation:
         """The metrics of the newest model: on the test set, or as the experiment's own clients measure them."""
         if self.world.clients is not None:
             return self.world.clients.scores(self.global_model, self._offer(self.standing.state.plan))
-        meter = self._meter()
-        meter.load(self.model.layout.model.full_state(self.model.published))
-        return meter.of(self.world.population.test)
+        return meter_of(self.world, self.model).of(self.world.population.test)
 
     def scores_of_each(self) -> list[dict[str, float]]:
         """What each of the experiment's own clients says of the newest model; empty for one that measures nothing."""
         assert self.world.clients is not None, "the simulator measures the models of other experiments itself"
         return self.world.clients.scores_of_each(self.global_model, self._offer(self.standing.state.plan))
-
-    def _meter(self) -> Meter:
-        assert self.world.meter is not None, "only clients of [clients] measure themselves"
-        return self.world.meter
 
     def _unmasked(
         self, played: Played, window: Window | SecureWindow, uplink: Uplink, declines: Mapping[ClientId, str]
@@ -334,12 +296,14 @@ class Federation:
         No client of an abandoned attempt trains unless its sum is masked; then a client might have nothing to send.
         """
         cohort, trained = window.cohort, set[ClientId]()
+        terms, keeps = self.standing.file.training_of(window.opened.plan), (self.memory.kept, self._kept)
+        training = EngineTraining(self.world, self.model, terms, uplink, cohort, reports, self._note, *keeps)
         while True:
             played = window.play(declines)
             new = [i for i, name in enumerate(cohort.names) if name in played.ended.accepted and name not in trained]
             if not new or (isinstance(played.ended, Abandoned) and isinstance(window, Window)):
                 break
-            self._do(uplink, cohort, reports, played.ended, np.array(new))
+            training.of(played.ended, np.array(new))
             trained.update(cohort.names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
                 break
@@ -368,54 +332,6 @@ class Federation:
             invitation = invitation_of(opened, self._offer(opened.plan), uplink.composition)
         return sites.in_attempt(opened.plan, names, n_values, self.memory.sites, invitation)
 
-    def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
-        """Train these clients, note their reports, and take their updates."""
-        world, plan, numbers, layout = self.world, ended.plan, cohort.fates.devices, self.model.layout
-        training = self.standing.file.training_of(plan)
-        data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
-        steps = np.maximum(cohort.fates.steps_done[who], 1)
-        seeds = client_seeds(plan, [cohort.names[i] for i in who.tolist()])
-        if reports.held is not None:
-            measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
-            reports.note_evaluations(who.tolist(), measured)
-        terms, start_losses = training.fair_terms, list[float]()
-        if terms is not None:
-            meter = self._meter()
-            meter.load(layout.model.full_state(self.model.published))
-            start_losses = meter.training_losses(data)
-        start = start_vector(layout.model, self.model.published)
-        codec = CodecPlan() if plan.secure is not None else plan.codec  # masked updates carry the whole change
-        names = [cohort.names[i] for i in who.tolist()]
-        keeping = Keeping.of(training, layout, self.model.published, [self.memory.kept.get(name) for name in names])
-        work = CohortWork(data, seeds, steps, training, codec, None if keeping is None else keeping.pulls)
-        assert world.engine is not None, "clients of [clients] train in `_attempted_by_clients`"
-        if keeping is not None and keeping.needs_gradients:
-            keeping.note_gradients(world.engine.train(start, one_step_over_all(work)))
-        for changes in world.engine.train(start, work):
-            chosen, control = who[changes.positions], None
-            if keeping is not None:
-                control = keeping.sent(changes, steps)
-            kinds = cohort.fates.fault[chosen]
-            if (kinds != Fault.NONE).any():
-                world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
-            ranks = chosen.tolist()
-            reports.note(ranks, changes.loss.tolist())
-            names = [cohort.names[rank] for rank in ranks]
-            works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
-            if training.is_normalised:
-                divide_by_steps(layout, changes.values, [reports.works[i].steps_done for i in ranks])
-            if terms is not None:
-                losses = [start_losses[position] for position in changes.positions.tolist()]
-                reports.note_fair(ranks, losses, weigh(layout, changes.values, losses, terms))
-            sent = sent_part(layout, changes.values, control)
-            uplink.add(names, sent, works, weights)
-            if keeping is not None:
-                after = keeping.kept(changes, [uplink.read.pop(name, None) for name in names])
-                self._kept.update((name, one) for name, one in zip(names, after, strict=True) if one is not None)
-            self._note(names, sent, works, weights, uplink.refused)
-            if plan.task.tries_clients:
-                reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
-
     def _note(
         self,
         names: Sequence[ClientId],
@@ -432,15 +348,6 @@ class Federation:
         self._updates.add(
             [names[i] for i in fit], model_part(self.model.layout, values[fit]), [weights[i] for i in fit]
         )
-
-    def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
-        """The probes of these clients."""
-        steps_full = steps_asked(training, self.world.population.sizes(fates.devices[who]), 1.0)
-        losses = zip(changes.first_loss.tolist(), changes.last_loss.tolist(), changes.loss.tolist(), strict=True)
-        facts = zip(
-            steps_full.tolist(), fates.step_s[who].tolist(), fates.lines.down[who].tolist(), losses, strict=True
-        )
-        return [probe_of(*fact) for fact in facts]
 
     def _evaluate(self, opened: Training) -> SimulatedAttempt:
         """An evaluation: clients that did not train measure the model or, under masks, all clients."""
@@ -503,17 +410,7 @@ class Federation:
             return self.world.clients.evaluations(self.global_model, self._offer(opened.plan), numbers)
         held = self.world.population.holdout_of(numbers)
         assert held is not None, "checked when the federation was made"
-        return [ClientReport(one, "" if one else NOTHING_HELD_OUT) for one in self._evaluations(held)]
-
-    def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
-        """Each client's metrics on its held-out data; None for a client without such data."""
-        meter = self._meter()
-        meter.load(self.model.layout.model.full_state(self.model.published))
-        means = meter.of_each(held)
-        return [
-            EvaluationDone(n, {name: value for name, value in one.items() if math.isfinite(value)}) if n else None
-            for n, one in zip(held.sizes.tolist(), means, strict=True)
-        ]
+        return [ClientReport(one, "" if one else NOTHING_HELD_OUT) for one in evaluations(self.world, self.model, held)]
 
     # --- inputs ----------------------------------------------------------------------------------------------
 

@@ -48,11 +48,12 @@ from umbel.sim.engines.model import LOSSES, ModelRecipe
 from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
-from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.site_policies import SitePolicies
 from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.uplink import contribution_secret
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.fates import CohortAsk, DeviceStage, Fates, LineRates
 from umbel.sim.fleet.faults import Fault, Faults
 from umbel.sim.fleet.section import CorruptSection, MaliciousSection

@@ -24,9 +24,10 @@ from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import ModelState, beginning
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.draws import Trait, words
 from umbel.sim.fleet.fates import CohortAsk, Dropouts, Fates
 from umbel.sim.fleet.faults import Faults

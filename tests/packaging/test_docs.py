@@ -270,7 +270,7 @@ def test_the_run_file_page_names_every_key_and_its_default() -> None:
 def test_the_experiments_page_names_every_key_of_the_world_and_its_default() -> None:
     page = (ROOT / "docs" / "reference" / "experiment-file.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
-    keys = {"seeds": "`[0]`", "target_accuracy": "", "best_over": "`[]`", "sweep": "`{}`"}
+    keys = {"seeds": "`[0]`", "target_accuracy": "", "stop_at_target": "false", "best_over": "`[]`", "sweep": "`{}`"}
     for name, section in _WORLD.items():
         keys |= dict(_keys_of(section, f"{name}."))
     keys |= {"fleet.corrupt.share": "0", "fleet.malicious.share": "0"}  # what those sections are, left out

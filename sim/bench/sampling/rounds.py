@@ -24,9 +24,10 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import ModelState, beginning
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection
 

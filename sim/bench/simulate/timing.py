@@ -31,9 +31,10 @@ from umbel.sim.data.population import CohortData, Population, ShardedPopulation,
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.model import LOSSES, ModelRecipe, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
-from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
 from umbel.sim.federation.standing import ModelState, beginning
+from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 

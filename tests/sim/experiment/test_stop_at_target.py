@@ -13,7 +13,11 @@ from umbel.sim.federation.rows import Row
 
 pytestmark = pytest.mark.slow
 TARGET = 0.3
-WHOLE: dict[str, Any] = {"rounds": {"count": 8}, "training": {"local_epochs": 2, "learning_rate": 0.5}, "target_accuracy": TARGET}
+WHOLE: dict[str, Any] = {
+    "rounds": {"count": 8},
+    "training": {"local_epochs": 2, "learning_rate": 0.5},
+    "target_accuracy": TARGET,
+}
 STOPS = {**WHOLE, "stop_at_target": True}
 
 
