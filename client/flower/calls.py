@@ -18,7 +18,7 @@ StopQuestion: TypeAlias = Callable[[], str | None]  # why to stop, in words; Non
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One message to a ClientApp. `state`: its `context.state` as `Answer` gave it; empty: none yet."""
+    """One message to a ClientApp. `state`: its `context.state` as `AppReply` gave it; empty: none yet."""
 
     kind: CallKind
     config: Config
@@ -44,7 +44,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AppReply:
     """A ClientApp's reply. `metrics`: all but the number of examples. `arrays`: empty unless it trained."""
 
     sample_count: int | None  # None: the reply does not say it
@@ -58,7 +58,7 @@ class Answer:
         return fields, [*self.arrays.values(), _bytes(self.state)]
 
     @classmethod
-    def of(cls, message: ChannelMessage) -> "Answer":
+    def of(cls, message: ChannelMessage) -> "AppReply":
         """The inverse of `packed`."""
         told, (*arrays, state) = message.fields, message.arrays
         named = dict(zip(told["names"], arrays, strict=True))
@@ -92,7 +92,7 @@ class AppFailed(Exception):
 class AppCaller(Protocol):
     """Calls one ClientApp, one call at a time."""
 
-    def call(self, call: Call, should_stop: StopQuestion) -> Answer:
+    def call(self, call: Call, should_stop: StopQuestion) -> AppReply:
         """Raises `AppFailed`, and `AppStopped` when `should_stop` gives a reason before the app answers."""
         ...
 

@@ -19,7 +19,7 @@ from torch import nn
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.state import State
 from umbel.client.errors import AppError, TooLittleDone, TrainingFailed, WorkRefused
-from umbel.client.flower.calls import Answer, AppCaller, AppFailed, AppStopped, Call, CallKind, FirstMessage, Numbers
+from umbel.client.flower.calls import AppCaller, AppFailed, AppReply, AppStopped, Call, CallKind, FirstMessage, Numbers
 from umbel.client.flower.process import AppProcess
 from umbel.client.flower.project import Config, ConfigValue, config_of, read_project
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays
@@ -82,7 +82,7 @@ class FlowerClient(ArrayClient):
             return None  # a legacy client without `evaluate` says so
         return Evaluation(answer.sample_count, self._metrics(answer.metrics))
 
-    def _call(self, kind: CallKind, arrays: Mapping[str, Array], plan: LocalPlan) -> Answer:
+    def _call(self, kind: CallKind, arrays: Mapping[str, Array], plan: LocalPlan) -> AppReply:
         state = plan.state.get(_STATE)
         call = Call(
             kind,

@@ -21,7 +21,7 @@ from flwr.compat.common import recorddict_compat as legacy
 from flwr.compat.common.typing import EvaluateIns, FitIns, GetPropertiesIns, Parameters
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.client.flower.calls import Answer, AppFailed, Call, CallKind, Numbers
+from umbel.client.flower.calls import AppFailed, AppReply, Call, CallKind, Numbers
 from umbel.client.flower.project import Config
 from umbel.client.flower.records import SAMPLES, SERVER_NODE, TTL_S, message_with, packed, unpacked
 from umbel.client.local.arrays import Array
@@ -40,7 +40,7 @@ class AppHost:
         self._run_config, self._node_config = dict(run_config), dict(node_config)
         self._is_legacy = app._call is not None
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> AppReply:
         """Raises `AppFailed` for a reply that cannot be used, and whatever the app raises."""
         context = self._context(call.run, call.client, call.state)
         with seeded(derive_seed(call.seed, "flower", call.kind), torch.device("cpu")):
@@ -163,7 +163,7 @@ def _content(call: Call, *, is_legacy: bool) -> RecordDict:
             return legacy.getpropertiesins_to_recorddict(GetPropertiesIns(config))
 
 
-def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -> Answer:
+def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -> AppReply:
     if is_legacy:
         return _legacy_answer(call, content, state)
     metrics = [*content.metric_records.values()]
@@ -178,7 +178,7 @@ def _answer(call: Call, content: RecordDict, state: bytes, *, is_legacy: bool) -
     if call.kind != "query" and not isinstance(count, int):
         raise _unusable(f"the MetricRecord of {call.kind} has no whole number {SAMPLES!r}, which weights the client")
     new = _new_arrays(content) if call.kind == "train" else dict[str, Array]()
-    return Answer(count if isinstance(count, int) else None, found, new, state)
+    return AppReply(count if isinstance(count, int) else None, found, new, state)
 
 
 def _new_arrays(content: RecordDict) -> dict[str, Array]:
@@ -188,20 +188,20 @@ def _new_arrays(content: RecordDict) -> dict[str, Array]:
     return arrays_of(records[0])
 
 
-def _legacy_answer(call: Call, content: RecordDict, state: bytes) -> Answer:
+def _legacy_answer(call: Call, content: RecordDict, state: bytes) -> AppReply:
     match call.kind:
         case "train":
             fit = legacy.recorddict_to_fitres(content, keep_input=True)
             new = _named(fit.parameters, [*call.arrays])
-            return Answer(fit.num_examples, _numbers(fit.metrics), new, state)
+            return AppReply(fit.num_examples, _numbers(fit.metrics), new, state)
         case "evaluate":
             evaluation = legacy.recorddict_to_evaluateres(content)
             metrics = {"loss": float(evaluation.loss), **_numbers(evaluation.metrics)}
-            return Answer(evaluation.num_examples, metrics, {}, state)
+            return AppReply(evaluation.num_examples, metrics, {}, state)
         case "query":
             properties = legacy.recorddict_to_getpropertiesres(content).properties
             count = properties.get(SAMPLES, properties.get("num_examples"))
-            return Answer(count if isinstance(count, int) else None, _numbers(properties), {}, state)
+            return AppReply(count if isinstance(count, int) else None, _numbers(properties), {}, state)
 
 
 def _named(parameters: Parameters, names: list[str]) -> dict[str, Array]:

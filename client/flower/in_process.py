@@ -1,6 +1,6 @@
 """Calls a ClientApp in this process, where nobody asks it to stop: in simulations."""
 
-from umbel.client.flower.calls import Answer, Call, StopQuestion
+from umbel.client.flower.calls import AppReply, Call, StopQuestion
 from umbel.client.flower.host import AppHost
 
 
@@ -10,7 +10,7 @@ class InProcess:
     def __init__(self, host: AppHost) -> None:
         self._host = host
 
-    def call(self, call: Call, should_stop: StopQuestion) -> Answer:
+    def call(self, call: Call, should_stop: StopQuestion) -> AppReply:
         return self._host.answer(call)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from umbel.aggregation.phrases import exit_words
 from umbel.client.channel import Channel, ChannelMessage
 from umbel.client.errors import AppError
-from umbel.client.flower.calls import Answer, AppFailed, AppStopped, Call, CallKind, FirstMessage, StopQuestion
+from umbel.client.flower.calls import AppFailed, AppReply, AppStopped, Call, CallKind, FirstMessage, StopQuestion
 from umbel.client.flower.project import Config, FlowerProject
 from umbel.client.local.arrays import Array
 
@@ -71,13 +71,13 @@ class AppProcess:
         finally:
             self.close()
 
-    def call(self, call: Call, should_stop: StopQuestion) -> Answer:
+    def call(self, call: Call, should_stop: StopQuestion) -> AppReply:
         """As `AppCaller.call`."""
         message = "call", *call.packed()
         try:
-            return self._exchanged(self._running(should_stop), message, Answer.of, should_stop)
+            return self._exchanged(self._running(should_stop), message, AppReply.of, should_stop)
         except OSError:  # it was killed at this moment
-            return self._exchanged(self._running(should_stop), message, Answer.of, should_stop)
+            return self._exchanged(self._running(should_stop), message, AppReply.of, should_stop)
 
     def close(self) -> None:
         """End the process and what the app has started, whatever they do."""

@@ -39,7 +39,7 @@ UNIFORM, PROPORTIONAL = Weighting.SAMPLES, Weighting.PROPORTIONAL
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Extent:
     """How much is measured. `n_drawn`: rounds for each error; `n_played`: rounds with devices for each error."""
 
     data: DataSection
@@ -51,8 +51,8 @@ class Scale:
     n_played: int = 500
 
 
-FULL = Scale(DataSection("mnist", train_limit=10_000))
-QUICK = Scale(DataSection("digits"), n_clients=50, least=4, cohorts=(5, 10), rounds=(5,), n_drawn=500, n_played=100)
+FULL = Extent(DataSection("mnist", train_limit=10_000))
+QUICK = Extent(DataSection("digits"), n_clients=50, least=4, cohorts=(5, 10), rounds=(5,), n_drawn=500, n_played=100)
 
 # From even to very uneven. With the smaller exponent one client may hold nearly half of the samples.
 SIZES: Mapping[str, SizesSection] = {
@@ -105,7 +105,7 @@ def measure(*, quick: bool, data: Path | None, plot: Path | None) -> Report:
     return Report("sampling", tuple(row for point in points for row in _rows(point)), (*_NOTES, *notes))
 
 
-def drawn_points(name: str, changes: Mapping[int, ClientChanges], scale: Scale) -> Iterator[SamplingPoint]:
+def drawn_points(name: str, changes: Mapping[int, ClientChanges], scale: Extent) -> Iterator[SamplingPoint]:
     """Rounds in which all drawn clients report. `changes`: by round of the training, with the same sizes."""
     sizes = next(iter(changes.values())).sizes
     for cohort in scale.cohorts:
@@ -127,7 +127,7 @@ def drawn_points(name: str, changes: Mapping[int, ClientChanges], scale: Scale) 
             )
 
 
-def played_points(name: str, changes: ClientChanges, scale: Scale) -> Iterator[SamplingPoint]:
+def played_points(name: str, changes: ClientChanges, scale: Extent) -> Iterator[SamplingPoint]:
     """Rounds with devices, some of which do not report."""
     number = scale.rounds[len(scale.rounds) // 2]
     for circumstances in CIRCUMSTANCES:

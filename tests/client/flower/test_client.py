@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from umbel.client.errors import TooLittleDone, TrainingFailed, WorkRefused
-from umbel.client.flower.calls import Answer, AppFailed, AppStopped, Call, CallKind, StopQuestion
+from umbel.client.flower.calls import AppFailed, AppReply, AppStopped, Call, CallKind, StopQuestion
 from umbel.client.flower.client import FlowerClient
 from umbel.client.local.arrays import Array, ArrayModel
 from umbel.client.local.plan import LocalPlan
@@ -26,14 +26,14 @@ class Caller:
     error: Exception | None = None
     metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
 
-    def call(self, call: Call, should_stop: StopQuestion) -> Answer:
+    def call(self, call: Call, should_stop: StopQuestion) -> AppReply:
         self.calls.append(call)
         if self.error is not None:
             raise self.error
         if (reason := should_stop()) is not None:
             raise AppStopped(reason)
         arrays = {name: one + 1 for name, one in call.arrays.items()} if call.kind == "train" else {}
-        return Answer(self.count, self.metrics, arrays, call.state + b"x")
+        return AppReply(self.count, self.metrics, arrays, call.state + b"x")
 
     def close(self) -> None: ...
 
