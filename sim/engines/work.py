@@ -30,7 +30,7 @@ class CohortWork:
     steps: Indices
     plan: TrainingPlan
     codec: CodecPlan = field(default_factory=CodecPlan)  # if it sends only part of a model, clients train within that
-    pulls: Tensor | None = None  # under FedDyn: float32 (clients, n_values), what is added to each client's gradients
+    pulls: Tensor | None = None  # float32 (clients, n_values): what FedDyn or SCAFFOLD adds to each client's gradients
 
     @property
     def terms(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def test_actors_give_the_bits_of_the_sequential_engine_round_after_round(make: M
         assert torch.equal(values, expected)
         assert (losses == expected_losses).all()
         start = start + values.mean(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["feddyn", "scaffold"])
+def test_actors_pull_each_client_as_the_sequential_engine_does(make: Maker, algorithm: str) -> None:
+    made_by = recipe("mlp")
+    start = start_of(made_by)
+    drawn = torch.randn(len(SIZES), len(start), generator=torch.Generator().manual_seed(3)) * 0.1
+    mu = 0.2 if algorithm == "feddyn" else 0.0
+    terms = {"algorithm": algorithm, "population": len(SIZES)}
+    given = replace(work_of(SIZES, [3] * len(SIZES), proximal_mu=mu, optimizer=terms), pulls=drawn)
+    expected, _ = all_changes(SequentialEngine(made_by), start, given)
+    values, _ = all_changes(make(made_by), start, given)
+    assert torch.equal(values, expected)
 
 
 @pytest.mark.slow
