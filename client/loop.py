@@ -373,7 +373,7 @@ class ClientLoop:
         try:
             self._site.check_plain(self._worker.layout)
         except WorkRefused as error:
-            log.warning("dropped the unsent update for %s: %s", pending.assignment, error)
+            log.warning("%s: the update of an earlier process is dropped: %s", pending.assignment, error)
             self._store.forget_work()
             return False
         return True
@@ -391,6 +391,6 @@ class ClientLoop:
         except AccessRefused:
             raise
         except (CoordinatorRefused, CoordinatorMisbehaved) as error:
-            log.info("dropped the unsent update for %s: %s", pending.assignment, error)
+            log.info("%s: the update of an earlier process is not sent (again): %s", pending.assignment, error)
             self._store.forget_work()
         return True

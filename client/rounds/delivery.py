@@ -36,10 +36,8 @@ class Delivery:
         self.upload(pending.assignment, pending.update_bytes, pending.work.update_sha256, window_s, patience, resume)
         # After a resumed upload the measured rate is too high: a part had arrived before.
         work = replace(pending.work, upload_bytes_per_s=None if resume else self.bandwidth.up)
+        self._store.keep_waiting()
         answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
-        if answer.outcome is Outcome.ACCEPTED:
-            self._store.feedback.keep()
-            self._store.site_state.keep()
         self._store.forget_work()
         self.note(pending.assignment, answer, pending.work.steps_done, pending.work.steps_planned)
 

@@ -40,6 +40,7 @@ from umbel.client.rounds.unlisted import UnlistedMetrics
 from umbel.client.rounds.watch import KeyExchange, Watch
 from umbel.client.rounds.work import NOTHING_HELD_OUT, measure, name_of, save_work, warn_if_too_slow
 from umbel.client.state.model_files import load_model
+from umbel.client.state.site_state import SiteState
 from umbel.client.state.store import Store
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.coordinator import CoordinatorClient
@@ -187,13 +188,13 @@ class RoundWorker:
             sha256, n_bytes = self._masked(part, mask)
         try:
             self.delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
+            if offer.task.sends_updates:
+                self.store.keep_waiting()
             answer = part.report(sha256)
             self._note(offer, answer, done)
             self.delivery.masked += 1
             self.delivery.masked_evaluations += not offer.task.sends_updates
             if answer.outcome is Outcome.ACCEPTED:
-                if offer.task.sends_updates:
-                    self.store.site_state.keep()
                 self.delivery.opened += part.open()
         finally:
             admitted.client.abort()
@@ -279,6 +280,7 @@ class RoundWorker:
             unfit,
             exc_info=error_of_site(unfit),
         )
+        self._write_state(part.offer, self.store.site_state.as_it_began())
         return None
 
     def _require_same_base(self) -> None:
@@ -331,8 +333,14 @@ class RoundWorker:
 
     def _keep_state(self, offer: Assignment, plan: LocalPlan, done: Trained) -> None:
         """Write what the client keeps across rounds, beside the update. Raises `TrainingFailed` if that fails."""
-        wait = partial(self.store.site_state.wait, offer.run, offer.model.version, offer.id)
-        keep_state(self.shared, plan, done, wait)
+        keep_state(self.shared, plan, done, partial(self._write_state, offer))
+
+    def _write_state(self, offer: Assignment, left: SiteState) -> None:
+        """In a round that noise covers there is always a state: whether the next round asks for it (`_counts`) must not
+        depend on how the training went.
+        """
+        is_covered = offer.secure is not None and offer.secure.plan.is_private
+        self.store.site_state.wait(offer.run, offer.model.version, offer.id, left, if_empty=is_covered)
 
     def _counts(self, offer: Assignment, window_end: float) -> Callable[[AssignmentId], bool]:
         """Asks the coordinator whether its newest model has the work of an earlier assignment in it."""

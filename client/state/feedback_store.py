@@ -1,7 +1,7 @@
 """The residuals of error feedback, on disk: one safetensors file for each of the two newest model versions.
 
-A residual is written beside its update, and kept if the report of that update was accepted. It is taken if the
-coordinator then says that the update counts. The residual of the version before stays too, because an attempt that is
+A residual is written beside its update, and kept before that is reported. It is taken if the coordinator then says that
+the update counts. The residual of the version before stays too, because an attempt that is
 repeated must begin as the abandoned one did.
 """
 
@@ -64,7 +64,7 @@ class FeedbackStore:
         write_tensors(self.waiting, left.to_tensors(), {**_belongs(run, round_number), _ASSIGNMENT: assignment})
 
     def keep(self) -> None:
-        """Keep the waiting residual, because its update was accepted. All but the last two are removed."""
+        """Keep the waiting residual, because its update is about to be reported. All but the last two are removed."""
         if not self.waiting.exists():
             return
         try:

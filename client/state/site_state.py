@@ -2,18 +2,18 @@
 run's algorithm has it keep.
 
 A safetensors file has the state after one training, and is named by the model version from which that began. It is
-written beside the update, and kept if the report of that update was accepted.
+written beside the update, and kept before the report is sent. So no kill loses the state of a report that was accepted.
 
-The round may be abandoned after that, or rolled back. So a training begins with the newest state of an older version
-that *counts*: the coordinator says that its model has that work in it. Thus what clients keep under SCAFFOLD stays in
-step with the control variate of the model, an attempt that is repeated begins as the abandoned one did, and a
-simulation keeps the same states. Older states stay for rollbacks: that with which the last training began, and more if
-they are small.
+The report may be refused then, and its round abandoned or rolled back. So a training begins with the newest state of an
+older version that *counts*: the coordinator says that its model has that work in it. Thus what clients keep under
+SCAFFOLD stays in step with the control variate of the model, an attempt that is repeated begins as the abandoned one
+did, and a simulation keeps the same states. Older states stay for rollbacks: that with which the last training began,
+and more while they are few and small.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,7 @@ _JSON_BYTES_MAX = 1 << 24
 _KEPT = "pulls"  # its name in the file, from when only FedDyn kept something
 _KEY, RUN_KEY, _VERSION = "umbel.state", "umbel.run", "umbel.version"
 _ASSIGNMENT, _BEGAN = "umbel.assignment", "umbel.began"  # of the training; the version of the state that it began with
-_STATES_MAX, _OLDER_BYTES_MAX = 16, 1 << 28  # of a run: all states; those that stay only for rollbacks
+_STATES_MAX, _OLDER_BYTES_MAX = 16, 1 << 28  # of a run: all states; those but for the newest two
 log = logging.getLogger("umbel.client")
 
 
@@ -55,38 +55,45 @@ class SiteStateStore:
 
     def __init__(self, folder: Path, waiting: Path) -> None:
         self._folder, self.waiting = folder, waiting
-        self._began: int | None = None  # the version of the state that `before` has found last
+        self._began: Path | None = None  # the state that `before` has found last
 
     def before(self, run: RunId, version: int, counts: Callable[[AssignmentId], bool]) -> SiteState:
         """The state with which a training from this model version begins: the newest of an older version that counts.
         A damaged file is set aside. `counts`: whether the run's newest model has the work of an assignment in it.
 
-        If none of them counts: the oldest, because there was an older one (a rollback went behind all that are here),
-        unless it is the only one. A coordinator that was restored from a backup asks for versions before all that are
-        here. Then it is the newest of a later version: a site's own layers that know later models are better than none.
+        If none of them counts: the oldest, if that training began with an older state, which is gone (a rollback went
+        behind all that are here); else none. A coordinator that was restored from a backup asks for versions before all
+        that are here. Then it is the newest of a later version: a site's own layers that know later models are better
+        than none.
         """
         versions = self._versions(run)
         older = [self._path(run, one) for one in versions if one < version]
-        found = _newest_that_counts(older, counts)
-        if found is None and len(older) != 1:
-            later = [self._path(run, one) for one in versions if one > version]
-            found = newest_state([*later, *older[:1]])
-        self._began = None if found is None else int(found[0].stem)
+        if older:
+            found = _newest_that_counts(older, counts) or _first_of_many(older)
+        else:
+            found = newest_state(self._path(run, one) for one in versions if one > version)
+        self._began = None if found is None else found[0]
         return SiteState() if found is None else found[1]
 
-    def wait(self, run: RunId, version: int, assignment: AssignmentId, left: SiteState) -> None:
-        """Write the state after this assignment's training from this version, after `before`. Raises `StateTooLarge`
-        or `TypeError` for what cannot be kept.
+    def as_it_began(self) -> SiteState:
+        """The state that `before` has found last, without what a training has changed in it."""
+        return SiteState() if self._began is None else read_state(self._began) or SiteState()
+
+    def wait(
+        self, run: RunId, version: int, assignment: AssignmentId, left: SiteState, *, if_empty: bool = False
+    ) -> None:
+        """Write the state after this assignment's training from this version, after `before`. `if_empty`: also that of
+        a client that keeps nothing. Raises `StateTooLarge` or `TypeError` for what cannot be kept.
         """
-        if not left and not self._versions(run):
+        if not (left or if_empty or self._versions(run)):
             return
-        about = {_ASSIGNMENT: assignment} | ({} if self._began is None else {_BEGAN: str(self._began)})
+        about = {_ASSIGNMENT: assignment} | ({} if self._began is None else {_BEGAN: self._began.stem})
         make_private(self._folder / run)
         write_state(self.waiting, left, run, version, about)
 
     def keep(self) -> None:
-        """Keep the waiting state, because its update was accepted. Of the older ones, those stay that a rollback may
-        need.
+        """Keep the waiting state, if there is one, because its update is about to be reported. Others stay that a
+        rollback may need: the one with which its training began, and the newest while they are few and small.
         """
         if not self.waiting.exists():
             return
@@ -97,22 +104,16 @@ class SiteStateStore:
             _set_aside(self.waiting, error)
             return
         self.waiting.replace(self._path(run, version))
-        stay = {version, *self._for_rollbacks(run, None if began is None else int(began))}
+        stay, n_bytes = {version, *([] if began is None else [int(began)])}, 0
+        for one in reversed(self._versions(run)):
+            if one not in stay:
+                n_bytes += self._path(run, one).stat().st_size
+                if len(stay) == _STATES_MAX or n_bytes > _OLDER_BYTES_MAX:
+                    break
+                stay.add(one)
         for gone in set(self._versions(run)) - stay:
             self._path(run, gone).unlink()
         sync(self._folder / run)
-
-    def _for_rollbacks(self, run: RunId, began: int | None) -> Iterator[int]:
-        """The version of the state that the last training began with, and older ones while they are few and small."""
-        if began is None:
-            return
-        yield began
-        n_bytes = 0
-        for one in reversed([one for one in self._versions(run) if one < began][-(_STATES_MAX - 2) :]):
-            n_bytes += self._path(run, one).stat().st_size
-            if n_bytes > _OLDER_BYTES_MAX:
-                return
-            yield one
 
     def _versions(self, run: RunId) -> list[int]:
         """The versions with a state, in ascending order."""
@@ -159,6 +160,15 @@ def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
             "keep less in plan.state"
         )
     return packed, tensors
+
+
+def _first_of_many(paths: Sequence[Path]) -> tuple[Path, SiteState] | None:
+    """The first of these files that is not damaged, and the state in it, if its training began with an older state."""
+    for path in paths:
+        if path.exists() and (found := _read(path)) is not None:
+            metadata, state = found
+            return (path, state) if _BEGAN in metadata else None
+    return None
 
 
 def read_state(path: Path) -> SiteState | None:

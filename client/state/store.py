@@ -116,6 +116,11 @@ class Store(Home):
         """Write the report. From then on the work survives a kill."""
         self._report.write(pending)
 
+    def keep_waiting(self) -> None:
+        """Keep what waits beside the update, which is about to be reported. Whether its work counts is asked later."""
+        self.feedback.keep()
+        self.site_state.keep()
+
     def pending(self) -> PendingReport | None:
         """The unanswered work of an earlier process; None if there is none. Damaged or partial work is dropped."""
         if (pending := self._report.read()) is None:

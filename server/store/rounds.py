@@ -256,7 +256,8 @@ class RoundStore:
         """Whether the run's newest model has the work of this assignment in it: its attempt has made a version, of
         which the newest one is a successor. A rollback is a successor of the version that it copied.
         """
-        mine = select(_ROUND, _ASSIGNMENT.c.outcome, _ASSIGNMENT.c.missing).join_from(_ASSIGNMENT, _ROUND)
+        of_round = (_ROUND.c.run, _ROUND.c.task, _ROUND.c.number, _ROUND.c.head)
+        mine = select(*of_round, _ASSIGNMENT.c.outcome, _ASSIGNMENT.c.missing).join_from(_ASSIGNMENT, _ROUND)
         async with self._db.reading() as tx:
             row = (await tx.execute(mine.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
             if row is None or row.outcome != Outcome.ACCEPTED or row.missing is not None:

@@ -153,10 +153,11 @@ ODD: dict[str, Callable[[], Client]] = {
 def test_a_private_round_is_answered_alike_and_charged_alike_whatever_the_training_came_to(
     tmp_path: Path, odd: Callable[[], Client]
 ) -> None:
-    usual = seen_of(tmp_path / "usual", Site(0.3), private())
+    """In the next round too, which begins with a question about what this one has left."""
+    usual = seen_of(tmp_path / "usual", Site(0.3), private(rounds=2))
     assert usual.update_bytes
-    assert (usual.declined, usual.n_charged) == ([], 1)
-    assert seen_of(tmp_path / "odd", odd(), private()) == usual
+    assert (usual.declined, usual.n_charged, usual.requests["GET counts"]) == ([], 2, 1)
+    assert seen_of(tmp_path / "odd", odd(), private(rounds=2)) == usual
 
 
 def test_the_site_itself_is_told_what_was_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

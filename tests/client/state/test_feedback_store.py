@@ -211,7 +211,7 @@ def test_what_waits_beside_an_update_and_is_damaged_is_dropped_with_a_line(
 
     def damaging(handler: Handler) -> Handler:
         def handle(request: httpx.Request) -> httpx.Response:
-            if kind_of(request) == "PUT report" and double.round == 2:
+            if kind_of(request) == "POST update" and double.round == 2:
                 for path in tmp_path.glob("*/pending/feedback.safetensors"):
                     path.write_bytes(rest)
             return handler(request)

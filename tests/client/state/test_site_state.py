@@ -4,14 +4,18 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from tests.client.doubles.double import TOKEN, URL, Double, Handler, kind_of
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
+from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.state import site_state
 from umbel.client.state.model_files import write_tensors
 from umbel.client.state.site_state import SiteState, SiteStateStore, StateTooLarge, write_state
@@ -67,7 +71,7 @@ def test_a_round_begins_with_the_newest_state_of_an_older_version(tmp_path: Path
     assert torch.equal(before(kept, 9).private["head"], torch.full((2,), 3.0))
 
 
-def test_a_state_whose_report_did_not_count_is_gone(tmp_path: Path) -> None:
+def test_a_state_that_was_never_reported_is_gone(tmp_path: Path) -> None:
     kept = store(tmp_path)
     leave(kept, 0, {"rounds": 1})
     leave(kept, 1, {"rounds": 2}, accepted=False)
@@ -80,7 +84,7 @@ def test_a_state_whose_round_was_abandoned_after_its_report_is_passed_over(tmp_p
     leave(kept, 1, {"rounds": 2})
     assert before(kept, 5, 1).state == {"rounds": 1}
     assert leave(kept, 5, {"rounds": 2}, 1).state == {"rounds": 1}
-    assert versions(tmp_path) == [0, 5], "the state that never counted is gone"
+    assert before(kept, 6, 1).state == {"rounds": 2}
 
 
 def test_a_client_whose_only_work_did_not_count_begins_with_nothing(tmp_path: Path) -> None:
@@ -88,8 +92,7 @@ def test_a_client_whose_only_work_did_not_count_begins_with_nothing(tmp_path: Pa
     leave(kept, 0, {"rounds": 1})
     assert before(kept, 2, 0) == SiteState()
     leave(kept, 2, {"rounds": 1}, 0)
-    assert versions(tmp_path) == [2]
-    assert before(kept, 3, 2) == SiteState()
+    assert before(kept, 3, 0, 2) == SiteState()
 
 
 def test_after_a_rollback_a_client_goes_back_to_the_state_of_then(tmp_path: Path) -> None:
@@ -98,14 +101,14 @@ def test_after_a_rollback_a_client_goes_back_to_the_state_of_then(tmp_path: Path
         leave(kept, version, {"version": version})
     assert before(kept, 9, 3, 4, 5).state == {"version": 2}
     leave(kept, 9, {"version": 9}, 3, 4, 5)
-    assert versions(tmp_path) == [0, 1, 2, 9]
+    assert before(kept, 11, 9).state == {"version": 5}, "a second rollback has brought back what the first took out"
 
 
 def test_a_rollback_behind_all_that_is_here_leaves_the_oldest_state(tmp_path: Path) -> None:
     kept = store(tmp_path)
-    for version in range(3):
+    for version in range(20):
         leave(kept, version, {"version": version})
-    assert before(kept, 9, 0, 1, 2).state == {"version": 0}
+    assert before(kept, 22, *range(4, 20)).state == {"version": 4}
 
 
 def test_the_coordinator_is_asked_only_as_far_as_needed(tmp_path: Path) -> None:
@@ -138,6 +141,8 @@ def test_of_large_states_two_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for version in range(5):
         leave(kept, version, {"version": version})
     assert versions(tmp_path) == [3, 4]
+    leave(kept, 6, {"version": 6}, 4)
+    assert versions(tmp_path) == [3, 6], "the state with which the last training began"
 
 
 def test_after_a_restored_backup_states_are_kept_again(tmp_path: Path) -> None:
@@ -174,6 +179,19 @@ def test_a_client_without_a_state_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_training_that_must_not_show_how_it_went_leaves_a_state_in_any_case(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.wait(RUN, 0, assignment(0), kept.as_it_began(), if_empty=True)
+    kept.keep()
+    assert versions(tmp_path) == [0]
+    leave(kept, 1, {"rounds": 1})
+    state = before(kept, 2).state
+    state["rounds"] = "changed by a training that failed"
+    kept.wait(RUN, 2, assignment(2), kept.as_it_began(), if_empty=True)
+    kept.keep()
+    assert before(kept, 3).state == {"rounds": 1}
+
+
 def test_a_damaged_file_is_set_aside_and_the_older_one_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     leave(kept, 0, {"rounds": 1})
@@ -205,6 +223,52 @@ def test_a_tensor_and_a_part_of_it_are_kept(tmp_path: Path) -> None:
     assert torch.equal(found["whole"], whole)
     assert torch.equal(found["row"], whole[1])
     assert found["again"] is found["whole"]
+
+
+class Counting(Client):
+    """Counts its rounds."""
+
+    def __init__(self) -> None:
+        self.model, self.sample_count = nn.Linear(2, 1), 5
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        plan.state["rounds"] = plan.state.get("rounds", 0) + 1
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        return TrainResult(5, 1, 1, {"rounds": plan.state["rounds"]})
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing in the client may catch it."""
+
+
+@pytest.mark.parametrize("when", ["before the report", "after the report"])
+def test_a_kill_around_the_report_loses_no_state_whose_work_counts(tmp_path: Path, when: str) -> None:
+    """After the restart the round is over, so nothing is sent again."""
+    double, killed = Double(Counting().model, rounds=4), set[int]()
+
+    def dying(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "PUT report" or double.round in killed:
+                return handler(request)
+            killed.add(double.round)
+            if when == "after the report":
+                handler(request)
+            raise Crash
+
+        return handle
+
+    def live() -> RunEnd:
+        transport = double.transport(dying)
+        return run_client(
+            Counting(), URL, tmp_path, "demo", None if double.keys else TOKEN, "ward-7", transport=transport
+        )
+
+    for _ in range(4):
+        with pytest.raises(Crash):
+            live()
+    assert live().status == "finished"
+    assert [report["metrics"]["rounds"] for report in double.reports.values()] == [1, 2, 3, 4]
 
 
 def nested(depth: int) -> dict[str, Any]:
