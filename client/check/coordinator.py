@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from umbel.aggregation.algorithms.qfedavg import CHANGE_NORM, START_LOSS, FairReport, step_factor
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import (
+    AssignmentCounts,
     AssignmentState,
     AssignmentStatus,
     CheckedIn,
@@ -101,6 +102,8 @@ class CheckCoordinator:
         match what:
             case "":
                 return _json(AssignmentStatus(AssignmentState.OPEN, "", self.file.rounds.window_s))
+            case "counts":
+                return _json(AssignmentCounts(counts=True))  # each report makes a model here
             case "update":
                 return self._update(name, request, body)
             case "report":

@@ -33,6 +33,8 @@ class Ward(Client):
     def train(self, model, plan):
         while "STAYS" in os.environ and not plan.should_stop():
             time.sleep(0.02)
+        with torch.no_grad():
+            model.weight.add_(1.0)
         return TrainResult(3, 2, 2)
 """
 RUN = """
