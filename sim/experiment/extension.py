@@ -1,7 +1,8 @@
 """Whether an experiment extends the one whose runs are in a folder: more rounds, more seeds, or more points of a sweep.
 
 A run with more rounds goes on from its checkpoint, and ends in the same model as one long run. So nothing else that
-shapes a run may differ. `target_accuracy` and `best_over` may, because only the summary uses them.
+shapes a run may differ. `best_over` may, because only the summary uses it, and so may `target_accuracy` without
+`stop_at_target`.
 """
 
 import json
@@ -65,10 +66,17 @@ def _key(trial: TrialSpec) -> tuple[str, int]:
 
 def differences(before: TrialSpec, now: TrialSpec) -> dict[str, tuple[object, object]]:
     """The settings by which two runs differ, by dotted key, with both values; without more rounds than before."""
-    old, new = (dict(_flat({k: v for k, v in asdict(one).items() if k not in _NOT_COMPARED})) for one in (before, now))
+    old, new = (_settings(one) for one in (before, now))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     more = before.run.rounds.count < now.run.rounds.count
     return {key: (old.get(key), new.get(key)) for key in keys if not (key == _COUNT and more)}
+
+
+def _settings(trial: TrialSpec) -> dict[str, object]:
+    """What shapes the run, by dotted key, as a file says it."""
+    found = dict(_flat({key: value for key, value in asdict(trial).items() if key not in _NOT_COMPARED}))
+    stops_at = found["stop_at_target"]
+    return {**found, "stop_at_target": False if stops_at is None else f"true, with a target_accuracy of {stops_at:g}"}
 
 
 def _require_same_course(folder: Path, before: RunFile, now: RunFile) -> None:

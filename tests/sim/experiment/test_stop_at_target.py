@@ -51,6 +51,19 @@ def test_it_stays_where_it_ended_when_it_is_resumed_or_has_more_rounds(tmp_path:
     assert longer.model_sha256 == first.model_sha256
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target_accuracy": 0.35}, '"true, with a target_accuracy of 0.35" here'),
+        ({"stop_at_target": False}, "false here"),
+    ],
+)
+def test_another_end_needs_another_folder(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    one(table(**STOPS), tmp_path)
+    with pytest.raises(ValueError, match=f'is "true, with a target_accuracy of 0.3" there, and {words}'):
+        simulate(table(**{**STOPS, **changes}), tmp_path)
+
+
 def test_a_run_that_never_has_the_target_ends_after_its_last_round() -> None:
     never = one(table(**{**STOPS, "target_accuracy": 1.0, "rounds": {"count": 2}}))
     assert (len(never.rows), never.status.value) == (2, "finished")
