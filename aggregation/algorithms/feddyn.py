@@ -5,7 +5,7 @@
 
 Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", algorithm 1. m is the number of all clients.
 alpha is `proximal_mu`, because the quadratic term is FedProx's. This file has the client's part, and
-`optimizers/feddyn.py` the server's.
+`optimizers/feddyn.py` the server's, where the sum is weighted by samples.
 
 A client keeps its *pull*, -q_i, which is added to each gradient of a weight.
 """

@@ -3,11 +3,14 @@
     client  y = x;   y <- y - eta (g_i(y) - c_i + c)  in each of K steps
             c_i' = g_i(x)                        option I, "gradient": of all its samples, at the round's model
             c_i' = c_i - c + (x - y) / (K eta)   option II, "change"
-    server  x' = x + rate (mean of y - x);   c' = c + (m / N) (mean of c_i' - c_i)
+    server  x' = x + rate (mean of y - x);   c' = c + s (mean of c_i' - c_i)
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-algorithm 1. m is the number of clients in the round, N that of all clients. Both means are weighted as the run's mean
-is; the paper's clients have equal weights. c and all c_i begin with zeros.
+algorithm 1. Both means are weighted by samples; the paper's clients have equal weights. s is the share of all clients'
+samples that is in the round, so a client's change always counts in c by its share of all samples, and c stays the mean
+of all c_i. (With the share of the clients, m / N, it would count by its share of the round's samples, which differs
+from round to round. Then c would be no mean of the c_i, and the model would come to rest elsewhere.) c and all c_i
+begin with zeros.
 
 c is a part of the run's model: a tensor of the kind control for each weight (`Layout.with_control`). So it goes down,
 and the change c_i' - c_i goes up, beside the weights: through the same codec, grid and masks. On the way up it is
@@ -50,6 +53,6 @@ def kept(control_before: Tensor, read: Tensor, scale: float) -> Tensor:
     return (read / scale).add_(control_before).to(torch.float32)
 
 
-def control_rate(n_clients: int, population: int, scale: float) -> float:
-    """By what the server multiplies the mean of what clients send of their control variates: m / N / scale."""
-    return min(n_clients, population) / population / scale
+def control_rate(share: float, scale: float) -> float:
+    """By what the server multiplies the mean of what clients send of their control variates: s / scale."""
+    return share / scale

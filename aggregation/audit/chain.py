@@ -426,7 +426,7 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     )
     _require(ended.grid == plan.grid, "its `grid` is not the one that follows from its `plan`")
     training = section_of(run_file, "training", TrainingSection)
-    for key in ("algorithm", "population", "control_variate", "q", "loss_max", "lipschitz"):
+    for key in ("algorithm", "total_samples", "control_variate", "q", "loss_max", "lipschitz"):
         is_same = getattr(ended.training, key) == getattr(training, key)
         _require(is_same, f"its {key} in `training` is not that of the run file")
     aggregation = run_file.get("aggregation")

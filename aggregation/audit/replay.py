@@ -46,7 +46,7 @@ class Replay:
             ended.server_learning_rate,
             (aggregation, ended.training),
             _factor(ended),
-            len(ended.accepted),
+            sum(one.weight or 0 for one in ended.accepted),
         )
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()

@@ -58,7 +58,7 @@ class ServerStep:
     optimizer: ServerOptimizer = field(default_factory=sgd)
     rate: float = 1.0
     factor: float = 1.0
-    n_clients: int = 1  # in the mean
+    share: float = 1.0  # of all clients' samples, in the mean
     control_rate: float = 0.0  # of control variates
 
     @classmethod
@@ -70,29 +70,23 @@ class ServerStep:
         target: int,
         *,
         factor: float = 1.0,
-        n_clients: int = 1,
+        total_weight: int = 1,
     ) -> "ServerStep":
         """The step of round `number` of a run with this [aggregation], and of a round with this plan of training.
 
-        `target`: of the round's plan. `n_clients`: in the mean.
+        `target`: of the round's plan. `total_weight`: of the clients in the mean.
         """
-        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, factor, n_clients)
+        return cls.at_rate(terms[0].rate(number, n_rounds, target), terms, factor, total_weight)
 
     @classmethod
     def at_rate(
-        cls,
-        rate: float,
-        terms: tuple[AggregationSection, TrainingTerms],
-        factor: float,
-        n_clients: int,
+        cls, rate: float, terms: tuple[AggregationSection, TrainingTerms], factor: float, total_weight: int
     ) -> "ServerStep":
         """The step with this rate of the server."""
         training = terms[1]
-        of_control = 0.0
-        if training.has_control:
-            assert training.population is not None, "terms with SCAFFOLD have it"
-            of_control = control_rate(n_clients, training.population, training.control_scale)
-        return cls(optimizer_of(*terms), rate, factor, n_clients, of_control)
+        share = training.share_of_all(total_weight)
+        of_control = control_rate(share, training.control_scale) if training.has_control else 0.0
+        return cls(optimizer_of(*terms), rate, factor, share, of_control)
 
     @property
     def remembers(self) -> bool:
@@ -210,13 +204,13 @@ class _Stepping:
     @classmethod
     def begun(cls, start: Values, step: ServerStep, memory: Values | None) -> "_Stepping":
         if not step.remembers:
-            return cls(start, step, None, Moment(1, step.rate, step.n_clients))
+            return cls(start, step, None, Moment(1, step.rate, step.share))
         assert memory is not None, "an optimizer that remembers needs a master copy"
         n = int(start.read(STEPS, torch.int64, 0, 1)) + 1
         if not 1 <= n <= ROUNDS_MAX:
             raise ValueError(f"the master copy says that {n - 1} steps were made, and a run has 0 to {ROUNDS_MAX}")
         memory.write(STEPS, 0, torch.tensor([n]))
-        return cls(start, step, memory, Moment(n, step.rate, step.n_clients))
+        return cls(start, step, memory, Moment(n, step.rate, step.share))
 
     def moved(self, its_pieces: Sequence[Piece], changes: Callable[[Piece], Tensor]) -> Iterator[tuple[Piece, Tensor]]:
         """The next values of a tensor."""

@@ -17,8 +17,7 @@ def optimizer_of(section: AggregationSection, training: TrainingTerms) -> Server
     with bias correction zero.
     """
     if training.remembers_drift:
-        assert training.population is not None, "a file with FedDyn has it"
-        return feddyn(training.population)
+        return feddyn()
     of = section.of
     match section.optimizer:
         case "sgd":

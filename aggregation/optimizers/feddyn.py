@@ -1,14 +1,13 @@
 """The server's part of FedDyn (`algorithms/feddyn.py` has its formulas and the paper).
 
-With s for -h / alpha, D for the mean change of a round, and c for the share of all clients that are in the mean, there
-is no alpha in it:
+With s for -h / alpha, D for the mean change of a round, and c for the share of all clients' samples that is in the
+mean, there is no alpha in it:
 
     s' = s + c D;   x' = x + D + s'
 
-D is weighted as the run's mean is. The paper's clients have equal weights.
+D is weighted by samples; the paper's clients have equal weights. So a client's drift always counts in s by its share of
+all samples, and s stays a mean over all clients (`algorithms/scaffold.py` says why that must be so).
 """
-
-from functools import partial
 
 from torch import Tensor
 
@@ -17,11 +16,10 @@ from umbel.aggregation.optimizers.server_optimizer import Moment, ServerOptimize
 _DRIFT = "drift"
 
 
-def feddyn(population: int) -> ServerOptimizer:
-    """`population`: the number of all clients, m."""
-    return ServerOptimizer(partial(_step, population), {_DRIFT: 0.0})
+def feddyn() -> ServerOptimizer:
+    return ServerOptimizer(_step, {_DRIFT: 0.0})
 
 
-def _step(population: int, change: Tensor, slots: Slots, at: Moment) -> Tensor:
-    slots[_DRIFT] = after = slots[_DRIFT] + change * (min(at.n_clients, population) / population)
+def _step(change: Tensor, slots: Slots, at: Moment) -> Tensor:
+    slots[_DRIFT] = after = slots[_DRIFT] + change * at.share
     return change.add_(after)

@@ -20,12 +20,12 @@ Slots: TypeAlias = dict[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class Moment:
     """When a step is made. `n`: the number of steps of the run with this one. `rate`: of the server, in this step.
-    `n_clients`: in the mean change.
+    `share`: of all clients' samples, in the mean change (FedDyn).
     """
 
     n: int
     rate: float
-    n_clients: int = 1
+    share: float = 1.0
 
 
 Step: TypeAlias = Callable[[Tensor, Slots, Moment], Tensor]

@@ -18,9 +18,9 @@ Option: TypeAlias = bool | int | float | str
 OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
-POPULATION_MAX = 1 << 40
+TOTAL_SAMPLES_MAX = 1 << 40
 _EPOCH_STEPS = 10
-_WITH_POPULATION = ("feddyn", "scaffold")
+_OF_ALL_CLIENTS = ("feddyn", "scaffold")  # whose server remembers a mean over all clients, of any round
 Q_MAX, LOSS_MAX_LEAST, LOSS_MAX_MOST, LIPSCHITZ_MAX = 16.0, 1e-6, 1e6, 1e12
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
@@ -48,7 +48,7 @@ class TrainingTerms:
     options: Mapping[str, Option] = later(factory=dict)  # the run file's own keys for the sites' code
     evaluate_after: bool = later(False)  # measure each client's own model after its training (personalised evaluation)
     algorithm: Algorithm = later("fedavg")
-    population: int | None = later(None)  # of "feddyn" and "scaffold": how many clients the run has in all
+    total_samples: int | None = later(None)  # of "feddyn" and "scaffold": of all clients of the run together
     control_variate: ControlVariate = later("change")  # of "scaffold"
     q: float | None = later(None)  # of "qfedavg", as the next two: how much more clients with a greater loss count
     loss_max: float | None = later(None)  # greater losses count as this one
@@ -127,6 +127,14 @@ class TrainingTerms:
         """Whether clients divide their changes by the steps that they have done (`fednova.py`)."""
         return self.algorithm == "fednova"
 
+    def share_of_all(self, total_weight: int) -> float:
+        """The share of all clients' samples that is in a mean of this total weight; 1 if it does not matter.
+
+        It is not above 1 only if `total_samples` is right. Any fixed number makes the server's mean over all clients a
+        multiple of the true one, which is zero where that is.
+        """
+        return 1.0 if self.total_samples is None else total_weight / self.total_samples
+
     @property
     def fair_terms(self) -> FairTerms | None:
         """By what clients count more under q-FedAvg (`qfedavg.py`); None under other algorithms."""
@@ -158,14 +166,16 @@ class TrainingTerms:
         if self.algorithm in ("fedprox", "feddyn") and not (self.proximal_mu or self.adapts_mu):
             other = ", or adaptive_mu = true" if self.algorithm == "fedprox" else ""
             raise ValueError(f'algorithm = "{self.algorithm}" needs proximal_mu: set it, to 0.01 for example{other}')
-        if (self.algorithm in _WITH_POPULATION) is (self.population is None):
+        if (self.algorithm in _OF_ALL_CLIENTS) is (self.total_samples is None):
             raise ValueError(
-                f'algorithm = "{self.algorithm}" needs population, the number of all clients of the run'
-                if self.population is None
-                else f'population is for algorithm = "feddyn" and "scaffold", not for "{self.algorithm}": leave it out'
+                f'algorithm = "{self.algorithm}" needs total_samples, the number of samples of all clients of the run '
+                "together; an estimate will do"
+                if self.total_samples is None
+                else f'total_samples is for algorithm = "feddyn" and "scaffold", not for "{self.algorithm}": leave it '
+                "out"
             )
-        if self.population is not None:
-            require_within(self.population, "population", 1, POPULATION_MAX)
+        if self.total_samples is not None:
+            require_within(self.total_samples, "total_samples", 1, TOTAL_SAMPLES_MAX)
         self._require_fair_terms()
         if self.control_variate not in (known := get_args(ControlVariate)):
             raise ValueError(f"control_variate must be one of {', '.join(known)}, not {self.control_variate!r:.40}")

@@ -304,14 +304,12 @@ class RunFile:
                 'with algorithm = "qfedavg" the length of a step follows from what clients claim, and the median of '
                 "fewer than three claims bounds nothing: set minimum = 3 or more in [rounds]"
             )
-        if (population := self.training.population) is not None:
-            rounds = [self.rounds_of(number) for number in self.rounds_of_change()]
-            most = max((one.target for one in rounds if one.weighting is Weighting.SAMPLES), default=0)
-            if most > population:  # draws with replacement may be more than there are clients
-                raise ValueError(
-                    f"a round asks for {most} reports, but population says that the run has {population} clients in "
-                    "all: correct population, or lower target in [rounds]"
-                )
+        is_drawn = any(self.rounds_of(n).weighting is Weighting.PROPORTIONAL for n in self.rounds_of_change())
+        if is_drawn and self.training.total_samples is not None:
+            raise ValueError(
+                f'with weighting = "proportional" a client counts by how often it is drawn, but under algorithm = '
+                f'"{self.training.algorithm}" its work must count alike in every round: set weighting = "samples"'
+            )
         if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
             raise ValueError(
                 'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '

@@ -10,5 +10,5 @@ def server_step(file: RunFile, closing: Closing, totals: Totals | None) -> Serve
     """The step that coordinator and simulator make with the round's mean. `totals`: of a masked sum; None otherwise."""
     plan, terms = closing.plan, file.server_terms(closing.plan.number)
     factor = closing.factor(terms[1]) if totals is None else totals.effective_steps
-    n_rounds, n_clients = file.rounds.count, len(closing.accepted)
-    return ServerStep.of(terms, plan.number, n_rounds, plan.target, factor=factor, n_clients=n_clients)
+    total_weight = closing.aggregate.total_weight if totals is None else totals.total_weight
+    return ServerStep.of(terms, plan.number, file.rounds.count, plan.target, factor=factor, total_weight=total_weight)

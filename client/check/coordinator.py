@@ -157,7 +157,8 @@ class CheckCoordinator:
             said = FairReport(work.sample_count, work.metrics[START_LOSS], work.metrics[CHANGE_NORM])
             factor = step_factor([said], fair)
         terms = self.file.server_terms(self.round)
-        step = ServerStep.of(terms, self.round, rounds.count, rounds.target, factor=factor)
+        weight = work.sample_count
+        step = ServerStep.of(terms, self.round, rounds.count, rounds.target, factor=factor, total_weight=weight)
         public, master = empty_state(self.layout, torch_dtype), empty_master(self.layout, step.optimizer)
         mean = codec.mean(total, [Part(work.sample_count, 0)])
         write_next(self.layout, InMemory(self._master), mean, step, InMemory(public), InMemory(master))

@@ -142,7 +142,7 @@ def _without_proximal_term(training: TrainingSection) -> TrainingSection:
     """The terms as FedAvg has them, for an algorithm that adds something to gradients."""
     if training.algorithm in ("fedprox", "feddyn", "scaffold"):
         plain = {"adaptive_mu": False, "mu_step": None, "control_variate": "change"}
-        training = replace(training, algorithm="fedavg", population=None, **plain)  # type: ignore[arg-type]
+        training = replace(training, algorithm="fedavg", total_samples=None, **plain)  # type: ignore[arg-type]
     return replace(training, proximal_mu=0.0)
 
 

@@ -50,6 +50,12 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file. Raises `SafetensorError`, `OSError`."""
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+
+
 def layout_in(path: Path) -> Layout:
     """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model, and `OSError`."""
     with path.open("rb"):

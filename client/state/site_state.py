@@ -24,7 +24,7 @@ from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.files import make_private, sync
-from umbel.client.state.model_files import read_tensors, write_tensors
+from umbel.client.state.model_files import read_metadata, read_tensors, write_tensors
 from umbel.client.state.packing import Packing, unpack
 
 STATE_BYTES_MAX = 1 << 30
@@ -165,25 +165,28 @@ def pack_state(left: SiteState) -> tuple[str, dict[str, Tensor]]:
 def _first_of_many(paths: Sequence[Path]) -> tuple[Path, SiteState] | None:
     """The first of these files that is not damaged, and the state in it, if its training began with an older state."""
     for path in paths:
-        if path.exists() and (found := _read(path)) is not None:
-            metadata, state = found
+        if path.exists() and (metadata := _metadata(path)) and (state := read_state(path)) is not None:
             return (path, state) if _BEGAN in metadata else None
     return None
 
 
 def read_state(path: Path) -> SiteState | None:
     """The state in a file. A damaged file is set aside, and the result is None."""
-    return None if (found := _read(path)) is None else found[1]
-
-
-def _read(path: Path) -> tuple[dict[str, str], SiteState] | None:
-    """A file's metadata, and the state in it; None for a damaged file, which is set aside."""
     try:
         metadata, tensors = read_tensors(path)
         # Copies: the values may be changed in place, and the file must stay as it is.
         found = unpack(json.loads(metadata[_KEY]), {name: tensor.clone() for name, tensor in tensors.items()})
-        return metadata, SiteState(dict(found["state"]), dict(found["private"]), dict(found.get(_KEPT, {})))
+        return SiteState(dict(found["state"]), dict(found["private"]), dict(found.get(_KEPT, {})))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        _set_aside(path, error)
+        return None
+
+
+def _metadata(path: Path) -> dict[str, str] | None:
+    """What a file says of its state; None for a damaged file, which is set aside."""
+    try:
+        return read_metadata(path)
+    except (SafetensorError, OSError) as error:
         _set_aside(path, error)
         return None
 
@@ -199,11 +202,12 @@ def newest_state(paths: Iterable[Path]) -> tuple[Path, SiteState] | None:
 def _newest_that_counts(paths: Sequence[Path], counts: Callable[[AssignmentId], bool]) -> tuple[Path, SiteState] | None:
     """The last of these files that is not damaged and whose training counts, and the state in it."""
     for path in reversed(paths):
-        if (found := _read(path)) is None:
+        if (metadata := _metadata(path)) is None:
             continue
-        metadata, state = found
         assignment = metadata.get(_ASSIGNMENT)  # earlier releases did not write it
-        if assignment is None or counts(AssignmentId(assignment)):
+        if assignment is not None and not counts(AssignmentId(assignment)):
+            continue
+        if (state := read_state(path)) is not None:
             return path, state
     return None
 

@@ -28,7 +28,7 @@ def one_step_over_all(work: CohortWork) -> CohortWork:
     plan = replace(
         work.plan,
         algorithm="fedavg",
-        population=None,
+        total_samples=None,
         control_variate="change",
         local_epochs=None,
         local_steps=1,

@@ -185,9 +185,9 @@ def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and
 def with_algorithm(run_file: str, name: str) -> str:
     keys = {
         "fednova": 'algorithm = "fednova"',
-        "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", population = 8',
-        "scaffold": 'algorithm = "scaffold", population = 8',
-        "scaffold-gradient": 'algorithm = "scaffold", population = 8, control_variate = "gradient"',
+        "feddyn": 'proximal_mu = 0.5, algorithm = "feddyn", total_samples = 87',
+        "scaffold": 'algorithm = "scaffold", total_samples = 87',
+        "scaffold-gradient": 'algorithm = "scaffold", total_samples = 87, control_variate = "gradient"',
         "adaptive": 'proximal_mu = 0.0, algorithm = "fedprox", adaptive_mu = true, mu_step = 0.25',
         "qfedavg": 'algorithm = "qfedavg", q = 1.5, loss_max = 5.0',
     }

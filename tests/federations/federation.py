@@ -209,7 +209,7 @@ class Remembering(Federation):
 
     run_file: ClassVar[str] = (
         RUN.replace("[aggregation]", '[aggregation]\noptimizer = "momentum"')
-        + '[training]\nalgorithm = "scaffold"\npopulation = 4\n'
+        + '[training]\nalgorithm = "scaffold"\ntotal_samples = 40\n'
     )
 
 

@@ -36,7 +36,7 @@ max_abs = 8.0
 sample_count_max = 1000
 [training]
 algorithm = "scaffold"
-population = 4
+total_samples = 40
 [canary]
 clients = 2
 [evaluation]

@@ -316,7 +316,7 @@ def _number(text: str, is_whole: bool) -> int | float:
 
 _QFEDAVG = {"algorithm": "qfedavg", "q": 1.0, "loss_max": 5.0}
 _TRAINING_OF: dict[str, dict[str, Any]] = {  # what a key of [training] needs beside it
-    "population": {"algorithm": "feddyn", "proximal_mu": 0.1},
+    "total_samples": {"algorithm": "feddyn", "proximal_mu": 0.1},
     **{key: {"algorithm": "fedprox", "adaptive_mu": True} for key in ("mu_step", "mu_max")},
     **dict.fromkeys(("q", "loss_max", "lipschitz"), _QFEDAVG),
 }
@@ -331,8 +331,6 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "stop": {"metric": "training.loss", "patience": 1, "minimum": 1},
     }
     section, _, name = key.rpartition(".")
-    if name == "population":  # of which a round may not ask for more
-        base["rounds"]["target"] = 1
     if name in ("q", "loss_max", "lipschitz"):
         base["rounds"]["minimum"] = 3
     needed: dict[str, dict[str, Any]] = {

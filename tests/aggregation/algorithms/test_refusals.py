@@ -12,10 +12,11 @@ from umbel.aggregation.plans.proximal import MuRule, MuState
 from umbel.aggregation.plans.training import TrainingPlan, TrainingSection
 from umbel.aggregation.run.file import RunFile
 
-SCAFFOLD = {"algorithm": "scaffold", "population": 8}
+SCAFFOLD = {"algorithm": "scaffold", "total_samples": 80}
+ROUNDS: dict[str, Any] = {"count": 3, "target": 4, "minimum": 3}
 MASKED: dict[str, Any] = {"metrics": [], "evaluation": []}
 QFEDAVG = {"algorithm": "qfedavg", "q": 1.0, "loss_max": 5.0}
-FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
+FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "total_samples": 80}
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,12 @@ FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "population": 8}
         ({"algorithm": "fednova", "proximal_mu": 0.1}, "leave proximal_mu out"),
         ({"algorithm": "fednova", "optimizer": "adam"}, 'for optimizer = "sgd"'),
         ({"algorithm": "fedprox"}, "needs proximal_mu"),
-        ({"algorithm": "feddyn", "population": 8}, "needs proximal_mu"),
-        ({"algorithm": "feddyn", "proximal_mu": 0.1}, "needs population"),
-        ({"algorithm": "fedavg", "population": 8}, "population is for algorithm"),
-        ({**FEDDYN, "population": 0}, "population must lie between 1 and"),
+        ({"algorithm": "feddyn", "total_samples": 80}, "needs proximal_mu"),
+        ({"algorithm": "feddyn", "proximal_mu": 0.1}, "needs total_samples"),
+        ({"algorithm": "fedavg", "total_samples": 80}, "total_samples is for algorithm"),
+        ({**FEDDYN, "total_samples": 0}, "total_samples must lie between 1 and"),
         ({"algorithm": "fedsgd"}, "algorithm must be one of fedavg, fedprox, scaffold, feddyn, fednova, qfedavg"),
-        ({"algorithm": "scaffold"}, 'algorithm = "scaffold" needs population'),
+        ({"algorithm": "scaffold"}, 'algorithm = "scaffold" needs total_samples'),
         ({**SCAFFOLD, "momentum": 0.9}, "leave momentum out"),
         ({**SCAFFOLD, "proximal_mu": 0.1}, "leave proximal_mu out"),
         ({**SCAFFOLD, "clip_norm": 1.0}, "leave clip_norm out"),
@@ -55,7 +56,7 @@ def test_terms_that_contradict_an_algorithm_are_refused(keys: dict[str, Any], re
 
 
 def read(**sections: Any) -> RunFile:
-    table = {"name": "ward", "rounds": {"count": 3, "target": 4, "minimum": 3}, **sections}
+    table = {"name": "ward", "rounds": ROUNDS, **sections}
     return TypeAdapter(RunFile).validate_json(json.dumps(table))
 
 
@@ -109,9 +110,9 @@ def test_an_adaptive_mu_may_begin_at_zero(sections: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"training": QFEDAVG, "rounds": {"count": 3, "target": 4, "minimum": 2}}, "set minimum = 3 or more"),
-        ({"training": {**FEDDYN, "population": 3}}, "asks for 4 reports, but population says that the run has 3"),
-        ({"training": FEDDYN, "override": [{"first_round": 2, "target": 9}]}, "asks for 9 reports, but population"),
+        ({"training": QFEDAVG, "rounds": {**ROUNDS, "minimum": 2}}, "set minimum = 3 or more"),
+        ({"training": FEDDYN, "rounds": {**ROUNDS, "weighting": "proportional"}}, 'set weighting = "samples"'),
+        ({"training": SCAFFOLD, "override": [{"first_round": 2, "weighting": "proportional"}]}, "must count alike"),
         ({"training": FEDDYN, "override": [{"first_round": 2, "proximal_mu": 0.2}]}, "belongs to one mu"),
         ({"training": FEDDYN, "aggregation": {"optimizer": "adam"}}, "has a server step of its own"),
         ({"training": FEDDYN, "aggregation": {"server_learning_rate": 0.5}}, "has a server step of its own"),

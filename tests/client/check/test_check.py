@@ -471,7 +471,7 @@ def test_a_run_file_says_what_is_asked_of_gradients() -> None:
     [
         TrainingSection(algorithm="fedprox", adaptive_mu=True),
         TrainingSection(algorithm="fedprox", proximal_mu=0.1),
-        TrainingSection(algorithm="feddyn", proximal_mu=0.1, population=30),
+        TrainingSection(algorithm="feddyn", proximal_mu=0.1, total_samples=300),
     ],
     ids=["adaptive", "fedprox", "feddyn"],
 )

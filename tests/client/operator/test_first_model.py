@@ -36,7 +36,7 @@ def test_a_name_of_what_the_servers_optimizer_remembers_is_refused(tmp_path: Pat
 def test_a_run_with_scaffold_begins_with_control_variates_of_zeros_which_an_export_leaves_out(tmp_path: Path) -> None:
     state = {**STATE, "n": torch.ones(1, dtype=torch.int64)}
     (path := tmp_path / "init.safetensors").write_bytes(encode_model(state))
-    scaffold = replace(run(RULES), training=TrainingSection(algorithm="scaffold", population=3))
+    scaffold = replace(run(RULES), training=TrainingSection(algorithm="scaffold", total_samples=30))
     with fitted_model(path, scaffold) as first:
         layout, made = decode_model(first.path.read_bytes())
         again = tmp_path / "of another run.safetensors"

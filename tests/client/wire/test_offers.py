@@ -92,7 +92,7 @@ def test_a_plan_that_divides_by_steps_where_the_algorithm_does_not_is_refused() 
 
 SCAFFOLD: dict[str, Any] = {
     "algorithm": "scaffold",
-    "population": 9,
+    "total_samples": 9,
     "proximal_mu": 0.0,
     "local_epochs": None,
     "local_steps": 5,

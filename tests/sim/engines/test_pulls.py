@@ -34,7 +34,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 def work(*, pulls: Tensor | None, algorithm: str) -> CohortWork:
     mu = 0.2 if algorithm == "feddyn" else 0.0
-    plain = work_of(SIZES, STEPS, proximal_mu=mu, optimizer={"algorithm": algorithm, "population": 9})
+    plain = work_of(SIZES, STEPS, proximal_mu=mu, optimizer={"algorithm": algorithm, "total_samples": 9})
     return replace(plain, pulls=pulls)
 
 

@@ -19,6 +19,7 @@ from umbel.client import TorchClient
 from umbel.client.local.batches import split_sizes
 from umbel.sim import simulate
 from umbel.sim.data.population import client_number
+from umbel.sim.experiment.trials import TrialResult
 
 Vector = npt.NDArray[np.float64]
 SIZES = (2, 5, 9, 18)
@@ -115,40 +116,44 @@ def qfedavg(w: Vector) -> Vector:
 ALPHA = 2.0
 
 
+EVERYBODY = tuple(range(len(SIZES)))
+TOTAL = sum(SIZES)
+
+
 class FedDyn:
-    """Acar et al. 2021, algorithm 1, with alpha = 2; all clients take part, and the mean is weighted."""
+    """Acar et al. 2021, algorithm 1, with alpha = 2; the sums are weighted by samples."""
 
     def __init__(self) -> None:
         self._q = [np.zeros((3, 3)) for _ in SIZES]
         self._h = np.zeros((3, 3))
 
-    def __call__(self, w: Vector) -> Vector:
-        changes = [
-            local_sgd(w, i, n, lambda y, q=self._q[i]: ALPHA * (y - w) - q)  # type: ignore[misc]
-            for i, n in enumerate(STEPS)
-        ]
-        self._q = [q - ALPHA * change for q, change in zip(self._q, changes, strict=True)]
-        self._h = self._h - ALPHA * mean(changes)
-        return w + mean(changes) - self._h / ALPHA
+    def __call__(self, w: Vector, cohort: Sequence[int] = EVERYBODY) -> Vector:
+        moved = np.zeros((3, 3))
+        for i in cohort:
+            change = local_sgd(w, i, STEPS[i], lambda y, q=self._q[i]: ALPHA * (y - w) - q)  # type: ignore[misc]
+            self._q[i] = self._q[i] - ALPHA * change
+            self._h = self._h - ALPHA * SIZES[i] / TOTAL * change
+            moved = moved + SIZES[i] * change
+        return w + moved / sum(SIZES[i] for i in cohort) - self._h / ALPHA
 
 
 class Scaffold:
-    """Karimireddy et al. 2020, algorithm 1; all clients take part, and the means are weighted."""
+    """Karimireddy et al. 2020, algorithm 1; the sums are weighted by samples."""
 
     def __init__(self, option: int) -> None:
         self._option, self._of_all = option, np.zeros((3, 3))
         self._own = [np.zeros((3, 3)) for _ in SIZES]
 
-    def __call__(self, w: Vector) -> Vector:
-        offsets = [self._of_all - own for own in self._own]
-        changes = [local_sgd(w, i, n, lambda y, o=offsets[i]: o) for i, n in enumerate(STEPS)]  # type: ignore[misc]
-        after = [
-            gradient(w, i) if self._option == 1 else -offsets[i] - changes[i] / (STEPS[i] * RATE)
-            for i in range(len(SIZES))
-        ]
-        self._of_all = self._of_all + mean([new - old for new, old in zip(after, self._own, strict=True)])
-        self._own = after
-        return w + mean(changes)
+    def __call__(self, w: Vector, cohort: Sequence[int] = EVERYBODY) -> Vector:
+        moved, before = np.zeros((3, 3)), self._of_all
+        for i in cohort:
+            offset = before - self._own[i]
+            change = local_sgd(w, i, STEPS[i], lambda y, o=offset: o)  # type: ignore[misc]
+            after = gradient(w, i) if self._option == 1 else -offset - change / (STEPS[i] * RATE)
+            self._of_all = self._of_all + SIZES[i] / TOTAL * (after - self._own[i])
+            self._own[i] = after
+            moved = moved + SIZES[i] * change
+        return w + moved / sum(SIZES[i] for i in cohort)
 
 
 ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[], Callable[[Vector], Vector]]]] = {
@@ -156,12 +161,12 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Callable[[], Callable[[Vector], Vect
     "fedprox": ({"algorithm": "fedprox", "proximal_mu": 0.3}, lambda: fedprox),
     "fednova": ({"algorithm": "fednova"}, lambda: fednova),
     "qfedavg": ({"algorithm": "qfedavg", "q": Q, "loss_max": 4.0}, lambda: qfedavg),
-    "feddyn": ({"algorithm": "feddyn", "proximal_mu": ALPHA, "population": 4}, FedDyn),
+    "feddyn": ({"algorithm": "feddyn", "proximal_mu": ALPHA, "total_samples": TOTAL}, FedDyn),
     "scaffold, option I": (
-        {"algorithm": "scaffold", "population": 4, "control_variate": "gradient"},
+        {"algorithm": "scaffold", "total_samples": TOTAL, "control_variate": "gradient"},
         lambda: Scaffold(1),
     ),
-    "scaffold, option II": ({"algorithm": "scaffold", "population": 4}, lambda: Scaffold(2)),
+    "scaffold, option II": ({"algorithm": "scaffold", "total_samples": TOTAL}, lambda: Scaffold(2)),
 }
 
 
@@ -172,6 +177,20 @@ def test_twenty_rounds_are_those_of_the_paper(name: str) -> None:
     for _ in range(N_ROUNDS):
         expected = round_of_the_paper(expected)
     assert np.abs(simulated(training) - expected).max() < 1e-6
+
+
+OF_ALL_CLIENTS = ("feddyn", "scaffold, option I", "scaffold, option II")
+
+
+@pytest.mark.parametrize("name", OF_ALL_CLIENTS)
+def test_with_two_clients_in_a_round_twenty_rounds_are_those_of_the_paper_weighted_by_samples(name: str) -> None:
+    """A client's change counts in the mean over all clients by its share of all samples, not of the round's."""
+    training, of_the_paper = ALGORITHMS[name]
+    found = cohorts_of(training, 2)
+    expected, round_of_the_paper = first_weights(), of_the_paper()
+    for row in found.rows:
+        expected = round_of_the_paper(expected, [client_number(one["client"]) for one in row.clients])  # type: ignore[call-arg]
+    assert np.abs(found.model.state()["weight"].double().numpy() - expected).max() < 1e-6
 
 
 class AdaptiveFedProx:
@@ -208,23 +227,21 @@ class AdaptiveFedProx:
             self.mu, self._n_falls = max(self.mu - 0.1, 0.0), 0
 
 
-@pytest.mark.parametrize(("target", "rises", "falls"), [(2, True, False), (4, False, True)])
-def test_twenty_rounds_with_an_adaptive_mu_are_those_of_the_paper(target: int, *, rises: bool, falls: bool) -> None:
-    """With two clients in a round the mean loss depends on which two; with all of them it falls in each round."""
+def cohorts_of(training: dict[str, Any], target: int) -> TrialResult:
+    """The run with `target` of the clients in each round."""
     described: dict[str, Any] = {
         "rounds": {"count": N_ROUNDS, "target": target, "minimum": target, "over_selection": 1.0},
-        "training": {
-            "local_epochs": EPOCHS,
-            "batch_size": BATCH,
-            "learning_rate": RATE,
-            "algorithm": "fedprox",
-            "proximal_mu": 1.0,
-            "adaptive_mu": True,
-        },
+        "training": {"local_epochs": EPOCHS, "batch_size": BATCH, "learning_rate": RATE, **training},
         "engine": {"name": "sequential"},
         "measure": {"clients": True},
     }
-    found = simulate(described, clients=clients()).trials[0]
+    return simulate(described, clients=clients()).trials[0]
+
+
+@pytest.mark.parametrize(("target", "rises", "falls"), [(2, True, False), (4, False, True)])
+def test_twenty_rounds_with_an_adaptive_mu_are_those_of_the_paper(target: int, *, rises: bool, falls: bool) -> None:
+    """With two clients in a round the mean loss depends on which two; with all of them it falls in each round."""
+    found = cohorts_of({"algorithm": "fedprox", "proximal_mu": 1.0, "adaptive_mu": True}, target)
     expected, paper = first_weights(), AdaptiveFedProx()
     for row in found.rows:
         cohort = [client_number(one["client"]) for one in row.clients]
@@ -244,7 +261,7 @@ def test_algorithms_differ_by_much_more_than_that() -> None:
 
 def test_under_masks_scaffold_makes_the_same_steps_within_rounding() -> None:
     """What the codec rounds away is not lost: otherwise the error would be 0.02 after twenty rounds, and grow."""
-    terms = {"algorithm": "scaffold", "population": 4, "local_epochs": None, "local_steps": 6}
+    terms = {"algorithm": "scaffold", "total_samples": TOTAL, "local_epochs": None, "local_steps": 6}
     masked = simulated(
         terms,
         codec={"name": "integer", "step": 1 / 256, "first_norm": 1.0},

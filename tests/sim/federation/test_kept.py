@@ -1,4 +1,6 @@
-"""What clients keep under SCAFFOLD, beside what the coordinator has: c is the mean of all c_i, with every codec."""
+"""What clients keep under SCAFFOLD, beside what the coordinator has: c is the mean of all c_i by samples, with every
+codec.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,14 @@ from torch import Tensor
 
 from tests.sim.federation.worlds import table
 from umbel.aggregation.model.layout import CONTROL_PREFIX
-from umbel.sim.data.population import ShardedPopulation
+from umbel.sim.data.population import ShardedPopulation, client_number
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.standing import beginning
 
-N_CLIENTS, N_SAMPLES = 8, 150
+SIZES = (40, 150, 60, 20, 110, 90, 150, 70)  # samples of each client
+N_CLIENTS = len(SIZES)
 CODECS: dict[str, dict[str, Any]] = {
     "float32": {"name": "float32"},
     "integer": {"name": "integer", "step": 2.0},
@@ -29,8 +32,8 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def scaffold(name: str, variate: str = "change") -> dict[str, Any]:
-    """Four of eight clients, all with as many samples, take part in each round."""
-    terms = {"algorithm": "scaffold", "population": N_CLIENTS, "control_variate": variate}
+    """Four of eight clients take part in each round."""
+    terms = {"algorithm": "scaffold", "total_samples": sum(SIZES), "control_variate": variate}
     described = table(
         rounds={"count": 6, "target": 4, "minimum": 4, "over_selection": 1.0},
         training={**terms, "local_epochs": None, "local_steps": 5},
@@ -45,8 +48,8 @@ def played(described: dict[str, Any]) -> Federation:
     trial = experiment_of(described).trials[0]
     made = make_world(trial, Path(), None)
     data = made.world.population.data_of(np.arange(N_CLIENTS))
-    equal = [data.rows[first : first + N_SAMPLES] for first in data.starts[:-1]]
-    population = ShardedPopulation(data.samples, equal, made.world.population.test)
+    dealt = [data.rows[first : first + size] for first, size in zip(data.starts[:-1], SIZES, strict=True)]
+    population = ShardedPopulation(data.samples, dealt, made.world.population.test)
     federation = Federation(replace(made.world, population=population), beginning(trial.run, made.model), made.model)
     assert all(one.record.committed for one in federation.attempts())
     return federation
@@ -73,8 +76,8 @@ def of_all(federation: Federation) -> Tensor:
 )
 def test_the_global_control_variate_is_the_mean_of_the_clients(name: str, variate: str) -> None:
     federation = played(scaffold(name, variate))
-    kept = torch.stack(list(federation.memory.kept.values()))
+    kept = federation.memory.kept
     assert 4 < len(kept) <= N_CLIENTS, "others are asked in other rounds"
-    mean = kept.sum(0) / N_CLIENTS
+    mean = torch.stack([one * SIZES[client_number(name)] for name, one in kept.items()]).sum(0) / sum(SIZES)
     assert float(mean.norm()) > 0.1
     torch.testing.assert_close(of_all(federation), mean, rtol=0, atol=1e-5)

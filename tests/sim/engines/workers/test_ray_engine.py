@@ -60,7 +60,7 @@ def test_actors_pull_each_client_as_the_sequential_engine_does(make: Maker, algo
     start = start_of(made_by)
     drawn = torch.randn(len(SIZES), len(start), generator=torch.Generator().manual_seed(3)) * 0.1
     mu = 0.2 if algorithm == "feddyn" else 0.0
-    terms = {"algorithm": algorithm, "population": len(SIZES)}
+    terms = {"algorithm": algorithm, "total_samples": sum(SIZES)}
     given = replace(work_of(SIZES, [3] * len(SIZES), proximal_mu=mu, optimizer=terms), pulls=drawn)
     expected, _ = all_changes(SequentialEngine(made_by), start, given)
     values, _ = all_changes(make(made_by), start, given)
