@@ -16,7 +16,8 @@ are 1. A client sends u_k, and reports F_k and |w_k - w|. The coordinator makes 
 and multiplies it by c. `loss_max` cancels, but for greater losses, which count as `loss_max`.
 
 Both numbers are claims of the client. So s_k is at most 1; and r_k counts as at most `TERM_RATIO_MAX` times the median
-of the round's, so that one client cannot stop the model by a made-up norm. Only weights are multiplied: floats that are
+of the round's (of an even number the upper one, because a step that is too short does less harm than one that is too
+long), so that one client cannot stop the model by a made-up norm. Only weights are multiplied: floats that are
 no running statistics.
 
 Powers are made of products and square roots (`stated_order.py`), and sums are rounded once. So the coordinator, a
@@ -77,7 +78,7 @@ def weighed(change: Tensor, weight: float) -> Tensor:
 def step_factor(reports: Sequence[FairReport], terms: FairTerms) -> float:
     """c: by which the weighted mean of the u_k is multiplied. `reports`: of at least one client, in any order."""
     terms_of = [_term(one, terms) for one in reports]
-    most = TERM_RATIO_MAX * sorted(terms_of)[(len(terms_of) - 1) // 2]
+    most = TERM_RATIO_MAX * sorted(terms_of)[len(terms_of) // 2]
     sums = (
         one.weight * (loss_weight(one.loss, terms) * (1.0 + min(term, most)))
         for one, term in zip(reports, terms_of, strict=True)

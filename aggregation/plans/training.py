@@ -194,7 +194,10 @@ class TrainingTerms:
                     f'algorithm = "{self.algorithm}" is for plain SGD, whose steps all count alike: leave {key} out'
                 )
         if self.optimizer != "sgd":
-            raise ValueError(f'algorithm = "{self.algorithm}" is for optimizer = "sgd", not for "{self.optimizer}"')
+            raise ValueError(
+                f'algorithm = "{self.algorithm}" is for optimizer = "sgd", not for "{self.optimizer}": leave optimizer '
+                "out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

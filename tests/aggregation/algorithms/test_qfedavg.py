@@ -65,6 +65,13 @@ def test_a_made_up_norm_slows_the_step_and_cannot_stop_it() -> None:
     assert step / (1 + TERM_RATIO_MAX / 10) < slowed < step
 
 
+def test_two_of_four_that_deny_their_norm_do_not_take_those_of_the_others_out() -> None:
+    honest, denied = FairReport(100, 1.0, 3.0), FairReport(100, 1.0, 0.0)
+    weight, ratio = loss_weight(1.0, TERMS), TERMS.q * TERMS.lipschitz * 9.0
+    found = step_factor([honest, honest, denied, denied], TERMS)
+    assert found == pytest.approx(4 / (weight * (2 * (1 + ratio) + 2)))
+
+
 def test_a_change_is_multiplied_and_rounded_once() -> None:
     change, weight = torch.randn(1000, generator=torch.Generator().manual_seed(3)), loss_weight(0.7, TERMS)
     assert torch.equal(weighed(change, weight), (change.double() * weight).float())
