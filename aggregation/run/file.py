@@ -304,8 +304,7 @@ class RunFile:
                 'with algorithm = "qfedavg" the length of a step follows from what clients claim, and the median of '
                 "fewer than three claims bounds nothing: set minimum = 3 or more in [rounds]"
             )
-        is_drawn = any(self.rounds_of(n).weighting is Weighting.PROPORTIONAL for n in self.rounds_of_change())
-        if is_drawn and self.training.total_samples is not None:
+        if self.rounds.weighting is Weighting.PROPORTIONAL and self.training.total_samples is not None:
             raise ValueError(
                 f'with weighting = "proportional" a client counts by how often it is drawn, but under algorithm = '
                 f'"{self.training.algorithm}" its work must count alike in every round: set weighting = "samples"'

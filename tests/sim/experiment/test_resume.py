@@ -40,7 +40,7 @@ learning_rate = 0.1
 evaluate = true
 algorithm = "feddyn"     # with what each client keeps of it
 proximal_mu = 0.1
-population = 30
+total_samples = 1437
 [codec]
 name = "topk"
 share = 0.1
