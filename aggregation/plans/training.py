@@ -130,8 +130,8 @@ class TrainingTerms:
     def share_of_all(self, total_weight: int) -> float:
         """The share of all clients' samples that is in a mean of this total weight; 1 if it does not matter.
 
-        It is not above 1 only if `total_samples` is right. Any fixed number makes the server's mean over all clients a
-        multiple of the true one, which is zero where that is.
+        It may be above 1 if `total_samples` is too small. That does not change where a run comes to rest: the server's
+        mean over all clients is then a multiple of the true one, and zero where that is.
         """
         return 1.0 if self.total_samples is None else total_weight / self.total_samples
 

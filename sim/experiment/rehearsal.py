@@ -53,6 +53,7 @@ from umbel.sim.models import ModelError, ModelSection, build
 
 _COPIES = 15  # of a model at least; 14.6 to 21 were measured at the peak, by engine and codec
 _SHOWN = 2
+_FAR = 3  # how many times too large or too small a number may be
 _WORKERS_A_CORE = 8
 
 
@@ -71,6 +72,21 @@ def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None
         with naming_point(trial.label):
             careful |= dict.fromkeys(filter(None, checks.check(trial)))
     return tuple(careful)
+
+
+def _careful_of_total(file: RunFile, population: Population) -> str:
+    """A warning if `total_samples` is far from what these clients have."""
+    said = file.training.total_samples
+    if said is None:
+        return ""
+    there = int(population.sizes(np.arange(population.n_clients)).sum())
+    if there / _FAR <= said <= there * _FAR:
+        return ""
+    return (
+        f"training.total_samples is {said:,}, but the {counted(population.n_clients, 'client')} of this experiment "
+        f"have {there:,} samples together: the algorithm's mean over all clients will be far too "
+        f"{'large' if said < there else 'small'}"
+    )
 
 
 @contextlib.contextmanager
@@ -94,8 +110,8 @@ class _Rehearsal:
         self._layout = lru_cache(None)(self._checked_model)
         self._fleet = lru_cache(None)(self._built)
 
-    def check(self, trial: TrialSpec) -> tuple[str, str]:
-        """Returns two warnings, or an empty text in place of one that is not needed."""
+    def check(self, trial: TrialSpec) -> tuple[str, ...]:
+        """Returns warnings, or an empty text in place of one that is not needed."""
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if trial.engine.name != "ray":  # which uses devices of other machines
@@ -116,7 +132,8 @@ class _Rehearsal:
         require_possible(trial.run, layout, population)
         unchecked = SitePolicies.read(trial.sites, self._folder, population.n_clients).unchecked_words
         has_equal_sites = trial.partition is not None and trial.partition.scheme == "iid"
-        return "" if has_equal_sites else careful_of_statistics(layout, trial.run.tensor_rules), unchecked
+        statistics = "" if has_equal_sites else careful_of_statistics(layout, trial.run.tensor_rules)
+        return statistics, unchecked, _careful_of_total(trial.run, population)
 
     def _load(self, data: DataSection, seed: int) -> DataSet | SyntheticPopulation:
         return load(data, self._data_folder, seed)
@@ -125,7 +142,7 @@ class _Rehearsal:
         population, _ = population_of(self._loaded(data, seed), partition, seed)
         return population
 
-    def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> tuple[str, str]:
+    def _check_clients(self, trial: TrialSpec, section: ClientsSection, data: Population | None) -> tuple[str, ...]:
         """Make client 0 and the last one, and the client that measures models. Returns warnings, as `check`."""
         app, rules = client_app(section, data, trial.seed), trial.run.tensor_rules
         if trial.engine.name in ("processes", "ray"):

@@ -11,6 +11,7 @@ from tests.sim.federation.worlds import table
 from umbel.sim import simulate
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.file import TrialSpec, experiment_of
+from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import Watcher
 from umbel.sim.federation.standing import SimulationError
 from umbel.sim.models import ModelError
@@ -158,3 +159,11 @@ def test_a_split_that_cannot_be_dealt_is_told_at_once() -> None:
 def test_held_out_data_that_a_later_point_needs_are_missed_at_once() -> None:
     described = table(sweep={"training.evaluate": [False, True]})
     refused(described, ValueError, r"holdout = 0\.1 .* \(with evaluate=True\)")
+
+
+@pytest.mark.parametrize(("said", "words"), [(143, "far too large"), (1437, ""), (20_000, "far too small")])
+def test_a_number_of_all_samples_that_is_far_from_theirs_is_told(said: int, words: str) -> None:
+    described = table(training={"algorithm": "scaffold", "total_samples": said})
+    found = " ".join(rehearse(experiment_of(described).trials, Path(), None))
+    assert ("the 30 clients of this experiment have 1,437 samples together" in found) == bool(words)
+    assert words in found
