@@ -35,7 +35,7 @@ _MEMORY = Hold(1.25)  # of the memory for a fiftieth of the population
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTimes:
+class ScaleTimes:
     """`round_s`: of a whole round; `training_s`: within its engine. Both the median."""
 
     round_s: float
@@ -55,12 +55,12 @@ def scale_rows(*, quick: bool) -> list[BenchRow]:
     ]
 
 
-def _round(what: str, measured: MeasuredCall[RoundTimes], promise: Hold | None) -> BenchRow:
+def _round(what: str, measured: MeasuredCall[ScaleTimes], promise: Hold | None) -> BenchRow:
     found = measured.found
     return BenchRow(what, 1e3 * found.round_s, "its training alone", 1e3 * found.training_s, "ms", promise)
 
 
-def scale_of(n_enrolled: int, plan: TrainingSection, n_rounds: int) -> RoundTimes:
+def scale_of(n_enrolled: int, plan: TrainingSection, n_rounds: int) -> ScaleTimes:
     """Time `n_rounds` rounds, after one to warm up."""
     recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
     population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)
@@ -74,7 +74,7 @@ def scale_of(n_enrolled: int, plan: TrainingSection, n_rounds: int) -> RoundTime
             whole.append(time.perf_counter() - began)
             training.append(engine.spent_s)
             engine.spent_s, began = 0.0, time.perf_counter()
-    return RoundTimes(statistics.median(whole[1:]), statistics.median(training[1:]))
+    return ScaleTimes(statistics.median(whole[1:]), statistics.median(training[1:]))
 
 
 class _TimedEngine:
