@@ -46,7 +46,7 @@ class Replay:
             ended.server_learning_rate,
             (aggregation, ended.training),
             _factor(ended),
-            sum(one.weight or 0 for one in ended.accepted),
+            _total_weight(ended),
         )
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()
@@ -113,4 +113,8 @@ def _factor(ended: RoundEnded) -> float:
     if not ended.training.is_normalised:
         return 1.0
     counted = weighted_steps((one.weight or 0, steps_done_of(one)) for one in ended.accepted)
-    return effective_steps(counted, sum(one.weight or 0 for one in ended.accepted))
+    return effective_steps(counted, _total_weight(ended))
+
+
+def _total_weight(ended: RoundEnded) -> int:
+    return sum(one.weight or 0 for one in ended.accepted)
