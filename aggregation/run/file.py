@@ -1,8 +1,8 @@
 """The run file: what its owner wrote in TOML, checked, with defaults filled in (docs/reference/run-file.md).
 
 Plain dataclasses, so that the server, the command line and the simulator read it with pydantic's `TypeAdapter(RunFile)`
-and get the same errors. Below the file are the rules of what cannot go together in it: with secure aggregation, with
-[privacy], and with a member list.
+and get the same errors. Below the file are the rules of what cannot go together in it: with an algorithm, with
+secure aggregation, with [privacy], and with a member list.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,8 @@ class RunFile:
             self.evaluation_plan(1)
         self._check_canary()
         self._check_stop()
-        self._check_algorithm()
+        for reason in _reasons_of_algorithm(self):
+            raise ValueError(reason)
         if self.secure:
             require_compatible(self.secure, self)
         if self.privacy is not None:
@@ -276,45 +277,6 @@ class RunFile:
             )
         self.canary_plan(1)
 
-    def _check_algorithm(self) -> None:
-        """Raise `ValueError` for what the run's algorithm cannot be combined with in other sections."""
-        section = self.aggregation
-        if self.secure and not self.privacy:
-            floor = self.secure.work_floor(has_noise=False)
-            for number in self.rounds_of_change():
-                if reason := self.training_plan(number).why_not_masked(floor):
-                    raise ValueError(reason)
-        if self.training.has_control and self.codec.first(1, 0).parameters.get("mode") == "structured":
-            raise ValueError(
-                'algorithm = "scaffold" makes control variates of whole gradients, but a codec with mode = '
-                '"structured" trains only a part of each: set mode = "sketched", or take another codec'
-            )
-        if self.training.adaptive_mu and any(one.proximal_mu is not None for one in self.override):
-            raise ValueError(
-                "an override sets proximal_mu, but adaptive_mu = true computes it from the training loss: leave one of "
-                "them out"
-            )
-        if self.training.remembers_drift and any(one.proximal_mu is not None for one in self.override):
-            raise ValueError(
-                'an override sets proximal_mu, but what clients keep under algorithm = "feddyn" belongs to one mu: '
-                "leave proximal_mu out of the override"
-            )
-        if self.training.q and any(self.rounds_of(number).minimum < 3 for number in self.rounds_of_change()):
-            raise ValueError(
-                'with algorithm = "qfedavg" the length of a step follows from what clients claim, and the median of '
-                "fewer than three claims bounds nothing: set minimum = 3 or more in [rounds]"
-            )
-        if self.rounds.weighting is Weighting.PROPORTIONAL and self.training.total_samples is not None:
-            raise ValueError(
-                f'with weighting = "proportional" a client counts by how often it is drawn, but under algorithm = '
-                f'"{self.training.algorithm}" its work must count alike in every round: set weighting = "samples"'
-            )
-        if self.training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
-            raise ValueError(
-                'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '
-                "out of [aggregation]"
-            )
-
     def _check_stop(self) -> None:
         """Raise `ValueError` for a metric that no client, or never enough clients, would measure."""
         if self.stop is None:
@@ -379,6 +341,45 @@ def require_named(file: RunFile, members: MemberList) -> None:
         f"the run file names another member list ({short_groups(named)}), not {given}: give the list that it names, or "
         f"write {line} into its section [secure_aggregation]"
     )
+
+
+def _reasons_of_algorithm(file: RunFile) -> Iterator[str]:
+    training, has_fixed_mu = file.training, any(one.proximal_mu is not None for one in file.override)
+    if file.secure and not file.privacy:
+        floor = file.secure.work_floor(has_noise=False)
+        whys = (file.training_plan(number).why_not_masked(floor) for number in file.rounds_of_change())
+        yield from filter(None, whys)
+    if training.has_control and file.codec.first(1, 0).parameters.get("mode") == "structured":
+        yield (
+            'algorithm = "scaffold" makes control variates of whole gradients, but a codec with mode = "structured" '
+            'trains only a part of each: set mode = "sketched", or take another codec'
+        )
+    if training.adaptive_mu and has_fixed_mu:
+        yield (
+            "an override sets proximal_mu, but adaptive_mu = true computes it from the training loss: leave one of "
+            "them out"
+        )
+    if training.remembers_drift and has_fixed_mu:
+        yield (
+            'an override sets proximal_mu, but what clients keep under algorithm = "feddyn" belongs to one mu: leave '
+            "proximal_mu out of the override"
+        )
+    if training.q and any(file.rounds_of(number).minimum < 3 for number in file.rounds_of_change()):
+        yield (
+            'with algorithm = "qfedavg" the length of a step follows from what clients claim, and the median of '
+            "fewer than three claims bounds nothing: set minimum = 3 or more in [rounds]"
+        )
+    if file.rounds.weighting is Weighting.PROPORTIONAL and training.total_samples is not None:
+        yield (
+            'with weighting = "proportional" a client counts by how often it is drawn, but under algorithm = '
+            f'"{training.algorithm}" its work must count alike in every round: set weighting = "samples"'
+        )
+    section = file.aggregation
+    if training.remembers_drift and not (section.optimizer == "sgd" and section.is_plain):
+        yield (
+            'algorithm = "feddyn" has a server step of its own: leave optimizer, server_learning_rate and schedule '
+            "out of [aggregation]"
+        )
 
 
 def require_compatible(section: SecureAggregationSection, file: RunFile) -> None:
