@@ -183,6 +183,7 @@ def release(folder: Path, *runs: str) -> None:
         (folder / f"hold-{run}").unlink()
 
 
+@pytest.mark.nightly
 def test_of_three_allowed_runs_two_train_at_once_and_one_after(house: House, tmp_path: Path) -> None:
     names = ("ward-a", "ward-b", "ward-c")
     hold(tmp_path, *names)
@@ -251,6 +252,7 @@ def test_a_person_allows_and_denies_and_takes_it_back(house: House, tmp_path: Pa
         assert site.allow("nothing").exit_code == 1
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_ends_at_the_site_and_the_others_go_on(house: House, tmp_path: Path) -> None:
     hold(tmp_path, "one", "two")
     with agent_of(house, tmp_path) as site:
@@ -291,6 +293,7 @@ def test_after_a_kill_in_a_round_everything_goes_on(house: House, tmp_path: Path
             assert [one.id for one in operator.clients()] == ["ward"], "it is the same client as before"
 
 
+@pytest.mark.nightly
 def test_the_policy_is_read_again_when_its_file_changes(house: House, tmp_path: Path) -> None:
     hold(tmp_path, "one")
     policy = tmp_path / "site.toml"

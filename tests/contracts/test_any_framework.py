@@ -90,6 +90,7 @@ class Hospitals:
         self.ends[number] = run_client(app, self.coordinator.url, self.folder / name, "arrays", token, name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", ["sklearn_hospital", *at_night("numpy_hospital")])
 def test_hospitals_of_another_framework_train_one_model_and_a_killed_one_resumes(
     coordinator: Coordinator, tmp_path: Path, example: str
@@ -108,6 +109,7 @@ def test_hospitals_of_another_framework_train_one_model_and_a_killed_one_resumes
     assert hospitals.end(threads).evaluation["accuracy"] > 0.9
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", ["numpy_hospital", *at_night("sklearn_hospital")])
 def test_hospitals_of_another_framework_train_under_masks(
     coordinator: Coordinator, tmp_path: Path, example: str

@@ -176,6 +176,7 @@ def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp
     assert [json.loads(line)["round"] for line in lines.splitlines()] == [*range(1, 11), 10]
 
 
+@pytest.mark.nightly
 def test_a_doctor_finds_a_coordinator_that_is_well_and_a_client_that_was_removed(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def silent_s(operator: Operator, name: str) -> float | None:
     return next((one.silent_s for one in live.clients if one.client == name), None) if live else None
 
 
+@pytest.mark.nightly
 def test_a_round_of_600_s_closes_ten_seconds_after_a_client_was_killed(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def create(house: House, directory: Path, run_file: str) -> str:
     return made.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("leaves_frozen_out", [True, False], ids=["made by model init", "made from a state dict"])
 def test_a_frozen_parameter_does_not_drift_and_an_old_model_that_sends_it_still_works(
     house: House, tmp_path: Path, leaves_frozen_out: bool
@@ -180,6 +181,7 @@ def bound_to_the_base() -> str:
     return f'base_sha256 = "{base_sha256(base)}"\n'
 
 
+@pytest.mark.nightly
 def test_adapters_alone_travel_on_a_base_that_every_site_has(house: House, tmp_path: Path) -> None:
     said = create(house, tmp_path, bound_to_the_base() + PLAIN + BASE)
     assert "left out of the upload: 9 base tensors" in said
@@ -193,6 +195,7 @@ def test_adapters_alone_travel_on_a_base_that_every_site_has(house: House, tmp_p
     assert torch.allclose(made["head.bias"], moved(start["head.bias"], ROUNDS * mean), atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_site_with_another_base_declines_and_says_so_to_the_operator(house: House, tmp_path: Path) -> None:
     create(house, tmp_path, bound_to_the_base() + PLAIN.replace("3", "1") + BASE)
     with house.operator() as operator:
@@ -206,6 +209,7 @@ def test_a_site_with_another_base_declines_and_says_so_to_the_operator(house: Ho
     assert any("the base tensors of this client's model hash to" in reason for reason in declined)
 
 
+@pytest.mark.nightly
 def test_a_site_whose_code_keeps_a_tensor_of_the_runs_model_is_refused_with_the_tensors_name(
     house: House, tmp_path: Path
 ) -> None:
@@ -219,6 +223,7 @@ def test_a_site_whose_code_keeps_a_tensor_of_the_runs_model_is_refused_with_the_
     assert "tensor 'body.bias' is missing" in away["reason"]
 
 
+@pytest.mark.nightly
 def test_a_run_file_that_contradicts_its_model_file_is_refused_by_the_coordinator(house: House) -> None:
     with house.operator() as operator:
         model = operator.upload_model(encode_model(Ward(1).model.state_dict()))

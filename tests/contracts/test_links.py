@@ -81,6 +81,7 @@ def hosts() -> Iterator[TwoHosts]:
         yield hosts
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [FAST, pytest.param(SLOW, marks=pytest.mark.nightly)], ids=["fast", "slow"])
 def test_a_cut_costs_a_chunk_and_an_outage_no_round(hosts: TwoHosts, tmp_path: Path, case: Case) -> None:

@@ -171,7 +171,7 @@ SERVER_OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam", *at_night("lamb")])
+@pytest.mark.parametrize("name", ["momentum", *at_night("adam", "lamb")])
 def test_a_server_optimizer_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     name: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +194,7 @@ def with_algorithm(run_file: str, name: str) -> str:
     return run_file.replace("proximal_mu = 0.05", keys[name])
 
 
-@pytest.mark.parametrize("name", ["feddyn", "scaffold", *at_night("scaffold-gradient")])
+@pytest.mark.parametrize("name", ["scaffold", *at_night("feddyn", "scaffold-gradient")])
 def test_what_clients_keep_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     name: str, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +207,7 @@ def test_what_clients_keep_makes_the_same_models_over_http_in_the_simulator_and_
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
+@pytest.mark.nightly
 def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +218,7 @@ def test_fednova_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
+@pytest.mark.nightly
 def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_mu_that_adapts_makes_the_same_models_over_http_in_the_simulator_and_i
     ]
 
 
+@pytest.mark.nightly
 def test_qfedavg_makes_the_same_models_over_http_in_the_simulator_and_in_a_replay(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +252,7 @@ def test_qfedavg_makes_the_same_models_over_http_in_the_simulator_and_in_a_repla
     assert capsys.readouterr().out.count("the same hash") == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["fednova", "adaptive", *at_night("feddyn")])
 def test_an_algorithm_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     name: str, house: House, tmp_path: Path
@@ -277,6 +281,7 @@ schedule = { name = "cosine", warm_up_rounds = 1 }
 """
 
 
+@pytest.mark.nightly
 def test_a_client_that_remembers_makes_the_same_models_over_http_and_in_an_experiment(
     house: House, tmp_path: Path
 ) -> None:
@@ -291,6 +296,7 @@ def test_a_client_that_remembers_makes_the_same_models_over_http_and_in_an_exper
     assert simulated_by_clients(run_file, LEFT_OUT, app, "processes").made == found.made
 
 
+@pytest.mark.nightly
 def test_adapters_make_the_same_models_over_http_and_in_an_experiment(house: House, tmp_path: Path) -> None:
     base = base_sha256(SharedState(make_adapted_client(0, 1)).base())
     run_file = f'base_sha256 = "{base}"' + RUN.format(name="adapters", target=6, over_selection=1.0)
@@ -327,6 +333,7 @@ def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(
     assert without_metrics(by_engine.made) == without_metrics(found.made)
 
 
+@pytest.mark.nightly
 def test_the_last_model_of_a_run_under_masks_is_measured_the_same_over_http_and_in_the_simulator(
     house: House, tmp_path: Path
 ) -> None:

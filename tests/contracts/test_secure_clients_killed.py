@@ -252,6 +252,7 @@ def test_a_client_that_is_killed_before_its_report_is_not_in_the_sum_and_in_the_
     assert [sites.said_again(death) for death in sites.died] == [{"PUT decline"}] * len(sites.died)
 
 
+@pytest.mark.nightly
 def test_one_that_is_killed_after_its_report_was_accepted_is_in_the_sum(
     coordinator: Coordinator, tmp_path: Path, undisturbed: list[str]
 ) -> None:
@@ -291,6 +292,7 @@ def test_one_that_is_killed_before_it_has_begun_takes_part_all_the_same(
     sites.require_new_lives()
 
 
+@pytest.mark.nightly
 def test_a_round_does_not_wait_for_one_that_is_killed_and_stays_away(coordinator: Coordinator, tmp_path: Path) -> None:
     """The others are in at once, and the window is of 300 s: the bound of silence is 5 s then."""
     sites = Sites(coordinator, tmp_path, 1, {"north": {1: LATE_IN_TRAINING}})

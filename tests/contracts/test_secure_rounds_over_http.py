@@ -193,6 +193,7 @@ def test_sites_with_different_metrics_have_them_in_the_record_without_a_list(hou
     house.told("audit", "masked")
 
 
+@pytest.mark.nightly
 def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, tmp_path: Path) -> None:
     """Of three sites the shares of all are needed: none of them come when the sum is unmasked already."""
     sites = Sites(house, tmp_path, count=1, target=3)
@@ -209,6 +210,7 @@ def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, t
     assert (record["bytes_up"], record["bytes_down"]) == tuple(map(sum, zip(*counted.values(), strict=True)))
 
 
+@pytest.mark.nightly
 def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: House, tmp_path: Path) -> None:
     """Who is back too late is left out of a round; nobody who is in one is told to make it twice."""
     sites = Sites(house, tmp_path, window_s=20.0)

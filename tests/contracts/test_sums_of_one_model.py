@@ -14,6 +14,7 @@ from torch import nn
 from tests.federations.lifecycle_house import obeyed
 from tests.federations.server_device import House, Json, house, run_file
 from tests.servers.waits import LIMIT_S
+from tests.suite.nights import at_night
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.rounds.shutdown import Shutdown
 
@@ -137,7 +138,7 @@ async def sum_of(it: House, record: Json) -> float:
     return float(model["weight"].double().mean()) * int(record["sample_count"])
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "not defended"])
+@pytest.mark.parametrize("is_defended", [True, *at_night(False)], ids=["defended", "not defended"])
 def test_the_same_model_with_one_client_less_tells_nothing_of_that_one(
     tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

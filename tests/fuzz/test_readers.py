@@ -63,6 +63,7 @@ def test_a_fuzzer_finds_nothing_in_a_few_seconds(name: str) -> None:
     fuzz(name, seconds=2, keep=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_hostile_header_costs_little_time_and_memory() -> None:
     """Of a model file: about 1 MB of metadata, of tensors, of brackets, of one name."""
@@ -105,6 +106,7 @@ def test_any_change_to_a_run_file_is_read_or_refused(data: st.DataObject) -> Non
     run_file(_run_file(_changed(tomllib.loads(SEEDS["run_file"][0].decode()), data)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [pytest.param("audit_chain", marks=pytest.mark.slow), "header", "layout", "member_list", "message"]
 )

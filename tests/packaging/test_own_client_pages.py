@@ -91,6 +91,7 @@ def test_the_tables_of_results_and_of_the_plan_name_what_they_have() -> None:
     assert first_cells("argument") == set(inspect.signature(TorchClient).parameters)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_flower_example_as_a_client_of_its_own_learns(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "move-from-flower.md").read_text()

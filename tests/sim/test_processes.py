@@ -72,6 +72,7 @@ def test_children_are_stopped_even_if_they_ignore_the_request(tmp_path: Path) ->
     assert child.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_coordinator_starts_again_over_its_files_at_its_address(tmp_path: Path) -> None:
     with stopping([]) as children:

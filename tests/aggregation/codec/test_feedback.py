@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy
+from tests.suite.nights import at_night
 from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.section import warm_up_share
@@ -58,7 +59,7 @@ def test_nothing_given_is_changed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", [Sign(), TopK(0.02)], ids=["sign", "topk"])
+@pytest.mark.parametrize("codec", [Sign(), *at_night(TopK(0.02))], ids=["sign", "topk"])
 def test_a_biased_codec_reaches_the_optimum_with_feedback_and_not_without(codec: VectorCodec) -> None:
     """Gradient descent on |x - t|^2 / 2 with a decreasing step, sixteen coordinates larger than the rest."""
     target = gaussian(500)

@@ -103,6 +103,7 @@ def test_the_error_of_a_gaussian_mean_is_the_steps_whatever_the_number(step: flo
         assert float((found - mean).square().mean()) * n_clients == pytest.approx(step**2 / 6, rel=0.06)
 
 
+@pytest.mark.nightly
 # Step in rms, bits, and the error.
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "bits", "error_max"), [(0.5, 7, 2.7e-2), (0.25, 8, 7.0e-3)])

@@ -363,6 +363,7 @@ def test_asking_for_a_path_that_is_not_there_is_an_error(unchosen: pytest.Monkey
         native.chosen()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: pytest.MonkeyPatch) -> None:
     compiler = shutil.which("c++")

@@ -51,6 +51,7 @@ _COMPILED = (
 )
 
 
+@pytest.mark.nightly
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "own_types"), _COMPILED)

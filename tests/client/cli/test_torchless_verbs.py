@@ -37,6 +37,7 @@ def test_an_agent_and_what_a_person_asks_of_it_need_no_torch(tmp_path: Path) -> 
     assert "no agent has run" in umbel("site", "runs", "--state", tmp_path).stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_list_is_made_signed_and_trusted_without_torch(tmp_path: Path) -> None:
     file, key_file, state = tmp_path / "1.json", tmp_path / "anna.pem", tmp_path / "north"

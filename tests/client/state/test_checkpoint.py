@@ -285,6 +285,7 @@ def update_sha256(folder: Path, kills: int) -> str:
     return str(double.reports["demo.1.1.ward-7"]["update_sha256"])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_client_that_is_killed_in_mid_training_sends_the_same_update(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -121,6 +121,7 @@ async def model_keys(settings: Settings) -> set[str]:
         return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "death",

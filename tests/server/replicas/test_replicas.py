@@ -116,6 +116,7 @@ def test_replicas_make_the_same_model_as_one_process(settings: list[Settings], u
     assert asyncio.run(fare(settings))[0] == undisturbed
 
 
+@pytest.mark.nightly
 def test_what_an_optimizer_remembers_outlives_the_replica_that_made_the_model(
     settings: list[Settings], tmp_path: Path, undisturbed: str
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_replica_that_dies_as_it_closes_a_round_is_replaced_within_seconds(
     assert taken_over_s(died, records) <= TAKEN_OVER_S
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "step",
     [
@@ -190,6 +192,7 @@ def test_a_database_that_restarts_is_found_again(
     assert asyncio.run(fare(settings, restart))[0] == undisturbed
 
 
+@pytest.mark.nightly
 def test_replicas_restart_one_after_the_other_under_a_run(settings: list[Settings], undisturbed: str) -> None:
     async def roll(fleet: Fleet, federation: Federation) -> None:
         await first_report(federation)

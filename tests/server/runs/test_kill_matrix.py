@@ -210,14 +210,16 @@ _LIFE_BY_DAY = {"obey Rollback", "decide how it was rolled_back", "decide how it
 
 
 def matrix() -> Iterator[Any]:
-    """Over the one database and the other in turn. At night the short lives change places, and the long ones have the
-    other orders and endings, and the commands of evaluations and canaries.
+    """Over the one database and the other in turn. At night the short lives change places, and come to every step; the
+    long ones have the other orders and endings, and the commands of evaluations and canaries.
     """
     turns = {is_long: cycle(["sqlite", "postgresql"]) for is_long in (False, True)}
+    by_day = cycle([True, False, False, True])  # two of four, over either database
     for step in (step for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS):
         for name, deaths in deaths_of(step).items():
             database = next(turns[step in LIFE_STEPS])
-            at_night = [pytest.mark.nightly] if step in LIFE_STEPS and step not in _LIFE_BY_DAY else []
+            is_by_day = step in _LIFE_BY_DAY if step in LIFE_STEPS else next(by_day)
+            at_night = [] if is_by_day else [pytest.mark.nightly]
             yield pytest.param(deaths, database, id=f"{database}-{name}", marks=at_night)
             if step in STEPS:
                 other = "sqlite" if database == "postgresql" else "postgresql"

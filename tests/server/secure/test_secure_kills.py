@@ -116,6 +116,7 @@ CHEATED = [  # the first attempt is the one that is spoiled
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("deaths", "database"),
     [

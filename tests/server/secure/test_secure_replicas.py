@@ -59,10 +59,10 @@ def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[S
 
 
 def deaths() -> Iterator[Any]:
-    """Before a step and after the next, in turn. By day every third."""
+    """Before a step and after the next, in turn. By day every sixth."""
     places = [*((step, i % 2 == 0) for i, step in enumerate(SECURE_STEPS)), ("open what was handed over", False)]
     for i, (step, is_before) in enumerate(places):
-        at_night = [pytest.mark.nightly] if i % 3 else []
+        at_night = [pytest.mark.nightly] if i % 6 else []
         yield pytest.param(step, is_before, id=f"{step}-{'before' if is_before else 'after'}", marks=at_night)
 
 
@@ -75,6 +75,7 @@ def test_when_a_replica_is_killed_at_a_step_another_goes_on(
     assert died.exists(), "the step was not done"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "step", ["open what was handed over", pytest.param("make the secrets", marks=pytest.mark.nightly)]
 )

@@ -163,6 +163,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("host", "why"), [("192.0.2.1", "has no address 192.0.2.1"), ("no.invalid", "find the address no")]
 )
@@ -229,6 +230,7 @@ def test_a_low_soft_limit_is_raised_to_what_is_needed(tmp_path: Path) -> None:
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (raised, hard)
 
 
+@pytest.mark.nightly
 def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
     with serving(data, log, files=256) as (_, url):

@@ -53,6 +53,7 @@ async def next_round(it: House, devices: list[Device]) -> None:
     assert torch.allclose(after, before + 1.0, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_a_copy_that_was_made_of_a_running_coordinator_goes_on_and_one_without_its_blobs_does_not(
     tmp_path: Path,
 ) -> None:

@@ -54,6 +54,7 @@ def serving(url: str, data: Path, log: Path) -> Generator[str]:
         assert process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_report_that_comes_while_the_database_is_away_counts_when_it_is_back(server: Cluster, tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "log"

@@ -119,6 +119,7 @@ def of_log(segment: bytes) -> bytes:
     return b"".join(segment[at + (24 if at else 40) : at + LOG_PAGE_BYTES] for at in starts)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_revealed_anywhere_reaches_the_one_that_unmasks_and_is_never_stored(
     tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch

@@ -162,6 +162,7 @@ def test_a_peer_s_first_round_counts_from_its_command(peer_python: MakePeer) -> 
     assert flower.times.start_s > flower.times.round_s
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: Job) -> None:
     peers = Peers(peer_python(FORGETS_WEIGHTS), VERSIONS)

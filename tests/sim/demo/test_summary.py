@@ -30,6 +30,7 @@ def board_of(*rounds: DemoRound) -> Board:
     return board
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n_rounds", [*at_night(1), 12])
 def test_the_picture_is_drawn_and_shows_something(tmp_path: Path, n_rounds: int) -> None:
     rounds = [ended_round(PLAN, i, committed=i != 2) for i in range(1, n_rounds + 1)]

@@ -67,6 +67,7 @@ def after_rounds(engine: Engine, how: str) -> Tensor:
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "any module"])
 @pytest.mark.parametrize(

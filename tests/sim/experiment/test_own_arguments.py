@@ -148,6 +148,7 @@ print(simulate({
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", *at_night("batched", "threads"), "auto"])
 def test_a_class_of_a_script_is_trained(tmp_path: Path, engine: str) -> None:
@@ -156,6 +157,7 @@ def test_a_class_of_a_script_is_trained(tmp_path: Path, engine: str) -> None:
     assert len(done.stdout.strip()) == 64
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_a_class_of_a_script_is_refused_where_others_must_import_it(tmp_path: Path, engine: str) -> None:

@@ -411,6 +411,7 @@ class _Interrupting(Watcher):
             raise KeyboardInterrupt
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_private_run_that_was_broken_off_ends_in_the_same_model(tmp_path: Path) -> None:
     described = private(fleet=losing(0.2, "unmasking"), rounds={"count": 5})

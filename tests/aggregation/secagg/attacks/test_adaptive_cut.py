@@ -36,6 +36,7 @@ def test_parameters_against_curiosity_fall_to_it_always_and_no_count_of_drop_out
     assert all(n_dead <= N_DROPOUTS / 2 and cut for n_dead, cut in trials(CURIOUS))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", [SPLIT_VIEW, *at_night(ADAPTIVE)], ids=["split-view", "adaptive"])
 def test_parameters_against_a_malicious_coordinator_hold(parameters: Parameters) -> None:

@@ -48,6 +48,7 @@ def test_beside_ours_stand_theory_shannons_bound_and_edens_published_error() -> 
     assert all(row.ours > row.theirs for row in rows if row.against == "Shannon's bound")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_of_real_updates_the_integer_codec_loses_less_in_fewer_bits_than_eden() -> None:
     updates = real_updates()

@@ -85,6 +85,7 @@ def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytes
     assert len(runs) > 1 or not compiled_paths()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_lossless_codec_gives_float32_s_model_in_fewer_bytes_and_a_lossy_one_another_each_time_the_same() -> None:
     planes = Contender("planes", CodecSection(name="planes"))
@@ -194,6 +195,7 @@ def test_a_picture_of_no_training_is_refused(tmp_path: Path) -> None:
     assert "--data" in refused.output
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_quick_run_over_files_like_mnist_s(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

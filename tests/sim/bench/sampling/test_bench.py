@@ -40,6 +40,7 @@ def by_hand(model: nn.Module, population: ShardedPopulation, client: int) -> tor
     return -TRAINING.learning_rate * nn.utils.parameters_to_vector(gradients)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_benchmark_compares_both_draws_for_each_law_of_sizes_and_in_each_circumstance(tmp_path: Path) -> None:
     report = measure(quick=True, data=None, plot=tmp_path / "sampling.png")

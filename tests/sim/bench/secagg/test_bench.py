@@ -51,6 +51,7 @@ def test_the_share_step_and_the_roster_are_measured_apart() -> None:
     assert roster.promise is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_whole_round_is_summed_rightly_while_it_is_measured() -> None:
     """It asserts so itself, of the coordinator's sum against the plain one."""

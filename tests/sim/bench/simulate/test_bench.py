@@ -10,6 +10,7 @@ from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.commands import bench_app
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["A", pytest.param("Cs", marks=pytest.mark.nightly)])
 def test_both_sides_come_to_the_same_model(name: str) -> None:

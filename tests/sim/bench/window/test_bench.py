@@ -85,6 +85,7 @@ def test_the_best_static_choice_is_sure_enough_and_no_better_than_the_limit() ->
     assert use <= limit(DAY_NIGHT, plan)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_self_tuned_window_wastes_less_and_commits_as_promised(tmp_path: Path) -> None:
     contest = hold_contest(HOMOGENEOUS, 30, (1,))
