@@ -304,7 +304,8 @@ class RoundLaws(RuleBasedStateMachine):
         if isinstance(self.state, Closing):
             assert len(self.counted) >= self.n_least
             assert n_reported >= self.target or is_over or all_heard
-            is_surplus = n_reported >= self.target and not is_over
+            # Who was waited for, and fell silent, is late: the round wanted its report for coverage.
+            is_surplus = n_reported >= self.target and not is_over and not isinstance(event, Silent)
             assert self.state.late is (Outcome.SURPLUS if is_surplus else Outcome.LATE)
             assert not (is_strict and known), "strict coverage was not met, and the round closed"
             assert is_over or all_heard or not any(gap.may_close for gap in known), (

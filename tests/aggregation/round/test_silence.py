@@ -11,6 +11,7 @@ from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.retry import left_out_by_themselves
 from umbel.aggregation.round.silence import cut_s, is_silence, quiet_s
 from umbel.aggregation.round.states import Closing, Commit, Outage, Release, Reported, Silent, Training
 from umbel.aggregation.types import ClientId, RunId
@@ -72,6 +73,16 @@ def test_a_round_waits_for_strict_coverage_until_the_window_is_over(is_strict: b
     if isinstance(state, Closing):
         assert state.reason == "2 reports are in, and c, d fell silent; not covered: site d"
         assert all(map(is_silence, state.missing.values()))
+
+
+def test_who_falls_silent_while_a_round_with_its_target_waits_for_coverage_is_late() -> None:
+    """Its report would have been wanted, so it is no surplus; and in a secure round it is to blame for its absence."""
+    plan = replace(PLAN, target=3, coverage=CoverageFloor(sites=(D,)))
+    waiting = after_reports(A, B, C, state=opened(plan))
+    state, _ = advance(waiting, Silent(20.0, frozenset({D})))
+    assert isinstance(state, Closing)
+    assert (state.reason, state.late) == ("3 reports are in, and d fell silent; not covered: site d", Outcome.LATE)
+    assert set(left_out_by_themselves(state)) == {D}
 
 
 def test_the_report_of_a_client_that_was_silent_counts_while_the_round_is_open() -> None:
