@@ -30,7 +30,18 @@ COHORT_MAX = 1 << 16  # of one masked sum: beyond it two clients would have the 
 LEVEL_MAX = 32_766  # of a rotated value: it stays within int16
 RESIDUE_BITS_MAX = 32  # of a level modulo 2^bits
 NORM_MIN, NORM_MAX = 2.0**-60, 2.0**60  # of an update
+_NUMBERED = "client-"
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+
+
+def client_name(number: int) -> ClientId:
+    """The name of a simulated client, or of a rank. Names sort like their numbers, up to ten million."""
+    return ClientId(f"{_NUMBERED}{number:07}")
+
+
+def client_number(name: ClientId) -> int:
+    """The inverse of `client_name`."""
+    return int(name.removeprefix(_NUMBERED))
 
 
 def require_slug(value: str, what: str) -> None:

@@ -16,7 +16,7 @@ from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment, read_table, with_changes
 from umbel.sim.experiment.trials import TrialResult
-from umbel.sim.federation.standing import SimulationError
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.results.results import CURVES_FILE, RECORDED_FILE, Results
 from umbel.sim.results.shown import ShownTable, as_table, best_table, tables, with_band
 from umbel.sim.simulation import simulate

@@ -25,8 +25,8 @@ from umbel.sim.experiment.file import Experiment, TrialSpec, experiment_of, read
 from umbel.sim.experiment.objects import GivenClients, GivenLoss, GivenModel, Objects, named_keys, objects_of
 from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import SimulationError
 from umbel.sim.given import given
 from umbel.sim.recorded.against_trace import against, calibrate
 from umbel.sim.results.findings import by_point

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.report_times import Curve, Floats
 from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, TuningFacts, foresee, next_plan
 from umbel.aggregation.types import LINE_RATE_MAX
 from umbel.sim.bench.report import BenchRow, Hold, Report
@@ -37,7 +39,6 @@ from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk, Fates

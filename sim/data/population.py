@@ -10,11 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from umbel.aggregation.types import ClientId
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices, Transform
-
-_DIGITS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +118,6 @@ class ShardedPopulation:
         copied = data.samples.take(data.rows)
         inputs = self._transform(copied.inputs, clients, data.starts, are_held_back=are_held_back)
         return CohortData(SampleSet(inputs, copied.targets), np.arange(len(data.rows)), data.starts)
-
-
-def client_name(number: int) -> ClientId:
-    """Names that sort like their numbers, up to ten million."""
-    return ClientId(f"client-{number:0{_DIGITS}}")
-
-
-def client_number(name: ClientId) -> int:
-    """The inverse of `client_name`."""
-    return int(name.removeprefix("client-"))
 
 
 def _joined(samples: SampleSet, shards: Sequence[Indices]) -> CohortData:

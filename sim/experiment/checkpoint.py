@@ -35,17 +35,19 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import FileDigest, ModelState
 from umbel.aggregation.run.report_times import Observation
 from umbel.aggregation.run.run_end import KeptVersion
+from umbel.aggregation.run.standing import Standing
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
 from umbel.sim.engines.choose import AutoClients, AutoEngine
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
+from umbel.sim.federation.memory import Memory
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.site_policies import SiteMemory
 from umbel.sim.federation.site_sums import PlayedSum
-from umbel.sim.federation.standing import FileDigest, Memory, ModelState, Standing
 
 ROWS_FILE, CHECKPOINT_FILE, BEFORE_END_FILE = "rounds.jsonl", "checkpoint.safetensors", "before-end.safetensors"
 CLIENTS_FOLDER = "clients"

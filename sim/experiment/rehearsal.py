@@ -45,8 +45,8 @@ from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.experiment.world import client_app, population_of, recipe_of
 from umbel.sim.federation.measures import require_measurable
 from umbel.sim.federation.own_clients import OwnClients
+from umbel.sim.federation.possible import SimulationError, require_possible
 from umbel.sim.federation.site_policies import SitePolicies
-from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.run.standing import beginning
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.engines.choose import AutoClients, AutoEngine
 from umbel.sim.experiment.checkpoint import CLIENTS_FOLDER, MODEL_FILE, keeping, read_checkpoint
@@ -18,7 +19,6 @@ from umbel.sim.experiment.world import TrialWorld, digests_of, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.measures import GROUPS_MAX, Measured, group_scores, of_clients, of_model, of_updates
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import beginning
 from umbel.sim.given import is_given
 
 _NEW_OBJECTS = 200_000  # before a collection: at most some tens of megabytes of garbage

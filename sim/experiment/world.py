@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.training.shared_state import SharedState
 from umbel.sim.data.data_set import DataSet, Described, LearningTask
@@ -32,7 +33,6 @@ from umbel.sim.experiment.kinds import layout_of_run
 from umbel.sim.federation.local_work import Meter, batch_figures
 from umbel.sim.federation.own_clients import OwnClients, drawn_to_test
 from umbel.sim.federation.site_policies import SitePolicies
-from umbel.sim.federation.standing import ModelState
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.fleet.section import FleetSection

@@ -11,6 +11,7 @@ from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.round.states import Abandoned, Closing
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.types import ClientId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.model import start_vector
@@ -18,7 +19,6 @@ from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.evaluating import evaluations, meter_of
 from umbel.sim.federation.kept import Keeping, one_step_over_all
 from umbel.sim.federation.local_work import Reports, as_taught, client_seeds, steps_asked
-from umbel.sim.federation.standing import ModelState
 from umbel.sim.federation.uplink import Uplink, divide_by_steps, probe_of, sent_part, weigh
 from umbel.sim.federation.window import Cohort
 from umbel.sim.federation.world import World

@@ -3,9 +3,9 @@
 import math
 
 from umbel.aggregation.reports import EvaluationDone
+from umbel.aggregation.run.model_state import ModelState
 from umbel.sim.data.population import CohortData
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import ModelState
 from umbel.sim.federation.world import World
 
 

@@ -28,26 +28,28 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.canary import CanaryClosed
 from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished
 from umbel.aggregation.run.ledger import Book, client_records
+from umbel.aggregation.run.model_state import ModelState, SummedModel
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.run.server_step import server_step
+from umbel.aggregation.run.standing import Standing
 from umbel.aggregation.run.tuning import TuningFacts
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, client_name, client_number
 from umbel.client.rounds.work import NOTHING_HELD_OUT
 from umbel.client.training.kept import control_as_read
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import client_name, client_number
 from umbel.sim.engines.clients.work import ClientReport, GlobalModel
 from umbel.sim.federation.engine_training import EngineTraining
 from umbel.sim.federation.evaluating import evaluations, meter_of
 from umbel.sim.federation.local_work import Reports, steps_asked
 from umbel.sim.federation.measures import UpdateFigures, UpdateSums
+from umbel.sim.federation.memory import Memory
 from umbel.sim.federation.own_clients import OwnAttempt, OwnClients
+from umbel.sim.federation.possible import SimulationError, require_possible
 from umbel.sim.federation.site_policies import SitesInAttempt
 from umbel.sim.federation.site_sums import invitation_of
-from umbel.sim.federation.standing import Memory, ModelState, SimulationError, Standing, SummedModel, require_possible
 from umbel.sim.federation.uplink import (
     CanaryUplink,
     MaskedUplink,

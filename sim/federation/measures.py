@@ -25,9 +25,9 @@ from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.run.quantiles import quantiles
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.types import ClientId, require_within
+from umbel.aggregation.types import ClientId, client_name, require_within
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.population import Population, client_name
+from umbel.sim.data.population import Population
 from umbel.sim.federation.local_work import Meter
 
 SMOOTH_MAX = 10_000

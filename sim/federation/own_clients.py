@@ -23,7 +23,7 @@ from umbel.aggregation.round.states import Abandoned, Training
 from umbel.aggregation.round.weighting import weight_of
 from umbel.aggregation.run.derived_metrics import with_derived
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, client_number
 from umbel.client.app import Client
 from umbel.client.local.devices import seeded
 from umbel.client.local.results import Evaluation
@@ -35,13 +35,13 @@ from umbel.client.training.shared_state import SharedState
 from umbel.client.user_code import where_raised
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData, Population, client_number
+from umbel.sim.data.population import CohortData, Population
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsEngine, ClientsWork, GlobalModel
 from umbel.sim.engines.device import CPU, one_thread
 from umbel.sim.engines.work import EngineError
 from umbel.sim.federation.local_work import Reports, client_seeds
-from umbel.sim.federation.standing import SimulationError
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.federation.uplink import Uplink
 from umbel.sim.federation.window import Cohort, Played, SecureWindow, Window, without_enough_work
 from umbel.sim.fleet.faults import Fault

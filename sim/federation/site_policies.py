@@ -25,13 +25,12 @@ from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, client_number
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.earlier_sums import not_signed
 from umbel.client.policy.policy import SitePolicy, read_policy
 from umbel.client.policy.terms import Costs, as_sent, ledger_with, secure_terms
 from umbel.client.wire.offers import SecureInvitation
-from umbel.sim.data.population import client_number
 from umbel.sim.federation.site_sums import PlayedSum, checks_of
 from umbel.sim.fleet.fates import Fates
 

@@ -35,22 +35,20 @@ from umbel.aggregation.run.canary import CanaryClosed, CanaryUpdate
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import (
-    CONTRIBUTION_SECRET_BYTES,
     Contribution,
     ContributionRefused,
     LocalWork,
     contribution,
-    measured,
     nothing,
+    seeded_secret,
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
 from umbel.aggregation.stated_order import norm_of_pieces
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_values, sum_sha256, to_integers
+from umbel.sim.federation.memory import Memory
 from umbel.sim.federation.site_policies import SitePolicies
-from umbel.sim.federation.standing import Memory
 from umbel.sim.federation.window import Played
-from umbel.sim.secure.exchange import seeded_bytes
 
 _BLOCK_VALUES = 1 << 18  # values that fit the cache with their integers
 
@@ -274,9 +272,9 @@ class MaskedUplink(Uplink):
         self._pieces = [piece.stop - piece.start for _, piece in layout.update.pieces()]
 
     def _add_one(self, client: ClientId, row: Tensor, work: WorkDone, weight: int) -> int:
-        secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
+        secret = seeded_secret(self._plan.seed_of(client), self._plan.attempt)
         is_covered = self._sites.relies_on(client, self.composition.secure.noise)
-        change, local = partial(self._pieces_of, row), self._sites.as_sent(client, _local(work))
+        change, local = partial(self._pieces_of, row), self._sites.as_sent(client, LocalWork.of(work))
         made = contribution(self.composition, change, local, secret, is_covered=is_covered)
         self._take(client, made)
         if self._has_control:
@@ -292,8 +290,8 @@ class MaskedUplink(Uplink):
 
     def add_measured(self, client: ClientId, done: EvaluationDone | None) -> None:
         """Take what a client measured in an evaluation; None if it has no held-out data."""
-        work = measured() if done is None else _measured(done)
-        secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
+        work = LocalWork.measured_in(done)
+        secret = seeded_secret(self._plan.seed_of(client), self._plan.attempt)
         sent = self._sites.as_sent(client, work)
         self._take(client, contribution(self.composition, nothing(self.composition), sent, secret))
         self.sizes[client] = self.update_bytes
@@ -313,33 +311,6 @@ class MaskedUplink(Uplink):
     def result(self, played: Played, closing: Closing, works: Sequence[WorkDone]) -> RoundSum:
         found = self.totals(sorted(closing.accepted), played.sums)
         return RoundSum(found.mean, found.sum_sha256, totals=found)
-
-
-def contribution_secret(client_seed: int, attempt: int) -> bytes:
-    """The seed of a simulated client's dither and noise: a new one in each attempt, the same in each simulation.
-
-    `client_seed`: of its training (`RoundPlan.seed_of`).
-    """
-    return seeded_bytes(f"contribution/{client_seed}/{attempt}")(CONTRIBUTION_SECRET_BYTES)
-
-
-def _local(work: WorkDone) -> LocalWork:
-    return LocalWork(
-        sample_count=work.sample_count,
-        steps_done=work.steps_done,
-        steps_planned=work.steps_planned,
-        metrics=work.metrics,
-        evaluation=work.evaluation,
-        evaluation_sample_count=work.evaluation_sample_count,
-        counts=work.counts,
-        evaluation_counts=work.evaluation_counts,
-        weights=work.weights,
-        evaluation_weights=work.evaluation_weights,
-    )
-
-
-def _measured(done: EvaluationDone) -> LocalWork:
-    return measured(done.evaluation, done.evaluation_counts, done.sample_count, done.evaluation_weights)
 
 
 class CanaryUplink(Uplink):

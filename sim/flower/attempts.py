@@ -25,10 +25,16 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.ledger import Ending, client_records, round_record
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, SAMPLE_COUNT_MAX, ClientId, require_metric_name
+from umbel.aggregation.types import (
+    METRIC_ABS_MAX,
+    METRICS_MAX,
+    SAMPLE_COUNT_MAX,
+    ClientId,
+    client_name,
+    require_metric_name,
+)
 from umbel.client.flower.records import SAMPLES
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import client_name
 from umbel.sim.engines.flower.work import NodeAnswer, bytes_of
 from umbel.sim.federation.local_work import steps_asked
 from umbel.sim.federation.window import Cohort, Played, Window

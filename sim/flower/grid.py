@@ -14,14 +14,14 @@ from flwr.common.constant import ErrorCode
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import client_name
 from umbel.client.flower.host import number_of
 from umbel.client.flower.local_grid import RUN_NUMBER, LocalGrid
 from umbel.client.flower.records import SERVER_NODE, TTL_S
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import client_name
 from umbel.sim.engines.flower.work import FlowerEngine, NodeAnswer, NodeCall, SentContent
 from umbel.sim.engines.work import EngineError
-from umbel.sim.federation.standing import SimulationError
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.flower.attempts import TASKS, Asked, Attempts, NodeNumber
 from umbel.sim.flower.models import ModelDigests
 from umbel.sim.flower.rows import FlowerRows

@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.run.model_state import FileDigest
 from umbel.sim.experiment.last_model import LastModel
-from umbel.sim.federation.standing import FileDigest
 
 
 def model_file(record: ArrayRecord) -> bytes | None:

@@ -36,8 +36,8 @@ from umbel.sim.experiment.checkpoint import MODEL_FILE, ROWS_FILE, CheckpointErr
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.last_model import LastModel
 from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.federation.rows import Row, row_of
-from umbel.sim.federation.standing import SimulationError
 from umbel.sim.fleet.build import devices_of
 from umbel.sim.flower.attempts import Attempts
 from umbel.sim.flower.grid import SimulatedGrid

@@ -21,9 +21,8 @@ from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.run.report_times import Floats
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
-from umbel.aggregation.types import RunId
+from umbel.aggregation.types import RunId, client_name, client_number
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import client_name, client_number
 from umbel.sim.experiment.trials import Estimate
 from umbel.sim.federation.local_work import Reports
 from umbel.sim.federation.window import Cohort, Window

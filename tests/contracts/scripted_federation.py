@@ -32,8 +32,12 @@ from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.records import Fate, RoundRecord
+from umbel.aggregation.run.standing import beginning
+from umbel.aggregation.secagg.numbers.contribution import seeded_secret
 from umbel.aggregation.trust.members import members_bytes
+from umbel.aggregation.types import client_name
 from umbel.client import Client, Evaluation, LocalPlan, Operator, SitePolicy, TrainResult, run_client
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
@@ -41,7 +45,7 @@ from umbel.client.state.identity import make_own_key, own_keys
 from umbel.client.training.shared_state import SharedState
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import ShardedPopulation, client_name
+from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.clients.trainer import stop_after
 from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.model import LOSSES, ModelRecipe
@@ -51,8 +55,6 @@ from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.site_policies import SitePolicies
-from umbel.sim.federation.standing import ModelState, beginning
-from umbel.sim.federation.uplink import contribution_secret
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.fates import CohortAsk, DeviceStage, Fates, LineRates
 from umbel.sim.fleet.faults import Fault, Faults
@@ -426,7 +428,7 @@ class AsSimulated(SecureRandom):
         return offer.seed
 
     def contribution_secret(self, offer: Assignment) -> bytes:
-        return contribution_secret(offer.seed, offer.attempt)
+        return seeded_secret(offer.seed, offer.attempt)
 
 
 @dataclass

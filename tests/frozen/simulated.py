@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from tests.frozen.kept import digest, of_every_machine
 from tests.vectors.test_bits import exact
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.report_times import Floats
+from umbel.aggregation.run.standing import beginning
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.draws import Trait, words
 from umbel.sim.fleet.fates import CohortAsk, Dropouts, Fates

@@ -23,9 +23,8 @@ from tests.suite.bits import OF_BITS
 from umbel.aggregation.codec.entropy.classes import EnergyMeter, Matrices
 from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular
-from umbel.aggregation.codec.rotated import Rotated
+from umbel.aggregation.codec.rotated import Rotated, dithers_of
 from umbel.aggregation.codec.step import RoundShown, bits_for, step_for
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
@@ -33,6 +32,7 @@ from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
 from umbel.aggregation.codec.vectors.sparse import largest, one_in_every
+from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.kernels import native
@@ -240,10 +240,13 @@ def the_masked_sum() -> Iterator[Tensor]:
 
 def the_all_reduced_sums() -> Iterator[Tensor]:
     rotated = Rotated(replace(INTEGER, inverse_step=as_float32(9.0)), N)
-    for way in (ByteLanes(rotated, 3), Lanes(rotated, 3, bits=9, word_bits=64)):
-        total = sum((way.encode(exact(N, KEY + rank), rank) for rank in range(1, 3)), way.encode(exact(N), 0))
-        yield way.mean(total)
-        yield torch.tensor(way.plan_after(total).inverse_step)
+    levels = [torch.cat([*rotated.levels(exact(N, KEY + rank), rank)]) for rank in range(3)]
+    for bits in (8, 12):
+        lanes = Lanes(rotated.n_levels, bits)
+        words = [lanes.words([one]) for one in levels]
+        sums = lanes.sums(sum(words[1:], words[0].clone()))
+        yield words[0]
+        yield rotated.mean([sums], dithers_of(range(3)))
 
 
 def the_largest_of_many_equals() -> Iterator[Tensor]:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.vectors.test_bits import exact
+from umbel.aggregation.run.standing import beginning
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
-from umbel.sim.federation.standing import beginning
 
 pytestmark = pytest.mark.bits
 FROZEN: dict[str, list[str]] = json.loads((Path(__file__).parent / "bits.json").read_text())["runs"]

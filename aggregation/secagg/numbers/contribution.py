@@ -19,6 +19,7 @@ The coordinator chooses the bounds and the step, so nothing here tells it on whi
 - A refusal has no numbers.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from umbel.aggregation.model.state import with_device
 from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.skellam import contribution as noisy_levels
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError
@@ -82,6 +84,29 @@ class LocalWork:
     weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
     evaluation_weights: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
 
+    @classmethod
+    def of(cls, done: WorkDone) -> "LocalWork":
+        """The work that a report of plain rounds states."""
+        return cls(
+            sample_count=done.sample_count,
+            steps_done=done.steps_done,
+            steps_planned=done.steps_planned,
+            metrics=done.metrics,
+            evaluation=done.evaluation,
+            evaluation_sample_count=done.evaluation_sample_count,
+            counts=done.counts,
+            evaluation_counts=done.evaluation_counts,
+            weights=done.weights,
+            evaluation_weights=done.evaluation_weights,
+        )
+
+    @classmethod
+    def measured_in(cls, done: EvaluationDone | None) -> "LocalWork":
+        """The work of a report of plain evaluations; None: the client has no held-out data."""
+        if done is None:
+            return measured()
+        return measured(done.evaluation, done.evaluation_counts, done.sample_count, done.evaluation_weights)
+
     @property
     def metric_names(self) -> frozenset[str]:
         """The metrics of training, also those with the weight 0, which may have no value."""
@@ -113,6 +138,13 @@ def measured(
         evaluation_counts=counts or {},
         evaluation_weights=weights or {},
     )
+
+
+def seeded_secret(client_seed: int, attempt: int) -> bytes:
+    """A client's secret where nobody has to be kept from guessing it: in a simulation, and inside one silo. It is new
+    in each attempt, and the same in each run. `client_seed`: of its training (`RoundPlan.seed_of`).
+    """
+    return hashlib.shake_256(f"contribution/{client_seed}/{attempt}/0".encode()).digest(CONTRIBUTION_SECRET_BYTES)
 
 
 SILENT = LocalWork(1, 1, 1)

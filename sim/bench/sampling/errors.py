@@ -23,8 +23,8 @@ from torch import Tensor
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.round.weighting import Candidate, draw, weight_of
 from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import client_name, client_number
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import client_name, client_number
 
 Floats = NDArray[np.float64]
 

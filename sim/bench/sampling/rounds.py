@@ -16,7 +16,9 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.types import LINE_RATE_MAX
 from umbel.sim.bench.sampling.errors import Floats
 from umbel.sim.data.data_set import SampleSet
@@ -26,7 +28,6 @@ from umbel.sim.engines.model import LOSSES
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection

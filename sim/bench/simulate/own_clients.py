@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.run.model_state import ModelState
+from umbel.aggregation.types import client_name
 from umbel.client.app import Client
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import asked_of_site
@@ -23,13 +25,11 @@ from umbel.sim.bench.measuring import in_child
 from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.simulate.timing import do_nothing, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
-from umbel.sim.data.population import client_name
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.clients.sequential import SequentialClients
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientsWork, GlobalModel
 from umbel.sim.engines.device import one_thread
-from umbel.sim.federation.standing import ModelState
 
 _OVERHEAD_MAX = 1.10
 _MEMORY = Hold(600, of="ours")  # megabytes

@@ -22,18 +22,19 @@ from torch.nn import functional
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.training import TrainingPlan
 from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.model_state import ModelState
+from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.sample_order import sample_order
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, client_name, client_number
 from umbel.client.local.batches import split_sizes
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData, Population, ShardedPopulation, client_name, client_number
+from umbel.sim.data.population import CohortData, Population, ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.model import LOSSES, ModelRecipe, start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
-from umbel.sim.federation.standing import ModelState, beginning
 from umbel.sim.federation.world import World
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection

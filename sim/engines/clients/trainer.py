@@ -18,6 +18,7 @@ from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.types import client_name
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
@@ -32,7 +33,6 @@ from umbel.client.rounds.work import (
 )
 from umbel.client.user_code import where_raised
 from umbel.client.wire.timing import Bandwidth
-from umbel.sim.data.population import client_name
 from umbel.sim.engines.clients.alive import LiveClient, LiveClients
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWork, GlobalModel
 from umbel.sim.engines.work import EngineError

@@ -13,9 +13,10 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.reports import EvaluationDone, WorkDone
+from umbel.aggregation.types import client_name
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import CohortData, Population, client_name
+from umbel.sim.data.population import CohortData, Population
 from umbel.sim.engines.clients.app import ClientShare
 from umbel.sim.engines.clients.states import ClientStates
 

@@ -13,7 +13,7 @@ from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import Watcher
-from umbel.sim.federation.standing import SimulationError
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.models import ModelError
 
 HERE = __name__

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from umbel.aggregation.types import client_number
 from umbel.client import TorchClient
 from umbel.client.local.batches import split_sizes
 from umbel.sim import simulate
-from umbel.sim.data.population import client_number
 from umbel.sim.experiment.trials import TrialResult
 
 Vector = npt.NDArray[np.float64]

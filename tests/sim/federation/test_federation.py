@@ -14,12 +14,14 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan, Task, Weighting
 from umbel.aggregation.run.records import Fate
+from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.types import ClientId, RunId
 from umbel.sim import simulate
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
-from umbel.sim.federation.standing import Memory, SimulationError, beginning
+from umbel.sim.federation.memory import Memory
+from umbel.sim.federation.possible import SimulationError
 from umbel.sim.federation.uplink import PlainUplink
 
 

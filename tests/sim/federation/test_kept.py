@@ -13,11 +13,12 @@ from torch import Tensor
 
 from tests.sim.federation.worlds import table
 from umbel.aggregation.model.layout import CONTROL_PREFIX
-from umbel.sim.data.population import ShardedPopulation, client_number
+from umbel.aggregation.run.standing import beginning
+from umbel.aggregation.types import client_number
+from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
-from umbel.sim.federation.standing import beginning
 
 SIZES = (40, 150, 60, 20, 110, 90, 150, 70)  # samples of each client
 N_CLIENTS = len(SIZES)

@@ -18,10 +18,9 @@ from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.derived_metrics import derived_metrics
 from umbel.aggregation.run.quantiles import quantiles
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, client_name
 from umbel.sim import simulate
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.population import client_name
 from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world

@@ -19,6 +19,7 @@ from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.secagg.messages import share_keys_bytes
 from umbel.aggregation.secagg.numbers.contribution import contribution
@@ -32,8 +33,8 @@ from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
 from umbel.sim.federation import uplink as uplink_module
 from umbel.sim.federation.federation import SimulatedAttempt
+from umbel.sim.federation.memory import Memory
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import Memory, ModelState
 from umbel.sim.federation.uplink import MaskedUplink, PlainUplink
 from umbel.sim.federation.window import Cohort, without_enough_work
 from umbel.sim.simulation import simulate

@@ -15,6 +15,7 @@ from umbel.aggregation.plans.masks import NoisePlan
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.section import release_of
 from umbel.aggregation.run.records import Fate
+from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client.errors import AttemptRefused, WorkRefused
@@ -27,7 +28,6 @@ from umbel.sim.experiment.trials import Watcher
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.standing import beginning
 
 N_SITES, N_VALUES = 4, Layout.of_state(net().state_dict()).n_values
 LISTED = 'members = "pilot.json"\n'  # whose keys are not checked

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from tests.sim.federation.worlds import attempts_of, table
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.sample_order import sample_order
+from umbel.aggregation.types import client_number
 from umbel.client.local.batches import split_sizes
 from umbel.sim import simulate
-from umbel.sim.data.population import client_number
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from umbel.aggregation.run.standing import beginning
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
-from umbel.sim.federation.standing import beginning
 
 SMALL: dict[str, Any] = {
     "name": "small",

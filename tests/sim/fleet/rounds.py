@@ -12,8 +12,7 @@ from umbel.aggregation.round.states import Abandoned, Applied, Closing, Gathered
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.ledger import Book, Ending, MemberFacts, client_records, round_record
 from umbel.aggregation.run.records import Absent, AbsentClient, RoundRecord
-from umbel.aggregation.types import ClientId, RunId
-from umbel.sim.data.population import client_name, client_number
+from umbel.aggregation.types import ClientId, RunId, client_name, client_number
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.fleet import Fleet
 

@@ -11,8 +11,7 @@ from tests.sim.fleet.rounds import MODEL_BYTES, UPDATE_BYTES, plan_of, play
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
-from umbel.aggregation.types import ClientId
-from umbel.sim.data.population import client_number
+from umbel.aggregation.types import ClientId, client_number
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.draws import Trait
 from umbel.sim.fleet.faults import Faults

@@ -12,13 +12,13 @@ from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_
 from umbel.aggregation.plans.codec import CodecPlan, Grid
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
 from umbel.client.training.counts import class_confusion_counts
 from umbel.sim.engines.clients.app import ClientApp, ClientShare
 from umbel.sim.engines.clients.states import ClientStates
 from umbel.sim.engines.clients.work import ClientGroup, ClientsWork, GlobalModel
-from umbel.sim.federation.standing import ModelState
 
 HERE = "tests.sim.engines.clients.sites"
 N_FEATURES, N_CLASSES = 5, 3

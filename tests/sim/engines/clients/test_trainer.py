@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.sim.engines.clients.sites import Scripted, app_of, careless_training, model_of, net, work_of
 from tests.suite.nights import at_night
 from umbel.aggregation.reports import EvaluationDone, WorkDone
+from umbel.aggregation.run.model_state import ModelState
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.rounds.site_code import asked_of_site
 from umbel.client.rounds.work import NOTHING_HELD_OUT
@@ -22,7 +23,6 @@ from umbel.sim.engines.clients.trainer import ClientTrainer
 from umbel.sim.engines.clients.work import ClientReport, ClientsEngine, ClientsWork, GlobalModel
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.client_processes import ClientProcesses
-from umbel.sim.federation.standing import ModelState
 
 
 def results(engine: ClientsEngine, model: GlobalModel, work: ClientsWork) -> tuple[Tensor, list[ClientReport]]:

@@ -14,11 +14,11 @@ from umbel.aggregation.model.next_model import ServerStep
 from umbel.aggregation.optimizers.section import AggregationSection, ServerOptimizerName
 from umbel.aggregation.plans.codec import Grid
 from umbel.aggregation.plans.training import TrainingPlan
+from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, keep_model, next_model
-from umbel.sim.federation.standing import ModelState
 
 
 @pytest.mark.parametrize("change_step", [None, 0.5])

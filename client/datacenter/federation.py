@@ -1,0 +1,320 @@
+"""A run inside one process group, round after round: the coordinator's own machine and endings, without a coordinator.
+
+```
+   +--> recruit --> train, measure (member) --> reports of all ranks --> machine --> the network's sum --> next model
+   |                                                                                                          |
+   +------------- the next attempt, round or evaluation (aggregation/run/endings.py) <------------------------+
+```
+
+Every rank does all of this, on the same inputs: the run file, the ranks' sample counts, and the reports, with rank 0's
+clock among them. So all come to the same states, records and models without a leader that tells them. With its report
+each rank states the hash of its model, so that a rank which computes otherwise is named.
+
+The sums are those of a coordinator, to the bit. Updates of plain rounds are added up as integers of the codec: each
+rank folds its own, and an all-reduce adds the sums up. If that takes fewer bytes, each rank gets all updates and folds
+them. Where the run file has [secure_aggregation], the ranks' levels and words are those that clients would mask, and
+an all-reduce adds them up. Nothing is masked inside the group.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import TypeAdapter
+
+from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.collective.lanes import Lanes
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.model.next_model import HasMean
+from umbel.aggregation.model.state import State
+from umbel.aggregation.plans.assignment import Assignment, assignment_id
+from umbel.aggregation.plans.codec import CodecPlan, Part
+from umbel.aggregation.plans.round import RoundPlan, Task, ranks_of
+from umbel.aggregation.reports import EvaluationDone, WorkDone
+from umbel.aggregation.round.cohort import Expected
+from umbel.aggregation.round.machine import advance, advance_to_end
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Closing,
+    Declined,
+    Event,
+    Gathered,
+    Recruiting,
+    Reported,
+    Spoiled,
+    Tick,
+    Training,
+)
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished
+from umbel.aggregation.run.ledger import Book, MemberFacts, client_records
+from umbel.aggregation.run.model_state import ModelState, SummedModel
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.run_end import RoundEnd
+from umbel.aggregation.run.server_step import server_step
+from umbel.aggregation.run.standing import Standing
+from umbel.aggregation.run.tuning import TuningFacts
+from umbel.aggregation.secagg.numbers.composition import WORD_BYTES, Composition
+from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
+from umbel.aggregation.types import ClientId, client_name
+from umbel.aggregation.update.grid import sum_sha256
+from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.member import Made, Member
+from umbel.client.errors import TrainingFailed
+from umbel.client.user_code import where_raised
+
+_SUM_BYTES = 8  # of an integer of a sum
+_NOT_ASKED = "this rank is not in the cohort"
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank tells all others of its work in an attempt."""
+
+    model_sha256: str  # of the model that it began with
+    elapsed_s: float  # since the attempt began, on its own clock
+    work: WorkDone | EvaluationDone | None = None
+    refusal: str = ""  # why there is no work
+    update_bytes: int = 0
+    failed: str = ""  # why its own code failed, which ends the run
+
+
+_REPORT = TypeAdapter(RankReport)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a round's sum says."""
+
+    mean: HasMean
+    sum_sha256: str
+    update_rms: float | None = None
+    totals: Totals | None = None
+
+
+class GroupFederation:
+    """One run of a group. `sizes`: the sample count of each rank."""
+
+    def __init__(
+        self, group: Group, member: Member, sizes: Sequence[int], standing: Standing, model: ModelState
+    ) -> None:
+        self._group, self._member, self._sizes = group, member, sizes
+        self.standing, self.model = standing, model
+
+    def attempts(self) -> Iterator[RoundRecord]:
+        """The record of every attempt until the run is over. Raises `GroupError` if a rank fails or is lost."""
+        while self.standing.status is RunStatus.RUNNING:
+            yield self._attempt()
+
+    def _attempt(self) -> RoundRecord:
+        plan = self.standing.state.plan
+        opened = self._recruited()
+        if isinstance(opened, Abandoned):
+            known = Known((), opened.opened_at, opened.closed_at, self.standing.history, self._evidence())
+            return self._end(abandoned(self.standing, replace(opened, plan=plan), known))
+        began, composition = time.monotonic(), self._composition(plan)
+        made = self._made(plan, opened, composition, began)
+        reports = self._exchanged(made, _sent_bytes(made), time.monotonic() - began)
+        state = replace(_played(opened, reports), plan=plan)
+        found: _Found | Totals | None = None
+        if isinstance(state, Closing):
+            try:
+                found = self._summed(state, made, reports, composition)
+            except TotalsRefused as error:
+                state, _ = advance(state, Spoiled(state.closed_at, str(error)))
+                assert isinstance(state, Abandoned), "a spoiled round is abandoned"
+        return self._ended(state, found, reports, self._shared_elapsed(began))
+
+    # --- before the sum -----------------------------------------------------------------------------------------------
+
+    def _recruited(self) -> Training | Abandoned:
+        """Draw the cohort at once: no other rank will ever come. The machine has no masks to wait for."""
+        state, now = self.standing.state, max(self.standing.now, self.standing.state.not_before)
+        candidates = tuple(Candidate(client_name(rank), size) for rank, size in enumerate(self._sizes))
+        plain = replace(state, plan=replace(state.plan, secure=None))
+        following, _ = advance(plain, Gathered(now, candidates, expected=Expected({})))
+        if isinstance(following, Recruiting):
+            raise GroupError(f"round {state.plan.number} cannot begin: {following.why}; start more ranks")
+        assert isinstance(following, Training | Abandoned), "nothing has been reported yet"
+        return following
+
+    def _composition(self, plan: RoundPlan) -> Composition | None:
+        if plan.secure is None:
+            return None
+        layout, only = self.model.layout, not plan.task.sends_updates
+        return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout, only)
+
+    def _made(self, plan: RoundPlan, opened: Training, composition: Composition | None, began: float) -> Made:
+        """What this rank has to say. A failure of its own code is what it says then, so that no rank waits for it."""
+        if (name := self._member.name) not in opened.cohort:
+            return Made(None, _NOT_ASKED)
+        offer, weights = self._offer(plan, ranks_of(opened.cohort)[name]), self._weights()
+        try:
+            if plan.task is Task.EVALUATION:
+                return self._member.measure(weights, offer, composition)
+            return self._member.train(weights, offer, composition, began + plan.window_s)
+        except TrainingFailed as error:
+            cause = error.__cause__
+            return Made(None, failed=f"{error}" if cause is None else where_raised(cause))
+
+    def _weights(self) -> State:
+        return self.model.layout.full_state(self.model.published)
+
+    def _offer(self, plan: RoundPlan, rank: int) -> Assignment:
+        file, name = self.standing.file, self._member.name
+        return Assignment(
+            id=assignment_id(plan.run, plan.number, plan.attempt, name, plan.task),
+            run=plan.run,
+            round=plan.number,
+            attempt=plan.attempt,
+            model=self.standing.model,
+            training=file.training_of(plan),
+            codec=CodecPlan() if plan.secure is not None else plan.codec,
+            grid=plan.grid,
+            sample_count_max=plan.sample_count_max,
+            seed=plan.seed_of(name),
+            window_s=plan.window_s,
+            task=plan.task,
+            rank=rank,
+            tensors=file.tensor_rules,
+        )
+
+    def _exchanged(self, made: Made, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
+        """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
+        sha256 = self.standing.model.sha256
+        mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed)
+        reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
+        for rank, one in enumerate(reports):
+            if one.failed:
+                raise GroupError(f"the code of rank {rank} failed: {one.failed}")
+        _require_same([one.model_sha256 for one in reports], "the model that the round begins with")
+        return reports
+
+    def _shared_elapsed(self, began: float) -> float:
+        """Seconds since the attempt began on rank 0's clock, the same number on every rank."""
+        return float(self._group.from_first(repr(time.monotonic() - began).encode()))
+
+    # --- the sum ------------------------------------------------------------------------------------------------------
+
+    def _summed(
+        self, closing: Closing, made: Made, reports: Sequence[RankReport], composition: Composition | None
+    ) -> "_Found | Totals | None":
+        if composition is not None:
+            return self._added_levels(closing, made, composition)
+        return self._folded(closing, made, reports) if closing.plan.task.makes_model else None
+
+    def _folded(self, closing: Closing, made: Made, reports: Sequence[RankReport]) -> _Found:
+        """The sum of a plain round, as a coordinator folds it."""
+        codec = codec_for(closing.plan.codec, closing.plan.grid, self.model.layout)
+        whole, ranks = codec.new_sum(), ranks_of(closing.cohort)
+        parts = [Part(one.weight, ranks[client]) for client, one in sorted(closing.accepted.items())]
+        updates = {self._member.name: made.update}
+        if gathers := _gathers(self._group.size, max(one.update_bytes for one in reports), whole.n_sums):
+            updates = {client_name(rank): one for rank, one in enumerate(self._group.gather(made.update))}
+        part = whole if gathers else codec.new_sum()
+        for client, update in updates.items():
+            if (accepted := closing.accepted.get(client)) is not None:
+                view = memoryview(update)
+                pieces = codec.integers(update[: codec.header_bytes], [view[codec.header_bytes :]], ranks[client])
+                part.add(pieces, accepted.weight)
+        if not gathers:
+            self._group.add_up(part, whole)
+        return _Found(codec.mean(whole, parts), sum_sha256(whole), codec.update_rms(whole))
+
+    def _added_levels(self, closing: Closing, made: Made, composition: Composition) -> "_Found | Totals":
+        """The sum of the numbers that clients would mask. Raises `TotalsRefused`."""
+        ranks = ranks_of(closing.cohort)
+        mine = made.contribution if self._member.name in closing.accepted else None
+        levels, words = (
+            (None, torch.zeros(composition.n_words, dtype=torch.int64)) if mine is None else (mine.levels(), mine.words)
+        )
+        found = totals(composition, levels, words, [ranks[client] for client in closing.accepted])
+        if not closing.plan.task.makes_model:
+            return found
+        return _Found(found.mean, found.sum_sha256, totals=found)
+
+    # --- after the sum ------------------------------------------------------------------------------------------------
+
+    def _ended(
+        self,
+        state: Closing | Abandoned,
+        found: "_Found | Totals | None",
+        reports: Sequence[RankReport],
+        elapsed_s: float,
+    ) -> RoundRecord:
+        known = self._known(state, reports, elapsed_s)
+        if isinstance(state, Abandoned):
+            return self._end(abandoned(self.standing, state, known))
+        if not isinstance(found, _Found):
+            return self._end(finished(self.standing, state, EvaluationClosed(found), known))
+        file = self.standing.file
+        try:
+            model = self.model.after(found.mean, server_step(file, state, found.totals), file.downlink.change_step)
+        except ValueError as error:
+            raise GroupError(f"round {state.plan.number} makes no model: {error}") from error
+        made = SummedModel(model, found.sum_sha256, found.update_rms, found.totals)
+        end = finished(self.standing, state, made, known)
+        if self._member.name in state.accepted:
+            self._member.keep()
+        return self._end(end, model, sum(one.update_bytes for one in reports) // len(reports))
+
+    def _known(self, state: Closing | Abandoned, reports: Sequence[RankReport], elapsed_s: float) -> Known:
+        facts, opened_at = dict[ClientId, MemberFacts](), state.opened_at
+        for rank, one in enumerate(reports):
+            if (name := client_name(rank)) in state.cohort:
+                reported = None if one.work is None else opened_at + one.elapsed_s
+                facts[name] = MemberFacts(self._sizes[rank], one.work is None, reported, one.update_bytes)
+        now = max(opened_at + elapsed_s, state.closed_at)
+        book = Book(facts, opened_at, lambda _: now, self.standing.file.retention.per_site_metrics)
+        return Known(client_records(state, book), opened_at, now, self.standing.history, self._evidence())
+
+    def _evidence(self) -> TuningFacts:
+        return TuningFacts(self.standing.observations, self.model.file.size_bytes, self._group.size)
+
+    def _end(self, end: RoundEnd, model: ModelState | None = None, update_bytes: int | None = None) -> RoundRecord:
+        if model is not None:
+            self.model = model
+        self.standing = self.standing.after(end, update_bytes)
+        return end.record
+
+
+def _played(opened: Training, reports: Sequence[RankReport]) -> Closing | Abandoned:
+    """The attempt after these reports, in the order of their times."""
+    events = list[tuple[float, ClientId, Event]]()
+    for rank, one in enumerate(reports):
+        if (name := client_name(rank)) in opened.cohort:
+            at = opened.opened_at + one.elapsed_s
+            events.append((at, name, Reported(at, name, one.work) if one.work else Declined(at, name, one.refusal)))
+    in_time = [event for at, _, event in sorted(events, key=lambda one: one[:2]) if at < opened.closes_at]
+    ended = advance_to_end(opened, [*in_time, Tick(opened.closes_at)])
+    assert isinstance(ended, Closing | Abandoned), "a window ends"
+    return ended
+
+
+def _lanes(composition: Composition) -> Lanes:
+    return Lanes(composition.n_levels, composition.secure.bits)
+
+
+def _sent_bytes(made: Made) -> int:
+    """The length of what a rank gives to the sum."""
+    if made.contribution is None:
+        return len(made.update)
+    composition = made.contribution.composition
+    return _lanes(composition).n_bytes + WORD_BYTES * composition.n_words
+
+
+def _gathers(n_ranks: int, update_bytes: int, n_sums: int) -> bool:
+    """Whether all ranks get all updates, because that takes fewer bytes than an all-reduce of the sums.
+
+    A ring sends (P - 1) updates to gather them, and 2 (P - 1) / P sums to add them up.
+    """
+    return n_ranks * update_bytes < 2 * _SUM_BYTES * n_sums
+
+
+def _require_same(values: Sequence[str], what: str) -> None:
+    """Raise `GroupError`, which names the ranks that differ from most others."""
+    usual = max(values, key=values.count)
+    if odd := [rank for rank, one in enumerate(values) if one != usual]:
+        ranks = ", ".join(map(str, odd))
+        raise GroupError(f"{what} is not the same on all ranks: rank {ranks} differs from the others")

@@ -1,0 +1,142 @@
+"""The ranks of one job, and how they reach each other: a process group of its own for each attempt at the job.
+
+`torchrun` starts the ranks, and starts all of them again after one has died. The new ranks find each other through the
+store of torchrun's agent, which still holds the addresses of the dead ones. So each attempt has a prefix of its own in
+that store. (Without one, Gloo's ranks joined in one restart of six.)
+"""
+
+import os
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from umbel.aggregation.collective.lanes import Lanes
+from umbel.aggregation.collective.sums import gather_bytes, reduced, sum_of_levels, sum_over_ranks
+from umbel.aggregation.update.grid import IntegerSum
+from umbel.client.errors import ClientError
+
+_JOIN_S = 300.0
+
+
+class GroupError(ClientError):
+    """The ranks cannot work together, or one of them is lost; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This rank's place among all ranks. Every rank must make the same calls in the same order.
+
+    Every call raises `GroupError` if another rank is lost.
+    """
+
+    rank: int  # from 0
+    size: int
+    device: torch.device  # of this rank's training
+    _process_group: dist.ProcessGroup = field(repr=False)
+    _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what the job leaves."""
+        return self.rank == 0
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What every rank has given, in the order of the ranks."""
+        with _lost_ranks_named():
+            return gather_bytes(data, self._process_group, self._wire)
+
+    def from_first(self, data: bytes) -> bytes:
+        """What rank 0 has given; what others give is ignored."""
+        return self.gather(data if self.is_first else b"")[0]
+
+    def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
+        """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""
+        with _lost_ranks_named():
+            sum_over_ranks(part, whole, self._process_group, self._wire)
+
+    def add_levels(self, parts: Iterable[Tensor] | None, lanes: Lanes) -> Tensor:
+        """The sums of all ranks' levels: int32, `lanes.n_values`. `parts`: of this rank; None: it adds none."""
+        with _lost_ranks_named():
+            return sum_of_levels(parts, lanes, self._process_group, self._wire)
+
+    def add_words(self, words: Tensor) -> Tensor:
+        """The sum of all ranks' `words`: int64."""
+        with _lost_ranks_named():
+            return reduced(words, self._process_group, self._wire)
+
+
+@contextmanager
+def joined(timeout_s: float = 1800.0) -> Generator[Group]:
+    """Join the other ranks of this job, and leave them at the end. A process that no launcher has started is alone.
+
+    `timeout_s`: how long a rank waits for the others in each call. Raises `GroupError` if they do not come.
+    """
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
+    try:
+        dist.init_process_group(
+            backend, store=_store(size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+        )
+    except (RuntimeError, ValueError) as error:
+        raise GroupError(
+            f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
+            "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
+        ) from error
+    try:
+        wire = device if backend == "nccl" else torch.device("cpu")
+        yield Group(rank, size, device, dist.group.WORLD, wire)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(size: int) -> dist.Store:
+    if size == 1:
+        return dist.HashStore()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        _number("MASTER_PORT", 29_500),
+        size,
+        is_master=not is_agents and _number("RANK", 0) == 0,
+        timeout=timedelta(seconds=_JOIN_S),
+    )
+    return dist.PrefixStore(f"umbel_attempt_{attempt}", store)
+
+
+def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:
+    """The device of a rank and the backend between ranks. NCCL wants a GPU for each rank."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() < n_local:
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device, "nccl"
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit():
+        raise GroupError(f"the environment variable {name} is {text!r}; it must be a number, as torchrun sets it")
+    return int(text)
+
+
+@contextmanager
+def _lost_ranks_named() -> Generator[None]:
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        raise GroupError(
+            f"another rank of this job is lost: {_first_line(error)}. The log of that rank says why; torchrun "
+            "--max-restarts starts all ranks again"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

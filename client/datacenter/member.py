@@ -1,0 +1,164 @@
+"""One rank as a client: it trains or measures with the site's own code, by the functions of the SDK, in memory."""
+
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from umbel.aggregation.codec.feedback import Residual
+from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec, projections
+from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.model.state import State
+from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.tensors import TensorRules
+from umbel.aggregation.reports import EvaluationDone, WorkDone
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import (
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+    nothing,
+    seeded_secret,
+)
+from umbel.aggregation.types import ClientId
+from umbel.client.app import Client
+from umbel.client.errors import WorkRefused
+from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.site_code import Trained, asked_of_site, train_from, with_kept
+from umbel.client.rounds.work import (
+    NOTHING_HELD_OUT,
+    changes_from,
+    kept_of_update,
+    measure_from,
+    unfit_refused,
+    with_fair_metrics,
+    work_done,
+)
+from umbel.client.state.site_state import SiteState
+from umbel.client.training.kept import control_as_read
+from umbel.client.training.shared_state import SharedState
+from umbel.client.wire.timing import Bandwidth
+
+NO_HASH = "0" * 64  # of an update, which nobody keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a rank has made in a round. `report` None: it declines, and says why, or its own code has failed."""
+
+    report: WorkDone | EvaluationDone | None
+    refusal: str = ""
+    failed: str = ""
+    update: bytes = field(default=b"", repr=False)  # as a client would upload it
+    contribution: Contribution | None = field(default=None, repr=False)  # in its place, of a round with masks' numbers
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the client keeps of a training once its round has made a model."""
+
+    state: SiteState
+    left: Residual | None = None
+
+
+class Member:
+    """The client of this rank. `name`: as the round machine knows it."""
+
+    def __init__(self, app: Client, rules: TensorRules | None, name: ClientId) -> None:
+        self.app, self.name = app, name
+        self.shared = SharedState(app).under(rules)
+        self._first_private = self.shared.private()
+        self._kept, self._waiting = _Kept(SiteState()), _Kept(SiteState())
+
+    def train(self, weights: State, offer: Assignment, composition: Composition | None, deadline: float) -> Made:
+        """Train from these weights. `composition`: of a round with masks' numbers. `deadline`: on the monotonic clock.
+
+        Raises `TrainingFailed` if the site's code fails.
+        """
+        _reseed(offer.seed)
+        try:
+            self.shared.require_base()
+            plan = replace(
+                self._asked(offer),
+                deadline=deadline,
+                within=projections(offer.codec, self.shared.layout_in(offer.training)),
+            )
+            done = train_from(self.app, self.shared, weights, plan)
+            self.shared.require_base()
+            with unfit_refused(offer):
+                done = with_fair_metrics(self.shared, lambda: weights, offer, done)
+                report = work_done(self.app, done, NO_HASH, offer, Bandwidth())
+                if composition is not None:
+                    return self._contributed(weights, offer, composition, plan, done, report)
+                return self._encoded(weights, offer, plan, done, report)
+        except (WorkRefused, ContributionRefused, UpdateRefused) as error:
+            return Made(None, error.public_reason if isinstance(error, WorkRefused) else str(error))
+
+    def measure(self, weights: State, offer: Assignment, composition: Composition | None) -> Made:
+        """Measure these weights on the client's held-out data. Raises `TrainingFailed` if the site's code fails."""
+        _reseed(offer.seed)
+        try:
+            self.app.prepare(self._asked(offer))
+            found = measure_from(self.app, self.shared, weights, offer)
+        except WorkRefused as error:
+            return Made(None, error.public_reason)
+        if composition is None:
+            return Made(found, "" if found else NOTHING_HELD_OUT)
+        held = LocalWork.measured_in(found)
+        secret = seeded_secret(offer.seed, offer.attempt)
+        return Made(
+            found or EvaluationDone(1, {}), contribution=contribution(composition, nothing(composition), held, secret)
+        )
+
+    def keep(self) -> None:
+        """Keep what the last training has left, because its report was accepted and the round has made a model."""
+        self._kept = self._waiting
+
+    def _asked(self, offer: Assignment) -> LocalPlan:
+        plan = asked_of_site(
+            offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.name
+        )
+        return with_kept(plan, self.shared, self._kept.state, self._first_private)
+
+    def _encoded(self, weights: State, offer: Assignment, plan: LocalPlan, done: Trained, report: WorkDone) -> Made:
+        codec: UpdateCodec = codec_for(offer.codec, offer.grid, self.shared.layout_in(offer.training))
+        change, left = partial(changes_from, self.shared, weights, offer.training, done), None
+        if isinstance(codec, VectorUpdateCodec) and offer.codec.feedback:
+            fed = codec.encode_fed(change, offer.rank, offer.model.version, self._kept.left)
+            update, left = b"".join(fed.pieces), fed.left
+        else:
+            update = b"".join(codec.encode(change, offer.rank))
+        self._wait(plan, kept_of_update(self.shared, update, offer, done), left)
+        return Made(report, update=update)
+
+    def _contributed(
+        self,
+        weights: State,
+        offer: Assignment,
+        composition: Composition,
+        plan: LocalPlan,
+        done: Trained,
+        report: WorkDone,
+    ) -> Made:
+        change = partial(changes_from, self.shared, weights, offer.training, done)
+        made = contribution(composition, change, LocalWork.of(report), seeded_secret(offer.seed, offer.attempt))
+        if (control := done.control) is not None:
+            read, layout = made.decoded.to("cpu", torch.float64), composition.layout
+            kept = control_as_read(layout, control.scale, lambda start, stop: read[start:stop], control.before)
+            done = replace(done, kept=kept)
+        self._wait(plan, done, None)
+        return Made(report, contribution=made)
+
+    def _wait(self, plan: LocalPlan, done: Trained, left: Residual | None) -> None:
+        self._waiting = _Kept(SiteState(plan.state, self.shared.private(), done.kept), left)
+
+
+def _reseed(seed: int) -> None:
+    """Seed torch's, Python's and numpy's generators, from which dropout and augmentation draw."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
