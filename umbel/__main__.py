@@ -80,11 +80,13 @@ def mount() -> None:
     from umbel.client.cli.agent import agent
     from umbel.client.cli.check import doctor
     from umbel.client.cli.site import join, show_fingerprint
+    from umbel.client.cli.train import train
     from umbel.server.serve import commands as server
     from umbel.sim import commands as sim
 
     app.command("demo")(sim.demo)
     app.command("simulate")(sim.simulate)
+    app.command("train")(train)
     app.command("serve")(server.serve)
     app.command("join")(join)
     app.command("agent")(agent)

@@ -78,6 +78,7 @@ class RankReport:
     refusal: str = ""  # why there is no work
     update_bytes: int = 0
     failed: str = ""  # why its own code failed, which ends the run
+    leaves: str = ""  # why its machine is about to stop, after this attempt
 
 
 _REPORT = TypeAdapter(RankReport)
@@ -99,12 +100,16 @@ class GroupFederation:
     def __init__(
         self, group: Group, member: Member, sizes: Sequence[int], standing: Standing, model: ModelState
     ) -> None:
-        self._group, self._member, self._sizes = group, member, sizes
+        self._group, self.member, self._sizes = group, member, sizes
         self.standing, self.model = standing, model
+        self.leaving = ""  # which rank must leave after the last attempt, and why
 
     def attempts(self) -> Iterator[RoundRecord]:
-        """The record of every attempt until the run is over. Raises `GroupError` if a rank fails or is lost."""
-        while self.standing.status is RunStatus.RUNNING:
+        """The record of every attempt until the run is over or a rank must leave.
+
+        Raises `GroupError` if a rank fails or is lost.
+        """
+        while self.standing.status is RunStatus.RUNNING and not self.leaving:
             yield self._attempt()
 
     def _attempt(self) -> RoundRecord:
@@ -129,10 +134,12 @@ class GroupFederation:
     # --- before the sum -----------------------------------------------------------------------------------------------
 
     def _recruited(self) -> Training | Abandoned:
-        """Draw the cohort at once: no other rank will ever come. The machine has no masks to wait for."""
+        """Draw the cohort at once: no other rank will ever come. The machine has no masks to wait for. Ranks that have
+        trained the newest model measure it too, because often there are no others.
+        """
         state, now = self.standing.state, max(self.standing.now, self.standing.state.not_before)
         candidates = tuple(Candidate(client_name(rank), size) for rank, size in enumerate(self._sizes))
-        plain = replace(state, plan=replace(state.plan, secure=None))
+        plain = replace(state, plan=replace(state.plan, secure=None), excluded=())
         following, _ = advance(plain, Gathered(now, candidates, expected=Expected({})))
         if isinstance(following, Recruiting):
             raise GroupError(f"round {state.plan.number} cannot begin: {following.why}; start more ranks")
@@ -147,13 +154,13 @@ class GroupFederation:
 
     def _made(self, plan: RoundPlan, opened: Training, composition: Composition | None, began: float) -> Made:
         """What this rank has to say. A failure of its own code is what it says then, so that no rank waits for it."""
-        if (name := self._member.name) not in opened.cohort:
+        if (name := self.member.name) not in opened.cohort:
             return Made(None, _NOT_ASKED)
         offer, weights = self._offer(plan, ranks_of(opened.cohort)[name]), self._weights()
         try:
             if plan.task is Task.EVALUATION:
-                return self._member.measure(weights, offer, composition)
-            return self._member.train(weights, offer, composition, began + plan.window_s)
+                return self.member.measure(weights, offer, composition)
+            return self.member.train(weights, offer, composition, began + plan.window_s)
         except TrainingFailed as error:
             cause = error.__cause__
             return Made(None, failed=f"{error}" if cause is None else where_raised(cause))
@@ -162,7 +169,7 @@ class GroupFederation:
         return self.model.layout.full_state(self.model.published)
 
     def _offer(self, plan: RoundPlan, rank: int) -> Assignment:
-        file, name = self.standing.file, self._member.name
+        file, name = self.standing.file, self.member.name
         return Assignment(
             id=assignment_id(plan.run, plan.number, plan.attempt, name, plan.task),
             run=plan.run,
@@ -183,11 +190,15 @@ class GroupFederation:
     def _exchanged(self, made: Made, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
         """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
         sha256 = self.standing.model.sha256
-        mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed)
+        mine = RankReport(
+            sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self.member.told_to_stop() or ""
+        )
         reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
         for rank, one in enumerate(reports):
             if one.failed:
                 raise GroupError(f"the code of rank {rank} failed: {one.failed}")
+            if one.leaves and not self.leaving:
+                self.leaving = f"rank {rank} must leave: {one.leaves}"
         _require_same([one.model_sha256 for one in reports], "the model that the round begins with")
         return reports
 
@@ -209,7 +220,7 @@ class GroupFederation:
         codec = codec_for(closing.plan.codec, closing.plan.grid, self.model.layout)
         whole, ranks = codec.new_sum(), ranks_of(closing.cohort)
         parts = [Part(one.weight, ranks[client]) for client, one in sorted(closing.accepted.items())]
-        updates = {self._member.name: made.update}
+        updates = {self.member.name: made.update}
         if gathers := _gathers(self._group.size, max(one.update_bytes for one in reports), whole.n_sums):
             updates = {client_name(rank): one for rank, one in enumerate(self._group.gather(made.update))}
         part = whole if gathers else codec.new_sum()
@@ -225,7 +236,7 @@ class GroupFederation:
     def _added_levels(self, closing: Closing, made: Made, composition: Composition) -> "_Found | Totals":
         """The sum of the numbers that clients would mask. Raises `TotalsRefused`."""
         ranks = ranks_of(closing.cohort)
-        mine = made.contribution if self._member.name in closing.accepted else None
+        mine = made.contribution if self.member.name in closing.accepted else None
         levels, words = (
             (None, torch.zeros(composition.n_words, dtype=torch.int64)) if mine is None else (mine.levels(), mine.words)
         )
@@ -255,8 +266,8 @@ class GroupFederation:
             raise GroupError(f"round {state.plan.number} makes no model: {error}") from error
         made = SummedModel(model, found.sum_sha256, found.update_rms, found.totals)
         end = finished(self.standing, state, made, known)
-        if self._member.name in state.accepted:
-            self._member.keep()
+        if self.member.name in state.accepted:
+            self.member.keep()
         return self._end(end, model, sum(one.update_bytes for one in reports) // len(reports))
 
     def _known(self, state: Closing | Abandoned, reports: Sequence[RankReport], elapsed_s: float) -> Known:

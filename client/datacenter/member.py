@@ -1,11 +1,15 @@
 """One rank as a client: it trains or measures with the site's own code, by the functions of the SDK, in memory."""
 
+import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
@@ -24,9 +28,11 @@ from umbel.aggregation.secagg.numbers.contribution import (
     nothing,
     seeded_secret,
 )
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, RunId
 from umbel.client.app import Client
+from umbel.client.datacenter.group import GroupError
 from umbel.client.errors import WorkRefused
+from umbel.client.files import make_private
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import Trained, asked_of_site, train_from, with_kept
 from umbel.client.rounds.work import (
@@ -38,12 +44,14 @@ from umbel.client.rounds.work import (
     with_fair_metrics,
     work_done,
 )
-from umbel.client.state.site_state import SiteState
+from umbel.client.state.model_files import read_tensors, write_tensors
+from umbel.client.state.site_state import SiteState, read_state, write_state
 from umbel.client.training.kept import control_as_read
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
 
 NO_HASH = "0" * 64  # of an update, which nobody keeps
+_STATE, _LEFT = ".safetensors", ".feedback.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,15 @@ class _Kept:
 class Member:
     """The client of this rank. `name`: as the round machine knows it."""
 
-    def __init__(self, app: Client, rules: TensorRules | None, name: ClientId) -> None:
-        self.app, self.name = app, name
+    def __init__(
+        self,
+        app: Client,
+        rules: TensorRules | None,
+        name: ClientId,
+        told_to_stop: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`told_to_stop`: why training should end with what is done, None while it may go on."""
+        self.app, self.name, self.told_to_stop = app, name, told_to_stop
         self.shared = SharedState(app).under(rules)
         self._first_private = self.shared.private()
         self._kept, self._waiting = _Kept(SiteState()), _Kept(SiteState())
@@ -118,11 +133,46 @@ class Member:
         """Keep what the last training has left, because its report was accepted and the round has made a model."""
         self._kept = self._waiting
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it has anything to keep from one round to the next."""
+        return bool(self._kept.state) or self._kept.left is not None
+
+    def write(self, folder: Path, run: RunId, version: int) -> None:
+        """Write what it keeps, durably, for a run that goes on from this model version."""
+        make_private(folder)
+        write_state(folder / f"{version}{_STATE}", self._kept.state, run, version)
+        if (left := self._kept.left) is not None:
+            write_tensors(folder / f"{version}{_LEFT}", left.to_tensors(), {})
+
+    def read(self, folder: Path, version: int) -> None:
+        """Keep what was written for this version. Raises `GroupError` if that is missing or damaged."""
+        path = folder / f"{version}{_STATE}"
+        if not path.exists() or (state := read_state(path)) is None:
+            raise GroupError(
+                f"{path} is missing or damaged, and it has what this rank keeps from round to round: let all machines "
+                "see the same folder (--out), or start again with another one"
+            )
+        left = folder / f"{version}{_LEFT}"
+        try:
+            self._kept = _Kept(state, Residual.from_tensors(read_tensors(left)[1]) if left.exists() else None)
+        except (SafetensorError, ValueError) as error:
+            raise GroupError(f"{left} is damaged: start again with another folder (--out)") from error
+
+    @staticmethod
+    def forget_before(folder: Path, version: int) -> None:
+        """Remove what was written for older versions."""
+        for path in folder.glob("*.safetensors"):
+            if (number := path.name.partition(".")[0]).isdigit() and int(number) < version:
+                path.unlink(missing_ok=True)
+
     def _asked(self, offer: Assignment) -> LocalPlan:
         plan = asked_of_site(
             offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=self.name
         )
-        return with_kept(plan, self.shared, self._kept.state, self._first_private)
+        before = self._kept.state
+        own = replace(before, state=copy.deepcopy(before.state))  # the site's code changes it in place
+        return replace(with_kept(plan, self.shared, own, self._first_private), told_to_stop=self.told_to_stop)
 
     def _encoded(self, weights: State, offer: Assignment, plan: LocalPlan, done: Trained, report: WorkDone) -> Made:
         codec: UpdateCodec = codec_for(offer.codec, offer.grid, self.shared.layout_in(offer.training))

@@ -12,8 +12,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from umbel.aggregation.run.file import RunFile
+from umbel.client.datacenter.beginning import agreed, first_checkpoint
+from umbel.client.datacenter.federation import GroupFederation
 from umbel.client.datacenter.group import joined
-from umbel.client.datacenter.run import begun
 
 _RUN_FILE = TypeAdapter(RunFile)
 
@@ -24,7 +25,10 @@ def main(tasks: list[dict[str, str]], out: Path) -> None:
         for task in tasks:
             module, _, name = task["app"].partition(":")
             app = getattr(import_module(module), name)(group.rank, group.size)
-            run = begun(group, task["run_file"], _RUN_FILE.validate_python(tomllib.loads(task["run_file"])), app)
+            file = _RUN_FILE.validate_python(tomllib.loads(task["run_file"]))
+            on = agreed(group, file, app)
+            start = first_checkpoint(group, file, on)
+            run = GroupFederation(group, on.member, on.sizes, start.standing, start.model)
             records = [
                 {
                     "sha256": one.model_sha256,

@@ -1,8 +1,9 @@
-"""A run of a group from its beginning: the ranks agree on what they run, and begin with the model of rank 0."""
+"""The beginning of a group's run: the ranks agree on what they run, and on the model and the round to begin with."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
@@ -20,7 +21,7 @@ from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.types import client_name
 from umbel.client.app import Client
-from umbel.client.datacenter.federation import GroupFederation
+from umbel.client.datacenter.checkpoint import Checkpoint
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.datacenter.member import Member
 
@@ -35,26 +36,63 @@ class Hello:
     versions: Mapping[str, str]
 
 
-_HELLO = TypeAdapter(Hello)
+_HELLO, _RUN_FILE = TypeAdapter(Hello), TypeAdapter(RunFile)
 
 
-def begun(
-    group: Group, text: str, file: RunFile, app: Client, first: Mapping[str, Tensor] | None = None
-) -> GroupFederation:
-    """The run of this file on these ranks. `text`: the file's. `first`: rank 0's first model; None: as its client made
-    it. Raises `GroupError` for ranks that differ in what must be the same, and for a run that a group cannot have.
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the ranks have agreed on. `sizes`: the sample count of each."""
+
+    member: Member
+    layout: Layout
+    sizes: Sequence[int]
+
+
+def agreed(group: Group, file: RunFile, app: Client, told_to_stop: Callable[[], str | None] = lambda: None) -> Agreed:
+    """Compare what the ranks are about to run. `told_to_stop`: see `Member`.
+
+    Raises `GroupError` for ranks that differ in what must be the same, and for a run that a group cannot have.
     """
     require_possible(file, group.size)
-    member = Member(app, file.tensor_rules, client_name(group.rank))
+    member = Member(app, file.tensor_rules, client_name(group.rank), told_to_stop)
     layout = member.shared.layout_in(file.training)
-    mine = Hello(text, app.sample_count, layout.digest, _versions())
+    mine = Hello(_RUN_FILE.dump_json(file).decode(), app.sample_count, layout.digest, versions())
     hellos = [_HELLO.validate_json(one) for one in group.gather(_HELLO.dump_json(mine))]
     _require_alike(hellos)
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
     require_steppable(file.aggregation, file.training, layout)
-    state = _from_first(group, member.shared.shared() if first is None else first, layout.model)
-    model = ModelState.first(state, layout, optimizer_of(*file.server_terms()))
-    return GroupFederation(group, member, [one.sample_count for one in hellos], beginning(file, model), model)
+    return Agreed(member, layout, [one.sample_count for one in hellos])
+
+
+def first_checkpoint(group: Group, file: RunFile, on: Agreed, first: Mapping[str, Tensor] | None = None) -> Checkpoint:
+    """Before the first round, the same on every rank. `first`: rank 0's first model; None: as its client made it."""
+    own, body = on.layout.model, b""
+    if group.is_first:
+        body = encode_model(on.member.shared.shared() if first is None else first, own)
+    _, state = decode_model(group.from_first(body))
+    model = ModelState.first(state, on.layout, optimizer_of(*file.server_terms()))
+    return Checkpoint(beginning(file, model), model)
+
+
+def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: Path) -> Checkpoint:
+    """Where a run goes on, the same on every rank. `saved`: rank 0's. `own`: the folder of this rank's client.
+
+    Raises `GroupError` if the run cannot go on here.
+    """
+    found = Checkpoint.decode(group.from_first(saved), on.layout)
+    if found.standing.file != file:
+        raise GroupError(
+            "the run file has changed since this run began, so that its rounds would not belong together: restore it, "
+            "or start another run with another folder (--out)"
+        )
+    if any(found.keeps) and len(found.keeps) != group.size:
+        raise GroupError(
+            f"the clients of this run keep something from round to round, and it began with {len(found.keeps)} ranks: "
+            "start as many, or another run with another folder (--out)"
+        )
+    if any(found.keeps) and found.keeps[group.rank]:
+        on.member.read(own, found.standing.model.version)
+    return found
 
 
 def require_possible(file: RunFile, n_ranks: int) -> None:
@@ -81,7 +119,8 @@ def _are(n_ranks: int) -> str:
     return f"{'is' if n_ranks == 1 else 'are'} only {counted(n_ranks, 'rank')}"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What else decides which bits a training computes."""
     return {"umbel": umbel.__version__, "Python": platform.python_version(), "torch": str(torch.__version__)}
 
 
@@ -95,9 +134,3 @@ def _require_alike(hellos: list[Hello]) -> None:
             if value != usual:
                 shown = f": {value}, but most have {usual}" if name in hellos[0].versions else ""
                 raise GroupError(f"rank {rank} has another {name} than the other ranks{shown}; start all ranks alike")
-
-
-def _from_first(group: Group, state: Mapping[str, Tensor], layout: Layout) -> Mapping[str, Tensor]:
-    """The state of rank 0 on every rank. `layout`: of the model."""
-    _, found = decode_model(group.from_first(encode_model(state, layout) if group.is_first else b""))
-    return found

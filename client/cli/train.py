@@ -1,0 +1,66 @@
+"""`umbel train`: the data-center path. Imports wait until it runs, as it needs torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.client.cli.options import AsJson
+
+
+def train(
+    run_file: Annotated[
+        Path, typer.Argument(help="The run file (TOML), as of `umbel run create`.", show_default=False)
+    ],
+    app: Annotated[
+        str,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="The client of each rank: a Client, a function without parameters that returns one, or "
+            "make_client(number, of), which gets the rank and the number of ranks.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The folder for rounds.jsonl, model.safetensors and summary.json; a run there goes on.")
+    ] = Path("train-out"),
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="The first model (safetensors). Without it, the model of rank 0's client."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work.
+
+    torchrun --nproc-per-node 4 -m umbel train RUN.toml --app module:client
+
+    The rounds, the endings and the models are those of a coordinator with the same clients, to the bit. Sums go over
+    NCCL if every rank has a GPU of its own, else over Gloo. Nothing is masked inside the group. Without torchrun, one
+    process is the only rank. After a kill of any rank the same command goes on from the last checkpoint; torchrun
+    --max-restarts 3 does so by itself.
+    """
+    from umbel.aggregation.messages import RunStatus
+    from umbel.aggregation.run.records import RoundRecord
+    from umbel.client.cli.output import figures, log_to_stderr, one_sentence_errors, print_json
+    from umbel.client.cli.view_rounds import name_of
+    from umbel.client.datacenter.train import train_run
+    from umbel.client.operator.run_files import read_run_file
+
+    def told(record: RoundRecord, saved_s: float) -> None:
+        if as_json:
+            return
+        measured = figures({**record.metrics, **{f"held-out {name}": one for name, one in record.evaluation.items()}})
+        outcome = f"{record.reported} of {record.selected} ranks" if record.committed else record.reason
+        typer.echo(f"{name_of(record)}: {outcome}, {record.wall_s:.1f} s  {measured}")
+
+    log_to_stderr()
+    with one_sentence_errors():
+        end, is_first = train_run(read_run_file(run_file)[1], app, out, model, told)
+    if is_first and as_json:
+        print_json(end)
+    elif is_first:
+        ended = end.leaving or f"{end.status.value}: {end.reason}"
+        typer.echo(f"{ended}. The model of {counted(end.rounds, 'round')} is {end.model}")
+    if end.leaving or end.status is RunStatus.FAILED:
+        raise typer.Exit(1)

@@ -1,0 +1,197 @@
+"""`umbel train`: a run file, carried out by the ranks of one torchrun job, or by one process alone.
+
+```
+<out>/rounds.jsonl         a line for each ended attempt: its record, and how long its parts took
+<out>/model.safetensors    the last model
+<out>/summary.json         how the run ended, and all that it depends on
+<out>/checkpoint...        see `checkpoint.py`
+```
+
+Rank 0 writes these. Started again with the same command, after an end of any kind, the run goes on from its checkpoint.
+"""
+
+import inspect
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.model.artifact import decode_model
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.seeds import derive_seed
+from umbel.client.app import Client
+from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, versions
+from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
+from umbel.client.datacenter.federation import GroupFederation
+from umbel.client.datacenter.group import Group, joined
+from umbel.client.files import make_private, write_atomically
+from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.state.model_files import write_model
+from umbel.client.user_code import OptionWords, checked_client, find_named, make_named
+
+MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
+_RANKS = "ranks"
+_CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
+_RECORD = TypeAdapter(RoundRecord)
+_APP = OptionWords("--app", "my_hospital:make_client", "a Client, or a function make_client(number, of)")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainEnd:
+    """How a call of `umbel train` ended. `leaving`: why it ended before the run did; empty if the run is over."""
+
+    status: RunStatus
+    reason: str
+    rounds: int  # that have made a model
+    model_sha256: str
+    model: str  # file of the last model
+    leaving: str = ""
+
+
+def train_run(
+    file: RunFile, app: str, out: Path, first: Path | None, told: Callable[[RoundRecord, float], None]
+) -> tuple[TrainEnd, bool]:
+    """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
+
+    `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
+    record, and the seconds that its checkpoint took. Raises `ClientError` and `OSError` with one sentence that says
+    what to do.
+    """
+    shutdown = Shutdown()
+    with joined(timeout_s=_patience_s(file)) as group, shutdown.on_signals():
+        on = agreed(group, file, client_of_rank(app, group, file.seed), lambda: shutdown.reason)
+        own, saved = out / _RANKS / str(group.rank), _saved(group, out)
+        if group.from_first(b"1" if saved else b"0") == b"1":
+            start = next_checkpoint(group, file, on, saved, own)
+        else:
+            start = first_checkpoint(group, file, on, _first_model(group, first))
+        run = GroupFederation(group, on.member, on.sizes, start.standing, start.model)
+        folder = _RunFolder(out, own, group, run, start.rows_bytes)
+        for record in run.attempts():
+            took_s = folder.add(record)
+            if group.is_first:
+                told(record, took_s)
+        return folder.close(), group.is_first
+
+
+def client_of_rank(app: str, group: Group, seed: int) -> Client:
+    """The client that `app` names: a Client, a function of nothing, or `make_client(number, of)`, which gets the rank
+    and the number of ranks. torch's generator is seeded before. Raises `AppError`.
+    """
+    torch.manual_seed(seed if group.is_first else derive_seed(seed, f"client {group.rank}"))
+    found = find_named(app, _APP)
+    names = _numbered(found)
+    arguments = dict(zip(names, (group.rank, group.size), strict=True)) if names else {}
+    return checked_client(make_named(app, Client, _APP, arguments), app)
+
+
+def _numbered(found: object) -> tuple[str, ...]:
+    """The names of the two parameters of a `make_client(number, of)`; empty for anything else."""
+    if isinstance(found, Client) or not callable(found):
+        return ()
+    needed = [one for one in inspect.signature(found).parameters.values() if one.default is inspect.Parameter.empty]
+    return tuple(one.name for one in needed) if len(needed) == 2 else ()
+
+
+def _patience_s(file: RunFile) -> float:
+    """How long a rank waits for the others: the longest window, and time to begin and to add up."""
+    return max(file.rounds_of(number).window_s for number in file.rounds_of_change()) + 600
+
+
+def _first_model(group: Group, path: Path | None) -> Mapping[str, Tensor] | None:
+    if path is None or not group.is_first:
+        return None
+    return decode_model(path.read_bytes())[1]
+
+
+def _saved(group: Group, out: Path) -> bytes:
+    """Rank 0's checkpoint; empty without one."""
+    path = out / CHECKPOINT_FILE
+    return path.read_bytes() if group.is_first and path.exists() else b""
+
+
+class _RunFolder:
+    """The files of a run while it runs: rank 0's, and those of this rank's own client (`own`)."""
+
+    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, rows_bytes: int) -> None:
+        """`rows_bytes`: of `rounds.jsonl` that count; what follows is of rounds that will be done again."""
+        self._out, self._own, self._group, self._run = out, own, group, run
+        self._rows, self._n_rounds = out / ROWS_FILE, 0
+        self._saved_at, self._saving_s = time.monotonic(), 0.0
+        if group.is_first:
+            make_private(out)
+            with self._rows.open("ab") as file:
+                file.truncate(rows_bytes)
+            self._n_rounds = sum(_makes_model(json.loads(line)) for line in self._rows.open("rb"))
+
+    def add(self, record: RoundRecord) -> float:
+        """Take the record of an ended attempt, and save the run if that is due. Returns the seconds that it took."""
+        began = time.monotonic()
+        if self._group.is_first:
+            row = _row(record)
+            self._n_rounds += _makes_model(row)
+            with self._rows.open("ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
+        is_last = self._run.standing.status is not RunStatus.RUNNING or bool(self._run.leaving)
+        is_due = is_last or began - self._saved_at >= _CHECKPOINT_SHARE * self._saving_s
+        if self._group.from_first(b"1" if is_due else b"0") == b"1":
+            self._save()
+            self._saved_at, self._saving_s = time.monotonic(), time.monotonic() - began
+        return time.monotonic() - began
+
+    def _save(self) -> None:
+        """Write what each rank keeps, and then the checkpoint that counts on it."""
+        run, member = self._run, self._run.member
+        version = run.standing.model.version
+        if member.keeps:
+            member.write(self._own, run.standing.state.plan.run, version)
+        keeps = tuple(one == b"1" for one in self._group.gather(b"1" if member.keeps else b"0"))
+        if self._group.is_first:
+            with self._rows.open("ab") as file:
+                os.fsync(file.fileno())
+                rows_bytes = file.tell()
+            Checkpoint(run.standing, run.model, rows_bytes, keeps).write(self._out)
+        self._group.gather(b"")  # from here on, no rank begins with an older checkpoint
+        member.forget_before(self._own, version)
+
+    def close(self) -> TrainEnd:
+        """Write the last model and the summary."""
+        run, model, path = self._run, self._run.model, self._out / MODEL_FILE
+        standing = run.standing
+        end = TrainEnd(standing.status, standing.reason, self._n_rounds, standing.model.sha256, str(path), run.leaving)
+        if self._group.is_first:
+            write_model(path, model.layout.full_state(model.published), model.layout)
+            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file).encode())
+        return end
+
+
+def _row(record: RoundRecord) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have."""
+    evaluation = record.evaluation
+    names = {
+        "accuracy": evaluation.get("accuracy", evaluation.get("confusion.accuracy")),
+        "loss": evaluation.get("loss"),
+        "train_loss": record.metrics.get("loss"),
+        "virtual_s": record.wall_s,
+    }
+    return {**_RECORD.dump_python(record, mode="json"), **names}
+
+
+def _makes_model(row: Mapping[str, Any]) -> bool:
+    return bool(row["committed"]) and Task(row["task"]).makes_model
+
+
+def _summary(end: TrainEnd, group: Group, file: RunFile) -> str:
+    """How the run ended, and all that it depends on."""
+    depends = {"ranks": group.size, "device": group.device.type, "seed": file.seed, "versions": versions()}
+    return json.dumps({**asdict(end), **depends}, indent=1)
