@@ -41,6 +41,7 @@ def train(
     --max-restarts 3 does so by itself.
     """
     from umbel.aggregation.messages import RunStatus
+    from umbel.aggregation.phrases import counted
     from umbel.aggregation.run.records import RoundRecord
     from umbel.client.cli.output import figures, log_to_stderr, one_sentence_errors, print_json
     from umbel.client.cli.view_rounds import name_of

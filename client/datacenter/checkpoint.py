@@ -46,8 +46,9 @@ _STORED = TypeAdapter(_Stored)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a run stands, with its model. `rows_bytes`: of `rounds.jsonl` before it. `keeps`: whether each rank's client
-    has kept something.
+    """Where a run stands, with its model.
+
+    `rows_bytes`: of `rounds.jsonl` before it. `keeps`: by rank, whether its client has kept something.
     """
 
     standing: Standing
