@@ -132,7 +132,7 @@ class _RunFolder:
             make_private(out)
             with self._rows.open("ab") as file:
                 file.truncate(rows_bytes)
-            self._n_rounds = sum(_makes_model(json.loads(line)) for line in self._rows.open("rb"))
+            self._n_rounds = sum(_makes_model(json.loads(line)) for line in self._rows.read_bytes().splitlines())
 
     def add(self, record: RoundRecord) -> float:
         """Take the record of an ended attempt, and save the run if that is due. Returns the seconds that it took."""

@@ -1,0 +1,80 @@
+"""`umbel train` under torchrun, with real processes: killed, told to stop, and with code that fails."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.datacenter.clients import HERE, RANK, ROUND
+from tests.client.datacenter.test_parity import by_simulator
+from tests.contracts.own_clients import HERE as USUAL
+
+pytestmark = pytest.mark.slow
+ROUNDS = 6
+RUN = f"""
+name = "trained"
+seed = 5
+rounds = {{ count = {ROUNDS}, target = 2, minimum = 2, over_selection = 1.0, window_s = 300 }}
+training = {{ local_epochs = 2, batch_size = 4, learning_rate = 0.1, algorithm = "scaffold", total_samples = 100 }}
+"""
+
+
+def train(app: str, folder: Path, *, restarts: int = 0, again: bool = False) -> subprocess.CompletedProcess[str]:
+    """Two ranks of `umbel train`."""
+    (folder / "run.toml").write_text(RUN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    umbel = ["-m", "umbel", "train", str(folder / "run.toml"), "--app", f"{HERE}:{app}", "--out", str(folder / "out")]
+    return subprocess.run(
+        [*launcher, f"--max-restarts={restarts}", *umbel],
+        env={**environment, "UMBEL_TEST_AGAIN": "1"} if again else environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / "summary.json").read_text())
+    return found
+
+
+def test_after_the_kill_of_a_rank_torchrun_ends_the_run_in_the_same_models(tmp_path: Path) -> None:
+    """Its clients keep control variates from round to round, which the killed rank finds again."""
+    done = train("make_killed", tmp_path, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "another rank of this job is lost" in done.stderr
+    task = {"app": f"{USUAL}:make_torch_client", "run_file": RUN}
+    assert [row["model_sha256"] for row in rows_of(tmp_path)] == by_simulator(task, 2)
+    assert f"finished: all {ROUNDS} rounds are committed" in done.stdout
+
+
+def test_a_rank_that_must_leave_saves_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    left = train("make_stopped", tmp_path)
+    assert left.returncode == 1
+    assert f"rank {RANK} must leave: SIGTERM received" in left.stdout
+    rows = rows_of(tmp_path)
+    assert [row["round"] for row in rows] == list(range(1, ROUND + 1))
+    assert rows[-1]["partial"] == 1
+    assert summary_of(tmp_path)["leaving"]
+    gone_on = train("make_stopped", tmp_path, again=True)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert rows_of(tmp_path)[: len(rows)] == rows
+    assert [row["round"] for row in rows_of(tmp_path)] == list(range(1, ROUNDS + 1))
+    assert (summary_of(tmp_path)["rounds"], summary_of(tmp_path)["leaving"]) == (ROUNDS, "")
+
+
+def test_code_that_fails_ends_all_ranks_and_is_named(tmp_path: Path) -> None:
+    failed = train("make_failing", tmp_path)
+    assert failed.returncode != 0
+    sentence = f"the code of rank {RANK} failed: ValueError: no such scanner (clients.py, line "
+    assert failed.stderr.count(sentence) == 2
+    assert "Traceback" not in failed.stderr.partition("torch/distributed")[0]
