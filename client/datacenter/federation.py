@@ -65,6 +65,7 @@ from umbel.client.errors import TrainingFailed
 from umbel.client.user_code import where_raised
 
 _SUM_BYTES = 8  # of an integer of a sum
+_ATTEMPTS_MAX = 3  # at a round: in a group nobody comes or goes, so another attempt hardly ends otherwise
 _NOT_ASKED = "this rank is not in the cohort"
 
 
@@ -107,10 +108,13 @@ class GroupFederation:
     def attempts(self) -> Iterator[RoundRecord]:
         """The record of every attempt until the run is over or a rank must leave.
 
-        Raises `GroupError` if a rank fails or is lost.
+        Raises `GroupError` if a rank fails or is lost, and for a round that fails again and again.
         """
         while self.standing.status is RunStatus.RUNNING and not self.leaving:
-            yield self._attempt()
+            record = self._attempt()
+            yield record
+            if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
+                raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {record.reason}")
 
     def _attempt(self) -> RoundRecord:
         plan = self.standing.state.plan
@@ -237,9 +241,9 @@ class GroupFederation:
         """The sum of the numbers that clients would mask. Raises `TotalsRefused`."""
         ranks = ranks_of(closing.cohort)
         mine = made.contribution if self.member.name in closing.accepted else None
-        levels, words = (
-            (None, torch.zeros(composition.n_words, dtype=torch.int64)) if mine is None else (mine.levels(), mine.words)
-        )
+        levels = self._group.add_levels(None if mine is None else mine.levels(), _lanes(composition))
+        none = torch.zeros(composition.n_words, dtype=torch.int64)
+        words = self._group.add_words(none if mine is None else mine.words)
         found = totals(composition, levels, words, [ranks[client] for client in closing.accepted])
         if not closing.plan.task.makes_model:
             return found

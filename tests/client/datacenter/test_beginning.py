@@ -1,0 +1,121 @@
+"""Before the first round: what ranks must have in common, what a group cannot do, and how ranks get their clients."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import TypeAdapter
+
+from tests.contracts.own_clients import make_torch_client
+from umbel.aggregation.run.file import RunFile
+from umbel.client.app import Client
+from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
+from umbel.client.datacenter.checkpoint import Checkpoint
+from umbel.client.datacenter.group import Group, GroupError, joined
+from umbel.client.datacenter.train import client_of_rank
+from umbel.client.errors import AppError
+
+_RUN_FILE = TypeAdapter(RunFile)
+
+
+def run_file(**sections: Any) -> RunFile:
+    rounds = {"count": 2, "target": 1, "minimum": 1, "window_s": 60.0, **sections.pop("rounds", {})}
+    return _RUN_FILE.validate_python({"name": "a-run", "rounds": rounds, **sections})
+
+
+class _OtherRank:
+    """A group of two, of which the other rank says the same but for one change."""
+
+    rank, size, is_first = 0, 2, True
+
+    def __init__(self, change: Callable[[dict[str, Any]], None]) -> None:
+        self._change = change
+
+    def gather(self, data: bytes) -> list[bytes]:
+        other = json.loads(data)
+        self._change(other)
+        return [data, json.dumps(other).encode()]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda one: one.update(layout="other"),
+            "rank 1 has another model than the other ranks; start all ranks alike",
+        ),
+        (lambda one: one.update(run_file="{}"), "rank 1 has another run file than the other ranks; start"),
+        (lambda one: one["versions"].update(torch="1.0"), r"rank 1 has another torch than the other ranks: 1\.0, but"),
+        (lambda one: one["versions"].update(umbel="9"), "rank 1 has another umbel than the other ranks: 9, but"),
+    ],
+)
+def test_ranks_that_differ_are_named(change: Callable[[dict[str, Any]], None], sentence: str) -> None:
+    with pytest.raises(GroupError, match=sentence):
+        agreed(cast(Group, _OtherRank(change)), run_file(), make_torch_client(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("file", "n_ranks", "sentence"),
+    [
+        (
+            run_file(rounds={"target": 4}),
+            2,
+            "target is 4, but there are only 2 ranks: set it to 2 at most",
+        ),
+        (run_file(rounds={"target": 4, "minimum": 2}), 1, "target is 4, but there is only 1 rank: set it to 1 at most"),
+        (run_file(canary={}), 2, r"leave \[canary\] out"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused(file: RunFile, n_ranks: int, sentence: str) -> None:
+    with pytest.raises(GroupError, match=sentence):
+        require_possible(file, n_ranks)
+
+
+def test_a_run_goes_on_only_with_its_own_file_and_model(tmp_path: Path) -> None:
+    file, app = run_file(), make_torch_client(0, 1)
+    with joined() as group:
+        on = agreed(group, file, app)
+        first = first_checkpoint(group, file, on)
+        saved = Checkpoint(first.standing, first.model, 17, (False,)).encode()
+        found = next_checkpoint(group, file, on, saved, tmp_path)
+        assert (found.standing, found.rows_bytes) == (first.standing, 17)
+        assert found.model.file == first.model.file
+        with pytest.raises(GroupError, match="the run file has changed since this run began"):
+            next_checkpoint(group, run_file(seed=1), on, saved, tmp_path)
+        kept = Checkpoint(first.standing, first.model, 17, (True,)).encode()
+        with pytest.raises(GroupError, match=r"0\.safetensors is missing or damaged"):
+            next_checkpoint(group, file, on, kept, tmp_path)
+        two = Checkpoint(first.standing, first.model, 17, (True, False)).encode()
+        with pytest.raises(GroupError, match="it began with 2 ranks: start as many"):
+            next_checkpoint(group, file, on, two, tmp_path)
+        for damaged in (saved[:-1], b"", b"\0" * 100):
+            with pytest.raises(GroupError, match="the checkpoint is damaged"):
+                Checkpoint.decode(damaged, on.layout)
+
+
+def make_numbered(number: int, of: int) -> Client:
+    return make_torch_client(number, of)
+
+
+def make_alone() -> Client:
+    return make_torch_client(2, 3)
+
+
+ALONE = make_torch_client(1, 3)
+
+
+def test_a_rank_gets_its_client_from_any_kind_of_name() -> None:
+    with joined() as group:
+        for name, number in (("make_numbered", 0), ("make_alone", 2), ("ALONE", 1)):
+            made = client_of_rank(f"{__name__}:{name}", group, 0)
+            assert made.sample_count == make_torch_client(number, 3).sample_count
+        with pytest.raises(AppError, match="name a Client, or a function make_client"):
+            client_of_rank(f"{__name__}:nothing", group, 0)
+
+
+def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(GroupError, match="WORLD_SIZE is 'two'; it must be a number"), joined():
+        pass
