@@ -125,14 +125,15 @@ class GroupFederation:
         began, composition = time.monotonic(), self._composition(plan)
         made = self._made(plan, opened, composition, began)
         reports = self._exchanged(made, _sent_bytes(made), time.monotonic() - began)
-        state = replace(_played(opened, reports), plan=plan)
+        state: Closing | Abandoned = replace(_played(opened, reports), plan=plan)
         found: _Found | Totals | None = None
         if isinstance(state, Closing):
             try:
                 found = self._summed(state, made, reports, composition)
             except TotalsRefused as error:
-                state, _ = advance(state, Spoiled(state.closed_at, str(error)))
-                assert isinstance(state, Abandoned), "a spoiled round is abandoned"
+                spoiled, _ = advance(state, Spoiled(state.closed_at, str(error)))
+                assert isinstance(spoiled, Abandoned), "no model is made of its sum"
+                state = spoiled
         return self._ended(state, found, reports, self._shared_elapsed(began))
 
     # --- before the sum -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
+_stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
 class GroupError(ClientError):
@@ -88,25 +90,26 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
             "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
         ) from error
     try:
-        wire = device if backend == "nccl" else torch.device("cpu")
-        yield Group(rank, size, device, dist.group.WORLD, wire)
+        ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
+        assert ranks is not None, "it was made above"
+        yield Group(rank, size, device, ranks, wire)
     finally:
         dist.destroy_process_group()
 
 
-def _store(size: int) -> dist.Store:
+def _store(size: int) -> Any:
     if size == 1:
-        return dist.HashStore()
+        return _stores.HashStore()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = _stores.TCPStore(
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         _number("MASTER_PORT", 29_500),
         size,
         is_master=not is_agents and _number("RANK", 0) == 0,
         timeout=timedelta(seconds=_JOIN_S),
     )
-    return dist.PrefixStore(f"umbel_attempt_{attempt}", store)
+    return _stores.PrefixStore(f"umbel_attempt_{attempt}", store)
 
 
 def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:
