@@ -39,7 +39,7 @@ class Group:
     rank: int  # from 0
     size: int
     device: torch.device  # of this rank's training
-    _process_group: dist.ProcessGroup = field(repr=False)
+    process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
 
     @property
@@ -50,7 +50,7 @@ class Group:
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
         with _lost_ranks_named():
-            return gather_bytes(data, self._process_group, self._wire)
+            return gather_bytes(data, self.process_group, self._wire)
 
     def from_first(self, data: bytes) -> bytes:
         """What rank 0 has given; what others give is ignored."""
@@ -59,17 +59,17 @@ class Group:
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""
         with _lost_ranks_named():
-            sum_over_ranks(part, whole, self._process_group, self._wire)
+            sum_over_ranks(part, whole, self.process_group, self._wire)
 
     def add_levels(self, parts: Iterable[Tensor] | None, lanes: Lanes) -> Tensor:
         """The sums of all ranks' levels: int32, `lanes.n_values`. `parts`: of this rank; None: it adds none."""
         with _lost_ranks_named():
-            return sum_of_levels(parts, lanes, self._process_group, self._wire)
+            return sum_of_levels(parts, lanes, self.process_group, self._wire)
 
     def add_words(self, words: Tensor) -> Tensor:
         """The sum of all ranks' `words`: int64."""
         with _lost_ranks_named():
-            return reduced(words, self._process_group, self._wire)
+            return reduced(words, self.process_group, self._wire)
 
 
 @contextmanager

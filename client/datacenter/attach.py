@@ -1,0 +1,98 @@
+"""What a training loop of one's own calls: `outer_sync` (rare means of the model) and `comm_hook` (means of gradients).
+
+Under torchrun the ranks of the job take part. Without a process group, one process is the only rank, so that the same
+loop runs on a laptop.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from umbel.aggregation.collective.exchange import Exchange
+from umbel.aggregation.collective.mean import Float32Mean, Mean
+from umbel.client.datacenter.ddp_hook import DdpHook, average
+from umbel.client.datacenter.group import joined
+from umbel.client.datacenter.issuing import Issuer
+from umbel.client.datacenter.outer_sync import Outer, OuterSync, nesterov
+
+CodecName: TypeAlias = Literal["float32", "8bit", "4bit", "2bit"]
+"""How many bits a value takes on the network. "2bit" has error feedback, for rare means."""
+
+
+@contextmanager
+def outer_sync(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    every: int,
+    codec: CodecName = "float32",
+    outer: Outer = nesterov,
+    fragments: int = 1,
+    delay: int = 0,
+    keep: float = 0.0,
+    seed: int = 0,
+) -> Generator[OuterSync]:
+    """Average the ranks' models after `every` steps of `optimizer`, as long as this block lasts.
+
+    At its beginning all ranks get the model of rank 0. `outer`: makes the outer optimizer of some parameters; by
+    default Nesterov with a rate of 0.7 and a momentum of 0.9. `fragments`, `delay` and `keep`: see
+    `client/datacenter/outer_sync.py`. `seed`: of the rotations, the same on all ranks. Raises `ValueError` for numbers
+    that do not fit together.
+    """
+    device = next(model.parameters()).device
+    with _own_group() as group, Issuer(device) as issuer:
+        for one in (*model.parameters(), *model.buffers()):
+            dist.broadcast(one.data, 0, group=group)
+        mean = mean_of(codec, group)
+        sync = OuterSync(
+            model, mean, issuer, every=every, outer=outer, fragments=fragments, delay=delay, keep=keep, seed=seed
+        )
+        handle = optimizer.register_step_post_hook(lambda *_: sync.stepped())
+        try:
+            yield sync
+            sync.finish()
+        finally:
+            handle.remove()
+
+
+@contextmanager
+def comm_hook(ddp: DistributedDataParallel, *, codec: CodecName = "4bit", seed: int = 0) -> Generator[DdpHook]:
+    """Average the gradients of a DDP model in few bits, as long as this block lasts; train only inside it.
+
+    `seed`: of the rotations, the same on all ranks.
+    """
+    device = next(ddp.parameters()).device
+    with _own_group() as group, Issuer(device) as issuer:
+        hook = DdpHook(mean_of(codec, group), issuer, seed)
+        ddp.register_comm_hook(hook, average)
+        yield hook
+
+
+def mean_of(codec: CodecName, group: dist.ProcessGroup) -> Mean:
+    """Raises `ValueError` for an unknown name."""
+    if codec == "float32":
+        return Float32Mean(group)
+    bits = {"8bit": 8, "4bit": 4, "2bit": 2}
+    if codec not in bits:
+        raise ValueError(f'codec must be one of "float32", "8bit", "4bit" and "2bit", not {codec!r}')
+    return Exchange(group, bits[codec], feedback=codec == "2bit")
+
+
+@contextmanager
+def _own_group() -> Generator[dist.ProcessGroup]:
+    """A group of all ranks for umbel alone: its collectives come from another thread than those of the loop."""
+    if dist.is_initialized():
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup), "this rank is in it"
+        try:
+            yield group
+        finally:
+            dist.destroy_process_group(group)
+        return
+    with joined() as alone:
+        yield alone.process_group

@@ -1,0 +1,171 @@
+"""Local training with a rare mean of all ranks' models, attached to a training loop that stays its owner's: DiLoCo.
+
+```python
+from umbel.datacenter import outer_sync
+
+with outer_sync(model, optimizer, every=100, codec="4bit") as sync:
+    for inputs, targets in loader:      # the loop as it was
+        ...
+        optimizer.step()
+```
+
+After `every` steps of the inner optimizer the ranks average what they have changed since the last time, and an outer
+optimizer makes a step with that (Douillard et al., DiLoCo, 2023, algorithm 1: Nesterov with a rate of 0.7 and a
+momentum of 0.9). Parameters and floating-point buffers are averaged; the inner optimizer's state stays local.
+
+With `fragments` F, the model is divided into F parts that are sent in turn, evenly over the `every` steps, and with
+`delay` a part's mean is applied so many steps after it was sent, while training goes on: the network and the processor
+work at the same time (Douillard et al., Streaming DiLoCo, 2025). What a rank has trained meanwhile is kept by `keep`:
+
+    x <- (1 - keep) x_global + keep x_local
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from umbel.aggregation.collective.mean import Mean
+from umbel.aggregation.seeds import derive_seed
+from umbel.client.datacenter.issuing import Issuer, Pending
+
+Outer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def nesterov(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """DiLoCo's outer optimizer."""
+    return SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+@dataclass(slots=True)
+class _Fragment:
+    """A part of the model. `start`: its values after the last outer step, on the device of its tensors."""
+
+    tensors: Sequence[Tensor]
+    start: nn.Parameter
+    outer: Optimizer
+    n_sent: int = 0
+    due: int = 0  # the step at which the mean under way is applied
+    under_way: Pending | None = field(default=None, repr=False)
+
+    def flat(self) -> Tensor:
+        return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.tensors])
+
+    def put(self, values: Tensor, keep: float) -> None:
+        first = 0
+        for one in self.tensors:
+            new = values[first : first + one.numel()].view(one.shape).to(one.dtype)
+            one.data.copy_(new if keep == 0 else torch.lerp(new, one.data, keep))
+            first += one.numel()
+
+
+class OuterSync:
+    """See the module. `mean`: how the ranks' changes are averaged; `issuer`: in which thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mean: Mean,
+        issuer: Issuer,
+        *,
+        every: int,
+        outer: Outer = nesterov,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Raises `ValueError` for numbers that do not fit together."""
+        tensors = _averaged(model)
+        if every < 1 or not 1 <= fragments <= min(every, len(tensors)):
+            raise ValueError(
+                f"every must be at least 1, and fragments between 1 and the smaller of every and the model's "
+                f"{len(tensors)} tensors; they are {every} and {fragments}"
+            )
+        if not 0 <= delay < every:
+            raise ValueError(f"delay must lie between 0 and every - 1 = {every - 1} steps, not {delay}")
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep must be at least 0 and below 1, not {keep}")
+        self._mean, self._issuer, self._seed = mean, issuer, seed
+        self.every, self.delay, self.keep = every, delay, keep
+        self.steps = 0  # of the inner optimizer
+        self._fragments = [_fragment(part, outer) for part in _parts(tensors, fragments)]
+
+    def stepped(self) -> None:
+        """Take note of a step of the inner optimizer, and send or apply what is due."""
+        self.steps += 1
+        for number, one in enumerate(self._fragments):
+            if one.under_way is not None and self.steps >= one.due:
+                self._apply(one, one.under_way.result())
+            offset = number * self.every // len(self._fragments)
+            if self.steps > offset and (self.steps - offset) % self.every == 0:
+                self._send(number, one)
+
+    def finish(self) -> None:
+        """Apply what is under way, so that all ranks hold the same model if they stop here at an outer step."""
+        for one in self._fragments:
+            if one.under_way is not None:
+                self._apply(one, one.under_way.result())
+
+    def _send(self, number: int, one: _Fragment) -> None:
+        change = one.start.detach() - one.flat()
+        key = derive_seed(self._seed, "outer", number, 0 if self._mean.feedback else one.n_sent)
+        one.n_sent += 1
+        one.under_way, one.due = (
+            self._issuer.submit(lambda: self._mean.mean(change, key, number)),
+            self.steps + self.delay,
+        )
+        if not self.delay:
+            self._apply(one, one.under_way.result())
+
+    def _apply(self, one: _Fragment, change: Tensor) -> None:
+        one.start.grad = change
+        one.outer.step()
+        one.put(one.start.detach(), self.keep)
+        one.under_way = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the loop must have of this rank, between two steps. Waits for what is under way."""
+        self.finish()
+        return {
+            "steps": self.steps,
+            "fragments": [
+                {"start": one.start.detach().clone(), "outer": one.outer.state_dict(), "n_sent": one.n_sent}
+                for one in self._fragments
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`. The model and the inner optimizer are the loop's own to restore."""
+        self.steps = state["steps"]
+        for one, found in zip(self._fragments, state["fragments"], strict=True):
+            one.start.data.copy_(found["start"])
+            one.outer.load_state_dict(found["outer"])
+            one.n_sent = found["n_sent"]
+
+
+def _averaged(model: nn.Module) -> list[Tensor]:
+    """The parameters that train, and the floating-point buffers."""
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    return [*parameters, *(one for one in model.buffers() if one.is_floating_point())]
+
+
+def _parts(tensors: Sequence[Tensor], n: int) -> list[list[Tensor]]:
+    """`n` runs of neighbours, none empty, of about the same number of values."""
+    total, parts, done = sum(one.numel() for one in tensors), [list[Tensor]()], 0
+    for i, one in enumerate(tensors):
+        is_full = bool(parts[-1]) and done * n >= total * len(parts)
+        are_needed = len(tensors) - i == n - len(parts) and bool(parts[-1])
+        if len(parts) < n and (is_full or are_needed):
+            parts.append([])
+        parts[-1].append(one)
+        done += one.numel()
+    return parts
+
+
+def _fragment(tensors: Sequence[Tensor], outer: Outer) -> _Fragment:
+    start = nn.Parameter(torch.cat([one.detach().reshape(-1).to(torch.float32) for one in tensors]))
+    return _Fragment(tensors, start, outer([start]))
