@@ -10,8 +10,8 @@ all-reduce of levels is rounded once, but its lanes need room for the sum, which
 gradients (Wang et al. 2023) and torchft's float8 sums go the same way.
 
 A rotated vector looks Gaussian (`kernels/rotation.py`), so one uniform grid suits all vectors: 2^bits levels half a
-step off zero, with the step of Max (Quantizing for minimum distortion, 1960, table II). A rank rounds to the nearest
-level, and sends one factor c with each part:
+step off zero, with the step that loses least (Max, Quantizing for minimum distortion, 1960; table II has those of up to
+5 bits). A rank rounds to the nearest level, and sends one factor c with each part:
 
 - without feedback c = ||y||^2 / <y, q>. Then the mean over random rotations is the vector itself (Vargaftik et al.,
   EDEN, 2022, theorem 1), so each step must have a key of its own. The second rounding is in the rotation of the first,
