@@ -48,9 +48,9 @@ def outer_sync(
     with _own_group() as group, Issuer(device) as issuer:
         for one in (*model.parameters(), *model.buffers()):
             dist.broadcast(one.data, 0, group=group)
-        mean = mean_of(codec, group)
+        means = mean_of(codec, group), Float32Mean(group)
         sync = OuterSync(
-            model, mean, issuer, every=every, outer=outer, fragments=fragments, delay=delay, keep=keep, seed=seed
+            model, *means, issuer, every=every, outer=outer, fragments=fragments, delay=delay, keep=keep, seed=seed
         )
         handle = optimizer.register_step_post_hook(lambda *_: sync.stepped())
         try:

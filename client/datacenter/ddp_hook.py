@@ -4,8 +4,8 @@
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is documented there
 from torch.futures import Future
 
 from umbel.aggregation.collective.mean import Mean
@@ -22,28 +22,29 @@ class DdpHook:
         self._mean, self._issuer, self._seed = mean, issuer, seed
         self.steps, self.n_bytes = 0, 0
 
-    def averaged(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def averaged(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin to average a bucket."""
         buffer, slot, step = bucket.buffer(), bucket.index(), 0 if self._mean.feedback else self.steps
         key = derive_seed(self._seed, "gradients", slot, step)
         self.steps += bucket.is_last()
         self.n_bytes += self._mean.sent_bytes(buffer.numel())
-        devices = [buffer.device] if buffer.device.type == "cuda" else None
+        devices: list[int | str | torch.device] | None = [buffer.device] if buffer.device.type == "cuda" else None
         future: Future[Tensor] = Future(devices=devices)
 
-        def average() -> Tensor:
+        def averaged() -> Tensor:
             try:
-                made = buffer.copy_(self._mean.mean(buffer.to(torch.float32), key, slot))
-            except BaseException as error:
-                future.set_exception(error)
+                mean = self._mean.mean(buffer.to(torch.float32), key, slot)
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]  # its types take results alone
                 raise
-            future.set_result(made)
-            return made
+            buffer.copy_(mean)
+            future.set_result(buffer)
+            return buffer
 
-        self._issuer.submit(average)
+        self._issuer.submit(averaged)
         return future
 
 
-def average(state: DdpHook, bucket: dist.GradBucket) -> Future[Tensor]:
+def average(state: DdpHook, bucket: GradBucket) -> Future[Tensor]:
     """The hook: `ddp.register_comm_hook(DdpHook(...), average)`."""
     return state.averaged(bucket)

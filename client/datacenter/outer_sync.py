@@ -11,7 +11,8 @@ with outer_sync(model, optimizer, every=100, codec="4bit") as sync:
 
 After `every` steps of the inner optimizer the ranks average what they have changed since the last time, and an outer
 optimizer makes a step with that (Douillard et al., DiLoCo, 2023, algorithm 1: Nesterov with a rate of 0.7 and a
-momentum of 0.9). Parameters and floating-point buffers are averaged; the inner optimizer's state stays local.
+momentum of 0.9). The inner optimizer's state stays local. Floating-point buffers, such as the statistics of batch
+normalization, become their plain float32 mean: a step with momentum, or rounding, could make a variance negative.
 
 With `fragments` F, the model is divided into F parts that are sent in turn, evenly over the `every` steps, and with
 `delay` a part's mean is applied so many steps after it was sent, while training goes on: the network and the processor
@@ -22,6 +23,7 @@ work at the same time (Douillard et al., Streaming DiLoCo, 2025). What a rank ha
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -42,11 +44,14 @@ def nesterov(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclass(slots=True)
 class _Fragment:
-    """A part of the model. `start`: its values after the last outer step, on the device of its tensors."""
+    """A part of the model, and how it is averaged. `start`: its values after the last outer step, on its device."""
 
     tensors: Sequence[Tensor]
+    mean: Mean
     start: nn.Parameter
     outer: Optimizer
+    keep: float = 0.0
+    offset: int = 0  # in steps, of its turns
     n_sent: int = 0
     due: int = 0  # the step at which the mean under way is applied
     under_way: Pending | None = field(default=None, repr=False)
@@ -54,21 +59,27 @@ class _Fragment:
     def flat(self) -> Tensor:
         return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.tensors])
 
-    def put(self, values: Tensor, keep: float) -> None:
-        first = 0
+    def apply(self, change: Tensor) -> None:
+        """Make the outer step with the ranks' mean change."""
+        self.start.grad = change
+        self.outer.step()
+        self.under_way, first, values = None, 0, self.start.detach()
         for one in self.tensors:
             new = values[first : first + one.numel()].view(one.shape).to(one.dtype)
-            one.data.copy_(new if keep == 0 else torch.lerp(new, one.data, keep))
+            one.data.copy_(new if self.keep == 0 else torch.lerp(new, one.data, self.keep))
             first += one.numel()
 
 
 class OuterSync:
-    """See the module. `mean`: how the ranks' changes are averaged; `issuer`: in which thread."""
+    """See the module. `mean`: how the changes of parameters are averaged; `exact`: those of buffers; `issuer`: in which
+    thread.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         mean: Mean,
+        exact: Mean,
         issuer: Issuer,
         *,
         every: int,
@@ -79,53 +90,49 @@ class OuterSync:
         seed: int = 0,
     ) -> None:
         """Raises `ValueError` for numbers that do not fit together."""
-        tensors = _averaged(model)
+        tensors = [one for one in model.parameters() if one.requires_grad]
+        buffers = [one for one in model.buffers() if one.is_floating_point()]
         if every < 1 or not 1 <= fragments <= min(every, len(tensors)):
             raise ValueError(
                 f"every must be at least 1, and fragments between 1 and the smaller of every and the model's "
-                f"{len(tensors)} tensors; they are {every} and {fragments}"
+                f"{len(tensors)} trained parameters; they are {every} and {fragments}"
             )
         if not 0 <= delay < every:
             raise ValueError(f"delay must lie between 0 and every - 1 = {every - 1} steps, not {delay}")
         if not 0 <= keep < 1:
             raise ValueError(f"keep must be at least 0 and below 1, not {keep}")
-        self._mean, self._issuer, self._seed = mean, issuer, seed
-        self.every, self.delay, self.keep = every, delay, keep
+        self._issuer, self._seed = issuer, seed
+        self.every, self.delay = every, delay
         self.steps = 0  # of the inner optimizer
-        self._fragments = [_fragment(part, outer) for part in _parts(tensors, fragments)]
+        self._fragments = [
+            _fragment(part, mean, outer, keep, number * every // fragments)
+            for number, part in enumerate(_parts(tensors, fragments))
+        ]
+        if buffers:
+            self._fragments.append(_fragment(buffers, exact, partial(SGD, lr=1.0)))
 
     def stepped(self) -> None:
         """Take note of a step of the inner optimizer, and send or apply what is due."""
         self.steps += 1
         for number, one in enumerate(self._fragments):
             if one.under_way is not None and self.steps >= one.due:
-                self._apply(one, one.under_way.result())
-            offset = number * self.every // len(self._fragments)
-            if self.steps > offset and (self.steps - offset) % self.every == 0:
+                one.apply(one.under_way.result())
+            if self.steps > one.offset and (self.steps - one.offset) % self.every == 0:
                 self._send(number, one)
 
     def finish(self) -> None:
         """Apply what is under way, so that all ranks hold the same model if they stop here at an outer step."""
         for one in self._fragments:
             if one.under_way is not None:
-                self._apply(one, one.under_way.result())
+                one.apply(one.under_way.result())
 
     def _send(self, number: int, one: _Fragment) -> None:
-        change = one.start.detach() - one.flat()
-        key = derive_seed(self._seed, "outer", number, 0 if self._mean.feedback else one.n_sent)
+        change, mean = one.start.detach() - one.flat(), one.mean
+        key = derive_seed(self._seed, "outer", number, 0 if mean.feedback else one.n_sent)
         one.n_sent += 1
-        one.under_way, one.due = (
-            self._issuer.submit(lambda: self._mean.mean(change, key, number)),
-            self.steps + self.delay,
-        )
+        one.under_way, one.due = self._issuer.submit(lambda: mean.mean(change, key, number)), self.steps + self.delay
         if not self.delay:
-            self._apply(one, one.under_way.result())
-
-    def _apply(self, one: _Fragment, change: Tensor) -> None:
-        one.start.grad = change
-        one.outer.step()
-        one.put(one.start.detach(), self.keep)
-        one.under_way = None
+            one.apply(one.under_way.result())
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the loop must have of this rank, between two steps. Waits for what is under way."""
@@ -147,12 +154,6 @@ class OuterSync:
             one.n_sent = found["n_sent"]
 
 
-def _averaged(model: nn.Module) -> list[Tensor]:
-    """The parameters that train, and the floating-point buffers."""
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    return [*parameters, *(one for one in model.buffers() if one.is_floating_point())]
-
-
 def _parts(tensors: Sequence[Tensor], n: int) -> list[list[Tensor]]:
     """`n` runs of neighbours, none empty, of about the same number of values."""
     total, parts, done = sum(one.numel() for one in tensors), [list[Tensor]()], 0
@@ -166,6 +167,6 @@ def _parts(tensors: Sequence[Tensor], n: int) -> list[list[Tensor]]:
     return parts
 
 
-def _fragment(tensors: Sequence[Tensor], outer: Outer) -> _Fragment:
+def _fragment(tensors: Sequence[Tensor], mean: Mean, outer: Outer, keep: float = 0.0, offset: int = 0) -> _Fragment:
     start = nn.Parameter(torch.cat([one.detach().reshape(-1).to(torch.float32) for one in tensors]))
-    return _Fragment(tensors, start, outer([start]))
+    return _Fragment(tensors, mean, start, outer([start]), keep, offset)

@@ -1,0 +1,175 @@
+"""Means that are attached to a loop of one's own, in real groups: alike on all ranks, and as published."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from tests.aggregation.collective.ranks import in_ranks
+from tests.suite.nights import at_night
+from umbel.datacenter import CodecName, comm_hook, outer_sync
+
+pytestmark = pytest.mark.slow
+HERE = "tests.client.datacenter.test_attach"
+STEPS, EVERY, RATE = 40, 5, 0.1
+CODECS: tuple[CodecName, ...] = ("float32", "8bit", "4bit", "2bit")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(20, 150), nn.BatchNorm1d(150), nn.ReLU(), nn.Linear(150, 150), nn.Linear(150, 4))
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1000 * rank + step)
+    inputs = torch.randn(32, 20, generator=draw)
+    return inputs, inputs[:, :4].argmax(1)
+
+
+def backward(model: nn.Module, rank: int, step: int) -> float:
+    inputs, targets = batch(rank, step)
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    return loss.item()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+
+
+def hooked(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """After training with each codec, in many small buckets: the model, and the losses."""
+    rank, found = dist.get_rank(group), dict[str, Tensor]()
+    for codec in CODECS:
+        ddp = DistributedDataParallel(network(), bucket_cap_mb=0.02)
+        optimizer, losses = SGD(ddp.parameters(), lr=RATE), list[float]()
+        with comm_hook(ddp, codec=codec) as hook:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                losses.append(backward(ddp, rank, step))
+                optimizer.step()
+            assert hook.steps == STEPS
+            found[f"{codec}: bytes"] = torch.tensor(hook.n_bytes)
+        found[f"{codec}: model"], found[f"{codec}: losses"] = flat(ddp), torch.tensor(losses)
+        del ddp
+    return found
+
+
+@pytest.mark.parametrize("n_ranks", [2, *at_night(4)])
+def test_a_hook_of_few_bits_trains_as_well_and_all_ranks_alike(n_ranks: int, tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:hooked", n_ranks, tmp_path)
+    exact = torch.stack([one["float32: losses"] for one in by_rank]).mean(0)
+    whole = float(by_rank[0]["float32: bytes"])
+    for codec, share in zip(CODECS, (1, 0.27, 0.14, 0.08), strict=True):
+        for one in by_rank:
+            assert torch.equal(one[f"{codec}: model"], by_rank[0][f"{codec}: model"]), codec
+        losses = torch.stack([one[f"{codec}: losses"] for one in by_rank]).mean(0)
+        assert float(losses[-10:].mean()) < 0.6 * float(losses[:5].mean()), codec
+        assert float(losses[-10:].mean()) == pytest.approx(float(exact[-10:].mean()), rel=0.1), codec
+        assert float(by_rank[0][f"{codec}: bytes"]) <= 1.5 * share * whole, codec  # small buckets are padded
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """Of `outer_sync`, by name: with each codec, and with fragments that overlap with training."""
+    by_codec: dict[str, dict[str, Any]] = {codec: {"codec": codec} for codec in CODECS}
+    return by_codec | {"streaming": {"codec": "4bit", "fragments": 3, "delay": 2, "keep": 0.5}}
+
+
+def diloco(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    rank, found = dist.get_rank(group), dict[str, Tensor]()
+    for name, setting in settings().items():
+        model = network()
+        if rank:
+            nn.init.zeros_(next(model.parameters()))  # ranks that begin apart get the model of rank 0
+        optimizer = SGD(model.parameters(), lr=RATE)
+        with outer_sync(model, optimizer, every=EVERY, **setting) as sync:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                backward(model, rank, step)
+                optimizer.step()
+            found[f"{name}: starts"] = torch.cat([one["start"] for one in sync.state_dict()["fragments"]])
+        found[f"{name}: model"], found[f"{name}: loss"] = flat(model), held_out(model)
+    return found
+
+
+def held_out(model: nn.Module) -> Tensor:
+    """The loss on samples that no rank has seen."""
+    model.eval()
+    inputs, targets = (torch.cat(parts) for parts in zip(*(batch(9, step) for step in range(20)), strict=True))
+    with torch.no_grad():
+        return nn.functional.cross_entropy(model(inputs), targets)
+
+
+def test_diloco_is_that_of_the_paper_and_all_ranks_agree(tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:diloco", 2, tmp_path)
+    exact, before = float(by_rank[0]["float32: loss"]), float(held_out(network()))
+    for name in settings():
+        assert torch.equal(by_rank[0][f"{name}: starts"], by_rank[1][f"{name}: starts"]), name
+        assert float(by_rank[0][f"{name}: loss"]) < exact + 0.2 * (before - exact), name
+    torch.testing.assert_close(by_rank[0]["float32: model"], by_hand(), rtol=1e-4, atol=1e-5)
+
+
+def by_hand() -> Tensor:
+    """DiLoCo (algorithm 1) with two workers, and Nesterov's momentum in float64."""
+    model = network()
+    start = {name: one.clone() for name, one in model.state_dict().items()}
+    velocity = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in start.items()}
+    for first in range(0, STEPS, EVERY):
+        changes = list[dict[str, Tensor]]()
+        for rank in range(2):
+            model.load_state_dict(start)
+            optimizer = SGD(model.parameters(), lr=RATE)
+            for step in range(first, first + EVERY):
+                optimizer.zero_grad()
+                backward(model, rank, step)
+                optimizer.step()
+            changes.append({name: start[name].double() - one.double() for name, one in model.state_dict().items()})
+        for name, one in start.items():
+            if not one.is_floating_point():
+                continue
+            mean = (changes[0][name] + changes[1][name]) / 2
+            velocity[name] = 0.9 * velocity[name] + mean
+            is_statistic = "running" in name
+            start[name] = (one.double() - (mean if is_statistic else 0.7 * (mean + 0.9 * velocity[name]))).float()
+    model.load_state_dict(start)
+    return flat(model)
+
+
+def test_one_process_is_a_group_of_its_own_and_goes_on_from_its_state() -> None:
+    def trained(stops_at: int | None) -> Tensor:
+        model = network()
+        optimizer, state = SGD(model.parameters(), lr=RATE), None
+        for first, last in ((0, STEPS),) if stops_at is None else ((0, stops_at), (stops_at, STEPS)):
+            with outer_sync(model, optimizer, every=EVERY, codec="4bit") as sync:
+                if state is not None:
+                    sync.load_state_dict(state)
+                for step in range(first, last):
+                    optimizer.zero_grad()
+                    backward(model, 0, step)
+                    optimizer.step()
+                state = sync.state_dict()
+        return flat(model)
+
+    assert not dist.is_initialized()
+    assert torch.equal(trained(None), trained(13))
+    assert not dist.is_initialized()
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=RATE)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"every": 0}, "every must be at least 1"),
+        ({"every": 5, "fragments": 6}, "fragments between 1 and the smaller of every"),
+        ({"every": 5, "delay": 5}, "delay must lie between 0 and every - 1 = 4 steps, not 5"),
+        ({"every": 5, "keep": 1.0}, "keep must be at least 0 and below 1, not 1.0"),
+        ({"every": 5, "codec": "3bit"}, 'codec must be one of "float32", "8bit", "4bit" and "2bit"'),
+    ]
+    for setting, sentence in refused:
+        with pytest.raises(ValueError, match=sentence), outer_sync(model, optimizer, **setting):
+            pass
