@@ -29,6 +29,9 @@ def train(
         Path | None,
         typer.Option("--model", help="The first model (safetensors). Without it, the model of rank 0's client."),
     ] = None,
+    shared_data: Annotated[
+        bool, typer.Option("--shared-data", help="Ranks may train on the same samples; else that is an error.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work.
@@ -57,7 +60,7 @@ def train(
 
     log_to_stderr()
     with one_sentence_errors():
-        end, is_first = train_run(read_run_file(run_file)[1], app, out, model, told)
+        end, is_first = train_run(read_run_file(run_file)[1], app, out, model, told, may_share=shared_data)
     if is_first and as_json:
         print_json(end)
     elif is_first:

@@ -14,7 +14,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_che
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
 from umbel.client.datacenter.federation import GroupFederation
 from umbel.client.datacenter.group import Group, joined
+from umbel.client.datacenter.shards import Shard, compared_shards
 from umbel.client.files import make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
@@ -59,17 +60,25 @@ class TrainEnd:
 
 
 def train_run(
-    file: RunFile, app: str, out: Path, first: Path | None, told: Callable[[RoundRecord, float], None]
+    file: RunFile,
+    app: str,
+    out: Path,
+    first: Path | None,
+    told: Callable[[RoundRecord, float], None],
+    *,
+    may_share: bool = False,
 ) -> tuple[TrainEnd, bool]:
     """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
 
     `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
-    record, and the seconds that its checkpoint took. Raises `ClientError` and `OSError` with one sentence that says
-    what to do.
+    record, and the seconds that its checkpoint took. `may_share`: whether ranks may train on the same samples. Raises
+    `ClientError` and `OSError` with one sentence that says what to do.
     """
     shutdown = Shutdown()
     with joined(timeout_s=_patience_s(file)) as group, shutdown.on_signals():
-        on = agreed(group, file, client_of_rank(app, group, file.seed), lambda: shutdown.reason)
+        client = client_of_rank(app, group, file.seed)
+        on = agreed(group, file, client, lambda: shutdown.reason)
+        shards = compared_shards(group, client, may_share=may_share)
         own, saved = out / _RANKS / str(group.rank), _saved(group, out)
         if group.from_first(b"1" if saved else b"0") == b"1":
             start = next_checkpoint(group, file, on, saved, own)
@@ -81,7 +90,7 @@ def train_run(
             took_s = folder.add(record)
             if group.is_first:
                 told(record, took_s)
-        return folder.close(), group.is_first
+        return folder.close(shards), group.is_first
 
 
 def client_of_rank(app: str, group: Group, seed: int) -> Client:
@@ -164,14 +173,14 @@ class _RunFolder:
         self._group.gather(b"")  # from here on, no rank begins with an older checkpoint
         member.forget_before(self._own, version)
 
-    def close(self) -> TrainEnd:
+    def close(self, shards: Sequence[Shard]) -> TrainEnd:
         """Write the last model and the summary."""
         run, model, path = self._run, self._run.model, self._out / MODEL_FILE
         standing = run.standing
         end = TrainEnd(standing.status, standing.reason, self._n_rounds, standing.model.sha256, str(path), run.leaving)
         if self._group.is_first:
             write_model(path, model.layout.full_state(model.published), model.layout)
-            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file).encode())
+            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file, shards).encode())
         return end
 
 
@@ -191,7 +200,8 @@ def _makes_model(row: Mapping[str, Any]) -> bool:
     return bool(row["committed"]) and Task(row["task"]).makes_model
 
 
-def _summary(end: TrainEnd, group: Group, file: RunFile) -> str:
+def _summary(end: TrainEnd, group: Group, file: RunFile, shards: Sequence[Shard]) -> str:
     """How the run ended, and all that it depends on."""
     depends = {"ranks": group.size, "device": group.device.type, "seed": file.seed, "versions": versions()}
+    depends["data"] = [asdict(one) for one in shards]
     return json.dumps({**asdict(end), **depends}, indent=1)

@@ -95,6 +95,11 @@ class TorchClient(Client):
         self._loss = named.loss if named else cast("Loss | None", loss)
         self._measure = _measures(metrics, named.measure if named else accuracy_of_classes, counts or {})
 
+    @property
+    def train_data(self) -> Data:
+        """What it trains on, as it was given."""
+        return self._train
+
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def training_step(self, model: nn.Module, batch: Any) -> StepLoss | Iterator[StepLoss]:

@@ -1,0 +1,108 @@
+"""Whether the ranks train on different samples: the most frequent mistake is that each of them has all the data.
+
+Each rank hashes some of its training samples, spread evenly. (All of them might take hours to read.) Ranks that share
+data share hashes: of shards of a million samples each that are the same in another order, 5,000 hashed ones share
+about 25. Samples that augmentation draws anew each time have no two hashes alike, and are not compared.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from umbel.client.app import Client
+from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.training.trainer import TorchClient
+
+SAMPLES_MAX = 5_000
+SHARED_MAX = 0.1  # of a rank's samples: natural duplicates are fewer
+_COMMON_MIN = 10  # hashes: fewer may be alike by chance where not all samples were hashed
+_HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The training data of a rank, for the summary. `sha256`: of the hashed samples; empty if none can be read."""
+
+    samples: int
+    hashed: int
+    sha256: str
+
+
+def compared_shards(group: Group, app: Client, *, may_share: bool) -> list[Shard]:
+    """The shards of all ranks. Raises `GroupError` if two share much of what was hashed, unless they may."""
+    mine = _hashes(app)
+    counts = [int(one) for one in group.gather(str(app.sample_count).encode())]
+    by_rank = [
+        [data[i : i + _HASH_BYTES] for i in range(0, len(data), _HASH_BYTES)] for data in group.gather(b"".join(mine))
+    ]
+    if not may_share:
+        _require_different([set(one) for one in by_rank], counts)
+    return [
+        Shard(count, len(one), hashlib.sha256(b"".join(one)).hexdigest() if one else "")
+        for count, one in zip(counts, by_rank, strict=True)
+    ]
+
+
+def _require_different(by_rank: Sequence[set[bytes]], counts: Sequence[int]) -> None:
+    for rank, mine in enumerate(by_rank):
+        for other, theirs in enumerate(by_rank[:rank]):
+            share = _share(len(mine & theirs), len(mine), len(theirs), counts[other])
+            if share > SHARED_MAX:
+                raise GroupError(
+                    f"about {share:.0%} of the training samples of rank {rank} are on rank {other} too: give each rank "
+                    "its own share, such as by `make_client(number, of)`, or pass --shared-data if they are to train "
+                    "on the same"
+                )
+
+
+def _share(n_common: int, n_mine: int, n_theirs: int, count: int) -> float:
+    """The share of one rank's samples that are on another, of which `n_theirs` of `count` samples were hashed.
+
+    A sample that both have is among their hashed ones with a probability of `n_theirs` / `count`, unless both have
+    their samples in the same order.
+    """
+    if not n_common or (n_common < _COMMON_MIN and n_theirs < count):
+        return 0.0
+    return min(1.0, n_common / n_mine * count / n_theirs)
+
+
+def _hashes(app: Client) -> list[bytes]:
+    """Of some training samples; empty if the client is no `TorchClient`, or its data have no lengths and indices."""
+    data = app.train_data if isinstance(app, TorchClient) else None
+    places: Sequence[int] | None = None
+    if isinstance(data, DataLoader):
+        places = list(data.sampler) if isinstance(data.sampler, DistributedSampler) else None
+        data = data.dataset
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return []
+    indexed: Any = data
+    places = range(len(indexed)) if places is None else places
+    n_hashed = min(len(places), SAMPLES_MAX)
+    return [_hash(indexed[places[i * len(places) // n_hashed]]) for i in range(n_hashed)]
+
+
+def _hash(sample: object) -> bytes:
+    digest = hashlib.sha256()
+    _feed(digest, sample)
+    return digest.digest()[:_HASH_BYTES]
+
+
+def _feed(digest: Any, part: object) -> None:
+    match part:
+        case torch.Tensor():
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        case Mapping():
+            for name, one in part.items():
+                digest.update(str(name).encode())
+                _feed(digest, one)
+        case list() | tuple():
+            for one in part:
+                _feed(digest, one)
+        case _:
+            digest.update(repr(part).encode())

@@ -1,0 +1,91 @@
+"""Ranks that train on the same samples are found, also among many in another order; others are not suspected."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from umbel.client import TorchClient
+from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.shards import SAMPLES_MAX, Shard, compared_shards
+
+ALL = TensorDataset(torch.randn(60_000, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60_000) % 3)
+
+
+class _Ranks:
+    """Stands in for a group whose other ranks have said what the last calls said."""
+
+    def __init__(self) -> None:
+        self.said = list[list[bytes]]()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        self._calls += 1
+        if len(self.said) < self._calls:
+            self.said.append([])
+        self.said[self._calls - 1].append(data)
+        return self.said[self._calls - 1]
+
+    def begin(self) -> Group:
+        self._calls = 0
+        return cast(Group, self)
+
+
+def compared(*data: Any, may_share: bool = False) -> list[Shard]:
+    """As the last of these ranks sees them."""
+    ranks, found = _Ranks(), list[Shard]()
+    for one in data:
+        count = 7 if isinstance(one, IterableDataset) else None
+        client = TorchClient(nn.Linear(4, 3), "classes", one, device="cpu", sample_count=count)
+        found = compared_shards(ranks.begin(), client, may_share=may_share)
+    return found
+
+
+def part(first: int, last: int) -> Subset[Any]:
+    return Subset(ALL, range(first, last))
+
+
+def loader(rank: int) -> DataLoader[Any]:
+    """As loops for DDP have it."""
+    return DataLoader(part(0, 900), batch_size=8, sampler=DistributedSampler(part(0, 900), 2, rank))
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(ALL)
+
+
+def test_ranks_with_shares_of_their_own_are_told_apart() -> None:
+    shards = compared(part(0, 300), part(300, 700), part(700, 900))
+    assert [(one.samples, one.hashed) for one in shards] == [(300, 300), (400, 400), (200, 200)]
+    assert len({one.sha256 for one in shards}) == 3
+    assert compared(part(0, 300), part(300, 700), part(700, 900)) == shards
+    assert compared(part(0, 30_000), part(30_000, 60_000))[0].hashed == SAMPLES_MAX
+    assert [one.hashed for one in compared(loader(0), loader(1))] == [450, 450]
+    assert compared(_Stream(), _Stream()) == [Shard(7, 0, ""), Shard(7, 0, "")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "share"),
+    [
+        (part(0, 300), part(0, 300), "100%"),
+        (part(0, 300), part(250, 350), "50%"),
+        (ALL, ALL, "100%"),
+        (ALL, Subset(ALL, torch.randperm(60_000, generator=torch.Generator().manual_seed(1)).tolist()), r"\d+%"),
+    ],
+    ids=["all", "a half", "many", "many in another order"],
+)
+def test_ranks_that_share_samples_are_found(first: Any, second: Any, share: str) -> None:
+    with pytest.raises(GroupError, match=f"about {share} of the training samples of rank 1 are on rank 0 too"):
+        compared(first, second)
+    assert len(compared(first, second, may_share=True)) == 2
+
+
+def test_a_few_natural_duplicates_are_no_shared_data() -> None:
+    twins = TensorDataset(
+        torch.cat([ALL.tensors[0][:10], ALL.tensors[0][500:790]]), torch.zeros(300, dtype=torch.int64)
+    )
+    compared(part(0, 300), twins)
