@@ -58,5 +58,19 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup, device: torch.device) ->
     return [one[:size].cpu().numpy().tobytes() for one, size in zip(got, sizes, strict=True)]
 
 
+def broadcast_bytes(data: bytes, group: dist.ProcessGroup, device: torch.device) -> bytes:
+    """What rank 0 has given; what others give is ignored."""
+    is_first = dist.get_rank(group) == 0
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(length, group=group, group_src=0)
+    n_bytes = int(length)
+    sent = torch.empty(n_bytes, dtype=torch.uint8)
+    if is_first and n_bytes:
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    sent = sent.to(device)
+    dist.broadcast(sent, group=group, group_src=0)
+    return data if is_first else sent.cpu().numpy().tobytes()
+
+
 def _reduced_pieces(sums: Tensor, group: dist.ProcessGroup, device: torch.device) -> Iterator[Tensor]:
     return (reduced(piece, group, device) for piece in torch.split(sums, _PIECE_VALUES))

@@ -47,7 +47,7 @@ def outer_sync(
     device = next(model.parameters()).device
     with _own_group() as group, Issuer(device) as issuer:
         for one in (*model.parameters(), *model.buffers()):
-            dist.broadcast(one.data, 0, group=group)
+            dist.broadcast(one.data, group=group, group_src=0)
         means = mean_of(codec, group), Float32Mean(group)
         sync = OuterSync(
             model, *means, issuer, every=every, outer=outer, fragments=fragments, delay=delay, keep=keep, seed=seed

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from umbel.aggregation.collective.lanes import Lanes
-from umbel.aggregation.collective.sums import gather_bytes, reduced, sum_of_levels, sum_over_ranks
+from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.errors import ClientError
 
@@ -54,7 +54,8 @@ class Group:
 
     def from_first(self, data: bytes) -> bytes:
         """What rank 0 has given; what others give is ignored."""
-        return self.gather(data if self.is_first else b"")[0]
+        with _lost_ranks_named():
+            return broadcast_bytes(data, self.process_group, self._wire)
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""
