@@ -5,7 +5,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.own_clients import HERE
+from tests.suite.nights import at_night
 from umbel.sim import simulate
 
 pytestmark = pytest.mark.slow
@@ -52,14 +52,11 @@ def run_file(name: str, n_ranks: int, n_rounds: int) -> str:
 def by_group(tasks: list[dict[str, str]], n_ranks: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank has recorded."""
     (folder / "tasks.json").write_text(json.dumps(tasks))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    command = [sys.executable, str(RANK), str(folder / "tasks.json"), str(folder)]
-    ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank)}) for rank in range(n_ranks)]
-    assert [one.wait(timeout=300) for one in ranks] == [0] * n_ranks
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
+    subprocess.run(
+        [*launcher, str(RANK), str(folder / "tasks.json"), str(folder)], env=environment, check=True, timeout=900
+    )
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n_ranks)]
 
 
@@ -71,9 +68,7 @@ def by_simulator(task: dict[str, str], n_ranks: int) -> list[str | None]:
     return [row.model_sha256 for row in rows if row.committed]
 
 
-@pytest.mark.parametrize(
-    "n_ranks", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(4, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("n_ranks", [2, *at_night(1, 4)])
 def test_a_group_makes_the_models_of_the_simulator(n_ranks: int, tmp_path: Path) -> None:
     names = [*TERMS, *(["masked-fedavg", "masked-adam", "masked-fednova"] if n_ranks >= 3 else [])]
     app = f"{HERE}:make_torch_client"
