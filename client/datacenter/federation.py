@@ -16,6 +16,7 @@ them. Where the run file has [secure_aggregation], the ranks' levels and words a
 an all-reduce adds them up. Nothing is masked inside the group.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -296,14 +297,15 @@ class GroupFederation:
 
 
 def _played(opened: Training, reports: Sequence[RankReport]) -> Closing | Abandoned:
-    """The attempt after these reports, in the order of their times."""
+    """The attempt after these reports, in the order of their times. None is late: all ranks have waited for all."""
     events = list[tuple[float, ClientId, Event]]()
+    last = math.nextafter(opened.closes_at, 0.0)
     for rank, one in enumerate(reports):
         if (name := client_name(rank)) in opened.cohort:
-            at = opened.opened_at + one.elapsed_s
+            at = min(opened.opened_at + one.elapsed_s, last)
             events.append((at, name, Reported(at, name, one.work) if one.work else Declined(at, name, one.refusal)))
-    in_time = [event for at, _, event in sorted(events, key=lambda one: one[:2]) if at < opened.closes_at]
-    ended = advance_to_end(opened, [*in_time, Tick(opened.closes_at)])
+    in_order = [event for _, _, event in sorted(events, key=lambda one: one[:2])]
+    ended = advance_to_end(opened, [*in_order, Tick(opened.closes_at)])
     assert isinstance(ended, Closing | Abandoned), "a window ends"
     return ended
 

@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 
 from tests.contracts.own_clients import make_torch_client
 from umbel.aggregation.run.file import RunFile
-from umbel.client.app import Client
+from umbel.aggregation.run.records import RoundRecord
+from umbel.client import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
 from umbel.client.datacenter.checkpoint import Checkpoint
 from umbel.client.datacenter.group import Group, GroupError, joined
-from umbel.client.datacenter.train import client_of_rank
+from umbel.client.datacenter.train import client_of_rank, train_run
 from umbel.client.errors import AppError
 
 _RUN_FILE = TypeAdapter(RunFile)
@@ -113,6 +114,15 @@ def test_a_rank_gets_its_client_from_any_kind_of_name() -> None:
             assert made.sample_count == make_torch_client(number, 3).sample_count
         with pytest.raises(AppError, match="name a Client, or a function make_client"):
             client_of_rank(f"{__name__}:nothing", group, 0)
+
+
+@pytest.mark.slow
+def test_what_a_slow_rank_has_done_at_the_end_of_the_window_counts(tmp_path: Path) -> None:
+    file = run_file(rounds={"count": 1, "window_s": 0.5}, training={"local_steps": 10_000_000})
+    records = list[RoundRecord]()
+    end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda record, _: records.append(record))
+    assert is_first
+    assert (end.rounds, records[0].reported, records[0].partial) == (1, 1, 1)
 
 
 def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
