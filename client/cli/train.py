@@ -45,18 +45,20 @@ def train(
     """
     from umbel.aggregation.messages import RunStatus
     from umbel.aggregation.phrases import counted
-    from umbel.aggregation.run.records import RoundRecord
     from umbel.client.cli.output import figures, log_to_stderr, one_sentence_errors, print_json
     from umbel.client.cli.view_rounds import name_of
+    from umbel.client.datacenter.federation import GroupAttempt
     from umbel.client.datacenter.train import train_run
     from umbel.client.operator.run_files import read_run_file
 
-    def told(record: RoundRecord, saved_s: float) -> None:
+    def told(attempt: GroupAttempt) -> None:
         if as_json:
             return
+        record, cost = attempt.record, attempt.cost
         measured = figures({**record.metrics, **{f"held-out {name}": one for name, one in record.evaluation.items()}})
         outcome = f"{record.reported} of {record.selected} ranks" if record.committed else record.reason
-        typer.echo(f"{name_of(record)}: {outcome}, {record.wall_s:.1f} s  {measured}")
+        times = f"{record.wall_s:.1f} s (train {cost.train_s:.1f}, wait {cost.wait_s:.1f}, sum {cost.sum_s:.1f})"
+        typer.echo(f"{name_of(record)}: {outcome}, {times}  {measured}")
 
     log_to_stderr()
     with one_sentence_errors():

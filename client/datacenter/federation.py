@@ -60,6 +60,7 @@ from umbel.aggregation.secagg.numbers.composition import WORD_BYTES, Composition
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import ClientId, client_name
 from umbel.aggregation.update.grid import sum_sha256
+from umbel.client.datacenter.cost import Cost, Meter
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.datacenter.member import Made, Member
 from umbel.client.errors import TrainingFailed
@@ -96,6 +97,14 @@ class _Found:
     totals: Totals | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupAttempt:
+    """An ended attempt, and what it has cost on this rank."""
+
+    record: RoundRecord
+    cost: Cost
+
+
 class GroupFederation:
     """One run of a group. `sizes`: the sample count of each rank."""
 
@@ -106,18 +115,19 @@ class GroupFederation:
         self.standing, self.model = standing, model
         self.leaving = ""  # which rank must leave after the last attempt, and why
 
-    def attempts(self) -> Iterator[RoundRecord]:
-        """The record of every attempt until the run is over or a rank must leave.
+    def attempts(self) -> Iterator[GroupAttempt]:
+        """Every attempt until the run is over or a rank must leave.
 
         Raises `GroupError` if a rank fails or is lost, and for a round that fails again and again.
         """
         while self.standing.status is RunStatus.RUNNING and not self.leaving:
-            record = self._attempt()
-            yield record
+            meter = Meter()
+            record = self._attempt(meter)
+            yield GroupAttempt(record, meter.ended())
             if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
                 raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {record.reason}")
 
-    def _attempt(self) -> RoundRecord:
+    def _attempt(self, meter: Meter) -> RoundRecord:
         plan = self.standing.state.plan
         opened = self._recruited()
         if isinstance(opened, Abandoned):
@@ -125,7 +135,9 @@ class GroupFederation:
             return self._end(abandoned(self.standing, replace(opened, plan=plan), known))
         began, composition = time.monotonic(), self._composition(plan)
         made = self._made(plan, opened, composition, began)
+        meter.end("train_s")
         reports = self._exchanged(made, _sent_bytes(made), time.monotonic() - began)
+        meter.end("wait_s")
         state: Closing | Abandoned = replace(_played(opened, reports), plan=plan)
         found: _Found | Totals | None = None
         if isinstance(state, Closing):
@@ -135,7 +147,10 @@ class GroupFederation:
                 spoiled, _ = advance(state, Spoiled(state.closed_at, str(error)))
                 assert isinstance(spoiled, Abandoned), "no model is made of its sum"
                 state = spoiled
-        return self._ended(state, found, reports, self._shared_elapsed(began))
+        meter.end("sum_s")
+        record = self._ended(state, found, reports, self._shared_elapsed(began))
+        meter.end("apply_s")
+        return record
 
     # --- before the sum -----------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from umbel.aggregation.seeds import derive_seed
 from umbel.client.app import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, versions
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
-from umbel.client.datacenter.federation import GroupFederation
+from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.group import Group, joined
 from umbel.client.datacenter.shards import Shard, compared_shards
 from umbel.client.files import make_private, write_atomically
@@ -64,14 +64,14 @@ def train_run(
     app: str,
     out: Path,
     first: Path | None,
-    told: Callable[[RoundRecord, float], None],
+    told: Callable[[GroupAttempt], None],
     *,
     may_share: bool = False,
 ) -> tuple[TrainEnd, bool]:
     """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
 
     `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
-    record, and the seconds that its checkpoint took. `may_share`: whether ranks may train on the same samples. Raises
+    attempt. `may_share`: whether ranks may train on the same samples. Raises
     `ClientError` and `OSError` with one sentence that says what to do.
     """
     shutdown = Shutdown()
@@ -86,10 +86,10 @@ def train_run(
             start = first_checkpoint(group, file, on, _first_model(group, first))
         run = GroupFederation(group, on.member, on.sizes, start.standing, start.model)
         folder = _RunFolder(out, own, group, run, start.rows_bytes)
-        for record in run.attempts():
-            took_s = folder.add(record)
+        for attempt in run.attempts():
+            folder.add(attempt)
             if group.is_first:
-                told(record, took_s)
+                told(attempt)
         return folder.close(shards), group.is_first
 
 
@@ -143,11 +143,11 @@ class _RunFolder:
                 file.truncate(rows_bytes)
             self._n_rounds = sum(_makes_model(json.loads(line)) for line in self._rows.read_bytes().splitlines())
 
-    def add(self, record: RoundRecord) -> float:
-        """Take the record of an ended attempt, and save the run if that is due. Returns the seconds that it took."""
+    def add(self, attempt: GroupAttempt) -> None:
+        """Take an ended attempt, and save the run if that is due."""
         began = time.monotonic()
         if self._group.is_first:
-            row = _row(record)
+            row = _row(attempt)
             self._n_rounds += _makes_model(row)
             with self._rows.open("ab") as file:
                 file.write(json.dumps(row).encode() + b"\n")
@@ -156,7 +156,6 @@ class _RunFolder:
         if self._group.from_first(b"1" if is_due else b"0") == b"1":
             self._save()
             self._saved_at, self._saving_s = time.monotonic(), time.monotonic() - began
-        return time.monotonic() - began
 
     def _save(self) -> None:
         """Write what each rank keeps, and then the checkpoint that counts on it."""
@@ -184,16 +183,16 @@ class _RunFolder:
         return end
 
 
-def _row(record: RoundRecord) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have."""
-    evaluation = record.evaluation
+def _row(attempt: GroupAttempt) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0."""
+    record, evaluation = attempt.record, attempt.record.evaluation
     names = {
         "accuracy": evaluation.get("accuracy", evaluation.get("confusion.accuracy")),
         "loss": evaluation.get("loss"),
         "train_loss": record.metrics.get("loss"),
         "virtual_s": record.wall_s,
     }
-    return {**_RECORD.dump_python(record, mode="json"), **names}
+    return {**_RECORD.dump_python(record, mode="json"), **names, **asdict(attempt.cost)}
 
 
 def _makes_model(row: Mapping[str, Any]) -> bool:

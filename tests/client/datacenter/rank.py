@@ -37,7 +37,7 @@ def main(tasks: list[dict[str, str]], out: Path) -> None:
                     "reported": one.reported,
                     "task": one.task.value,
                 }
-                for one in run.attempts()
+                for one in (attempt.record for attempt in run.attempts())
             ]
             found[task["name"]] = {
                 "records": records,

@@ -120,7 +120,7 @@ def test_a_rank_gets_its_client_from_any_kind_of_name() -> None:
 def test_what_a_slow_rank_has_done_at_the_end_of_the_window_counts(tmp_path: Path) -> None:
     file = run_file(rounds={"count": 1, "window_s": 0.5}, training={"local_steps": 10_000_000})
     records = list[RoundRecord]()
-    end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda record, _: records.append(record))
+    end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda attempt: records.append(attempt.record))
     assert is_first
     assert (end.rounds, records[0].reported, records[0].partial) == (1, 1, 1)
 

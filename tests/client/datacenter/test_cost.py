@@ -1,0 +1,46 @@
+"""The cost of an attempt: times of its parts, and bytes as the system counts them."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from umbel.client.datacenter import cost
+from umbel.client.datacenter.cost import PARTS, Cost, Meter, bytes_sent
+
+COUNTERS = """Inter-| Receive | Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:     100       1    0    0    0     0          0         0      200      1    0    0    0     0       0       0
+  eth0:     300       1    0    0    0     0          0         0     4000      1    0    0    0     0       0       0
+"""
+
+
+def test_the_bytes_of_all_interfaces_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_COUNTERS", tmp_path / "dev")
+    assert bytes_sent() is None
+    assert Meter().ended() == Cost()
+    (tmp_path / "dev").write_text(COUNTERS)
+    assert bytes_sent() == 4200
+    meter = Meter()
+    (tmp_path / "dev").write_text(COUNTERS.replace("4000", "5000"))
+    assert meter.ended().sent_bytes == 1000
+
+
+def test_each_part_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    monkeypatch.setattr(cost, "monotonic", lambda: next(clock))
+    meter = Meter()
+    for part in PARTS:
+        meter.end(part)
+    assert replace(meter.ended(), sent_bytes=None) == Cost(1.0, 2.0, 3.0, 4.0)
+
+
+def test_what_is_sent_on_this_machine_is_counted() -> None:
+    if bytes_sent() is None:
+        pytest.skip("this system does not count bytes in /proc/net/dev")
+    meter = Meter()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        for _ in range(100):
+            one.sendto(bytes(1000), ("127.0.0.1", 9))
+    assert (meter.ended().sent_bytes or 0) >= 100_000
