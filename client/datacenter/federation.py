@@ -18,7 +18,7 @@ an all-reduce adds them up. Nothing is masked inside the group.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,12 +106,20 @@ class GroupAttempt:
 
 
 class GroupFederation:
-    """One run of a group. `sizes`: the sample count of each rank."""
+    """One run of a group. `sizes`: the sample count of each rank. `leaves`: why this rank must leave after the attempt
+    under way; None while it may stay.
+    """
 
     def __init__(
-        self, group: Group, member: Member, sizes: Sequence[int], standing: Standing, model: ModelState
+        self,
+        group: Group,
+        member: Member,
+        sizes: Sequence[int],
+        standing: Standing,
+        model: ModelState,
+        leaves: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._group, self.member, self._sizes = group, member, sizes
+        self._group, self.member, self._sizes, self._leaves = group, member, sizes, leaves
         self.standing, self.model = standing, model
         self.leaving = ""  # which rank must leave after the last attempt, and why
 
@@ -211,9 +219,7 @@ class GroupFederation:
     def _exchanged(self, made: Made, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
         """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
         sha256 = self.standing.model.sha256
-        mine = RankReport(
-            sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self.member.told_to_stop() or ""
-        )
+        mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self._leaves() or "")
         reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
         for rank, one in enumerate(reports):
             if one.failed:

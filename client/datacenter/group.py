@@ -22,6 +22,7 @@ from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
+_WORDS = "umbel_words"  # a key of the store
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
@@ -41,11 +42,23 @@ class Group:
     device: torch.device  # of this rank's training
     process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
+    _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
 
     @property
     def is_first(self) -> bool:
         """Whether this rank writes what the job leaves."""
         return self.rank == 0
+
+    def tell_all(self, words: str) -> None:
+        """Write what others find when they ask `told`; not in turn with other calls."""
+        self._board.set(_WORDS, words)
+
+    def told(self) -> str:
+        """What a rank has told all; empty if none has. It asks the store, and waits for no rank."""
+        try:
+            return self._board.get(_WORDS).decode() if self._board.check([_WORDS]) else ""
+        except RuntimeError:  # the machine with the store is gone: the next sum says so
+            return ""
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
@@ -82,9 +95,8 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     try:
-        dist.init_process_group(
-            backend, store=_store(size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
-        )
+        store = _store(size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:
         raise GroupError(
             f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
@@ -93,7 +105,7 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire)
+        yield Group(rank, size, device, ranks, wire, store)
     finally:
         dist.destroy_process_group()
 

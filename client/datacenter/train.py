@@ -34,6 +34,7 @@ from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_che
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
 from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.group import Group, joined
+from umbel.client.datacenter.leaving import Leaving
 from umbel.client.datacenter.shards import Shard, compared_shards
 from umbel.client.files import make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
@@ -77,14 +78,15 @@ def train_run(
     shutdown = Shutdown()
     with joined(timeout_s=_patience_s(file)) as group, shutdown.on_signals():
         client = client_of_rank(app, group, file.seed)
-        on = agreed(group, file, client, lambda: shutdown.reason)
+        leaving = Leaving(group, lambda: shutdown.reason)
+        on = agreed(group, file, client, leaving)
         shards = compared_shards(group, client, may_share=may_share)
         own, saved = out / _RANKS / str(group.rank), _saved(group, out)
         if group.from_first(b"1" if saved else b"0") == b"1":
             start = next_checkpoint(group, file, on, saved, own)
         else:
             start = first_checkpoint(group, file, on, _first_model(group, first))
-        run = GroupFederation(group, on.member, on.sizes, start.standing, start.model)
+        run = GroupFederation(group, on.member, on.sizes, start.standing, start.model, leaving.own)
         folder = _RunFolder(out, own, group, run, start.rows_bytes)
         for attempt in run.attempts():
             folder.add(attempt)

@@ -5,6 +5,7 @@ What happens, happens once: not after torchrun has started the ranks again.
 
 import os
 import signal
+from dataclasses import replace
 
 from torch import nn
 
@@ -24,9 +25,16 @@ class _Unlucky(Client):
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" and "UMBEL_TEST_AGAIN" not in os.environ
-        if self.number == RANK and plan.round == ROUND and is_first:
-            self.meet()
+        if plan.round == ROUND and is_first:
+            if self.number == RANK:
+                self.meet()
+            else:
+                plan = self.meanwhile(plan)
         return self.inner.train(model, plan)
+
+    def meanwhile(self, plan: LocalPlan) -> LocalPlan:
+        """What the other ranks are to do."""
+        return plan
 
     def meet(self) -> None:
         raise NotImplementedError
@@ -38,6 +46,11 @@ class _Killed(_Unlucky):
 
 
 class _Stopped(_Unlucky):
+    """The other ranks would go on for hours."""
+
+    def meanwhile(self, plan: LocalPlan) -> LocalPlan:
+        return replace(plan, epochs=None, steps=1 << 40)
+
     def meet(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
