@@ -82,13 +82,15 @@ class Exchange:
         rotated = values.new_zeros(n_ranks * n_part)
         rotate_into(rotated[: blocks.n_padded], whole, blocks, key)
         parts = rotated.view(n_ranks, n_part)
-        sent = self._rounded(parts)
+        places = torch.arange(n_ranks * n_part, device=values.device).view(n_ranks, n_part)
+        is_used = places < blocks.n_padded  # the rest of the last part is no part of the rotated vector
+        sent = self._rounded(parts, is_used)
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.group)
         part = self._values(got).mean(0)
         if left is not None:
             part += left.of_part
-        made = self._rounded(part.unsqueeze(0))
+        made = self._rounded(part.unsqueeze(0), is_used[rank].unsqueeze(0))
         gathered = made.new_empty(n_ranks * made.numel())
         all_gather_single(gathered, made.view(-1), group=self.group)
         means = self._values(gathered.view(n_ranks, -1))
@@ -106,15 +108,16 @@ class Exchange:
         n_part = -(-Blocks.of(n_values).n_padded // (n_ranks * GROUP)) * GROUP
         return 2 * (n_ranks - 1) * (packed_bytes(n_part, self.bits) + _FACTOR_BYTES)
 
-    def _rounded(self, parts: Tensor) -> Tensor:
-        """Each row as bytes: float32 (k, n) -> uint8 (k, packed + 4)."""
+    def _rounded(self, parts: Tensor, is_used: Tensor) -> Tensor:
+        """Each row as bytes: float32 (k, n) -> uint8 (k, packed + 4). `is_used`: bool (k, n), the places that count."""
         half = 1 << self.bits - 1
-        rms = parts.square().mean(1, keepdim=True).sqrt_()
+        parts = parts.where(is_used, 0.0)
+        rms = (parts.square().sum(1, keepdim=True) / is_used.sum(1, keepdim=True).clamp(min=1)).sqrt_()
         levels = (parts / (rms * STEPS[self.bits])).nan_to_num_(0.0).floor_().clamp_(-half, half - 1)
-        grid = levels + 0.5
+        grid = (levels + 0.5).where(is_used, 0.0)
         with_grid = (parts * grid).sum(1)
         if self.feedback:
-            factors = with_grid / grid.square().sum(1)
+            factors = with_grid / grid.square().sum(1).clamp(min=0.25)
         else:
             factors = (parts.square().sum(1) / with_grid).nan_to_num_(0.0)
         factors = torch.where(rms[:, 0].isfinite(), factors, math.nan)

@@ -23,11 +23,15 @@ def train(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="The folder for rounds.jsonl, model.safetensors and summary.json; a run there goes on.")
+        Path,
+        typer.Option(help="The folder for rounds.jsonl, model.safetensors and summary.json. A run in it goes on."),
     ] = Path("train-out"),
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="The first model (safetensors). Without it, the model of rank 0's client."),
+        typer.Option(
+            "--model",
+            help=X,
+        ),
     ] = None,
     shared_data: Annotated[
         bool, typer.Option("--shared-data", help="Ranks may train on the same samples; else that is an error.")
@@ -36,12 +40,12 @@ def train(
 ) -> None:
     """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work.
 
-    torchrun --nproc-per-node 4 -m umbel train RUN.toml --app module:client
+    torchrun --standalone --nproc-per-node 4 -m umbel train RUN.toml --app module:client
 
-    The rounds, the endings and the models are those of a coordinator with the same clients, to the bit. Sums go over
-    NCCL if every rank has a GPU of its own, else over Gloo. Nothing is masked inside the group. Without torchrun, one
-    process is the only rank. After a kill of any rank the same command goes on from the last checkpoint; torchrun
-    --max-restarts 3 does so by itself.
+    You get the models that a coordinator with the same clients and seeds would make, bit for bit. Sums go over NCCL if
+    every rank has a GPU of its own, else over Gloo. Nothing is masked inside the group. Without torchrun, one process
+    is the only rank. After a kill of any rank the same command goes on from the last checkpoint; on one machine,
+    torchrun --max-restarts 3 does so by itself.
     """
     from umbel.aggregation.messages import RunStatus
     from umbel.aggregation.phrases import counted

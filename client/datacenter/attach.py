@@ -6,20 +6,24 @@ loop runs on a laptop.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Literal, TypeAlias
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from umbel.aggregation.collective.exchange import Exchange
 from umbel.aggregation.collective.mean import Float32Mean, Mean
+from umbel.aggregation.collective.sums import gather_bytes
 from umbel.client.datacenter.ddp_hook import DdpHook, average
 from umbel.client.datacenter.group import joined
 from umbel.client.datacenter.issuing import Issuer
 from umbel.client.datacenter.outer_sync import Outer, OuterSync, nesterov
 
+_TIMEOUT = timedelta(minutes=10)  # for which a rank waits for the others
 CodecName: TypeAlias = Literal["float32", "8bit", "4bit", "2bit"]
 """How many bits a value takes on the network. "2bit" has error feedback, for rare means."""
 
@@ -45,7 +49,9 @@ def outer_sync(
     that do not fit together.
     """
     device = next(model.parameters()).device
+    terms = repr((every, codec, fragments, delay, keep, seed, [_kind(one) for one in model.state_dict().items()]))
     with _own_group() as group, Issuer(device) as issuer:
+        _require_alike(terms, group, device)
         for one in (*model.parameters(), *model.buffers()):
             dist.broadcast(one.data, group=group, group_src=0)
         means = mean_of(codec, group), Float32Mean(group)
@@ -67,7 +73,8 @@ def comm_hook(ddp: DistributedDataParallel, *, codec: CodecName = "4bit", seed: 
     `seed`: of the rotations, the same on all ranks.
     """
     device = next(ddp.parameters()).device
-    with _own_group() as group, Issuer(device) as issuer:
+    with _own_group(dist.get_process_group_ranks(ddp.process_group)) as group, Issuer(device) as issuer:
+        _require_alike(repr((codec, seed)), group, device)
         hook = DdpHook(mean_of(codec, group), issuer, seed)
         ddp.register_comm_hook(hook, average)
         yield hook
@@ -83,11 +90,29 @@ def mean_of(codec: CodecName, group: dist.ProcessGroup) -> Mean:
     return Exchange(group, bits[codec], feedback=codec == "2bit")
 
 
+def _kind(named: tuple[str, Tensor]) -> tuple[str, list[int], str]:
+    """Raises `ValueError` for a tensor of a type that float32 cannot stand for."""
+    name, tensor = named
+    if tensor.is_complex():
+        raise ValueError(f"tensor {name!r} is complex, and means are taken of real numbers")
+    return name, list(tensor.shape), str(tensor.dtype)
+
+
+def _require_alike(terms: str, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise `ValueError` unless all ranks have come with the same terms."""
+    wire = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    by_rank = gather_bytes(terms.encode(), group, wire)
+    if odd := [rank for rank, one in enumerate(by_rank) if one != by_rank[0]]:
+        raise ValueError(
+            f"rank {odd[0]} has come with another model, or with other arguments, than rank 0: all ranks need the same"
+        )
+
+
 @contextmanager
-def _own_group() -> Generator[dist.ProcessGroup]:
-    """A group of all ranks for umbel alone: its collectives come from another thread than those of the loop."""
+def _own_group(ranks: list[int] | None = None) -> Generator[dist.ProcessGroup]:
+    """A group for umbel alone, of all ranks or of these: its collectives come from another thread than the loop's."""
     if dist.is_initialized():
-        group = dist.new_group()
+        group = dist.new_group(ranks, timeout=_TIMEOUT, use_local_synchronization=ranks is not None)
         assert isinstance(group, dist.ProcessGroup), "this rank is in it"
         try:
             yield group

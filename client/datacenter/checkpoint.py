@@ -11,11 +11,13 @@ find their own files again. A checkpoint says how many bytes of `rounds.jsonl` w
 are of rounds that will be done again, and are cut off.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -28,7 +30,7 @@ from umbel.client.datacenter.group import GroupError
 from umbel.client.files import write_atomically
 
 CHECKPOINT_FILE, ROWS_FILE = "checkpoint.safetensors", "rounds.jsonl"
-_KEY, _FORMAT = "umbel.group", 1
+_KEY, _SHA256, _FORMAT = "umbel.group", "sha256", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,20 @@ class Checkpoint:
         tensors = {f"master/{name}": value for name, value in self.model.master.items()}
         tensors |= {f"published/{name}": value for name, value in self.model.published.items()}
         contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-        return save(contiguous, {_KEY: _STORED.dump_json(stored).decode()})
+        text = _STORED.dump_json(stored).decode()
+        return save(contiguous, {_KEY: text, _SHA256: _digest(text, contiguous)})
 
     @classmethod
     def decode(cls, data: bytes, layout: Layout) -> "Checkpoint":
         """`layout`: of the run's model. Raises `GroupError` for bytes that are no checkpoint of it."""
         try:
-            text = _metadata(data)[_KEY]
+            metadata = _metadata(data)
+            text = metadata[_KEY]
             if (found := json.loads(text)["format"]) != _FORMAT:
                 raise GroupError(f"the checkpoint has format {found}, which this version of umbel does not read")
             stored, tensors = _STORED.validate_json(text), load(data)
+            if metadata[_SHA256] != _digest(text, tensors):
+                raise ValueError("it was changed")
             published = _under("published/", tensors)
             if stored.layout != layout.digest:
                 raise GroupError(
@@ -98,6 +104,16 @@ def _metadata(data: bytes) -> Mapping[str, str]:
     length = int.from_bytes(data[:8], "little")
     found: dict[str, dict[str, str]] = json.loads(data[8 : 8 + length])
     return found["__metadata__"]
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a checkpoint holds, so that one that was changed later is refused."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Part
+from umbel.aggregation.plans.masks import ONE_STEP
 from umbel.aggregation.plans.round import RoundPlan, Task, ranks_of
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.cohort import Expected
@@ -179,7 +180,8 @@ class GroupFederation:
         if plan.secure is None:
             return None
         layout, only = self.model.layout, not plan.task.sends_updates
-        return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout, only)
+        secure = replace(plan.secure, minimum_work=ONE_STEP)  # nobody has to be hidden among equals here
+        return Composition(plan.codec, secure, plan.grid, plan.sample_count_max, layout, only)
 
     def _made(self, plan: RoundPlan, opened: Training, composition: Composition | None, began: float) -> Made:
         """What this rank has to say. A failure of its own code is what it says then, so that no rank waits for it."""

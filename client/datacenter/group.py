@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
 _WORDS = "umbel_words"  # a key of the store
+_joins = count()  # of this process: each needs a prefix of its own, too
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
@@ -122,7 +124,7 @@ def _store(size: int) -> Any:
         is_master=not is_agents and _number("RANK", 0) == 0,
         timeout=timedelta(seconds=_JOIN_S),
     )
-    return _stores.PrefixStore(f"umbel_attempt_{attempt}", store)
+    return _stores.PrefixStore(f"umbel_attempt_{attempt}_{next(_joins)}", store)
 
 
 def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:
@@ -149,8 +151,8 @@ def _lost_ranks_named() -> Generator[None]:
         yield
     except (RuntimeError, dist.DistError) as error:
         raise GroupError(
-            f"another rank of this job is lost: {_first_line(error)}. The log of that rank says why; torchrun "
-            "--max-restarts starts all ranks again"
+            "another rank of this job is lost: the log of that rank says why. Start the same command again to go on; "
+            "torchrun --max-restarts does so by itself"
         ) from error
 
 

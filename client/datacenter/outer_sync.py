@@ -92,6 +92,8 @@ class OuterSync:
         """Raises `ValueError` for numbers that do not fit together."""
         tensors = [one for one in model.parameters() if one.requires_grad]
         buffers = [one for one in model.buffers() if one.is_floating_point()]
+        if not tensors:
+            raise ValueError("the model has no parameter that is trained, so there is nothing to average")
         if every < 1 or not 1 <= fragments <= min(every, len(tensors)):
             raise ValueError(
                 f"every must be at least 1, and fragments between 1 and the smaller of every and the model's "

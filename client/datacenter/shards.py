@@ -2,7 +2,8 @@
 
 Each rank hashes some of its training samples, spread evenly. (All of them might take hours to read.) Ranks that share
 data share hashes: of shards of a million samples each that are the same in another order, 5,000 hashed ones share
-about 25. Samples that augmentation draws anew each time have no two hashes alike, and are not compared.
+about 25. Samples that augmentation draws anew each time have no two hashes alike, and are
+not compared; nor are clients other than `TorchClient`, and tables of few categories, whose samples are often equal.
 """
 
 import hashlib
@@ -10,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from umbel.client.app import Client
@@ -20,6 +22,7 @@ from umbel.client.training.trainer import TorchClient
 
 SAMPLES_MAX = 5_000
 SHARED_MAX = 0.1  # of a rank's samples: natural duplicates are fewer
+_DISTINCT_MIN = 0.9  # below it, as in tables of few categories, equal samples say nothing
 _COMMON_MIN = 10  # hashes: fewer may be alike by chance where not all samples were hashed
 _HASH_BYTES = 8
 
@@ -76,14 +79,27 @@ def _hashes(app: Client) -> list[bytes]:
     data = app.train_data if isinstance(app, TorchClient) else None
     places: Sequence[int] | None = None
     if isinstance(data, DataLoader):
-        places = list(data.sampler) if isinstance(data.sampler, DistributedSampler) else None
-        data = data.dataset
+        places, data = _places_of(data.sampler), data.dataset
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         return []
     indexed: Any = data
     places = range(len(indexed)) if places is None else places
     n_hashed = min(len(places), SAMPLES_MAX)
-    return [_hash(indexed[places[i * len(places) // n_hashed]]) for i in range(n_hashed)]
+    found = [_hash(indexed[places[i * len(places) // n_hashed]]) for i in range(n_hashed)]
+    return found if len(set(found)) > _DISTINCT_MIN * n_hashed else []
+
+
+def _places_of(sampler: object) -> Sequence[int] | None:
+    """Which samples of its data set a loader takes; None: all, or unknown before it draws them."""
+    match sampler:
+        case DistributedSampler():
+            return list(sampler)
+        case SubsetRandomSampler():
+            return list(sampler.indices)
+        case RandomSampler() | SequentialSampler():
+            return None
+        case _:
+            return []  # of one's own: to ask it might change what it draws later
 
 
 def _hash(sample: object) -> bytes:
@@ -97,6 +113,9 @@ def _feed(digest: Any, part: object) -> None:
         case torch.Tensor():
             digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
             digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        case np.ndarray():
+            digest.update(f"{part.dtype}{part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).tobytes())
         case Mapping():
             for name, one in part.items():
                 digest.update(str(name).encode())

@@ -14,7 +14,8 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import decode_model
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
@@ -33,16 +35,17 @@ from umbel.client.app import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, versions
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
 from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
-from umbel.client.datacenter.group import Group, joined
+from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.datacenter.leaving import Leaving
 from umbel.client.datacenter.shards import Shard, compared_shards
-from umbel.client.files import make_private, write_atomically
+from umbel.client.errors import AppError
+from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
 from umbel.client.user_code import OptionWords, checked_client, find_named, make_named
 
 MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
-_RANKS = "ranks"
+_RANKS, _LOCK = "ranks", ".lock"
 _CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
 _RECORD = TypeAdapter(RoundRecord)
 _APP = OptionWords("--app", "my_hospital:make_client", "a Client, or a function make_client(number, of)")
@@ -76,23 +79,24 @@ def train_run(
     `ClientError` and `OSError` with one sentence that says what to do.
     """
     shutdown = Shutdown()
-    with joined(timeout_s=_patience_s(file)) as group, shutdown.on_signals():
+    with joined(timeout_s=_patience_s(file)) as group:
         client = client_of_rank(app, group, file.seed)
         leaving = Leaving(group, lambda: shutdown.reason)
         on = agreed(group, file, client, leaving)
         shards = compared_shards(group, client, may_share=may_share)
         own, saved = out / _RANKS / str(group.rank), _saved(group, out)
-        if group.from_first(b"1" if saved else b"0") == b"1":
-            start = next_checkpoint(group, file, on, saved, own)
+        if group.from_first(b"0" if saved is None else b"1") == b"1":
+            start = next_checkpoint(group, file, on, saved or b"", own)
         else:
             start = first_checkpoint(group, file, on, _first_model(group, first))
         run = GroupFederation(group, on.member, on.sizes, start.standing, start.model, leaving.own)
-        folder = _RunFolder(out, own, group, run, start.rows_bytes)
-        for attempt in run.attempts():
-            folder.add(attempt)
-            if group.is_first:
-                told(attempt)
-        return folder.close(shards), group.is_first
+        folder = _RunFolder(out, own, group, run, start)
+        with folder.locked(), shutdown.on_signals():
+            for attempt in run.attempts():
+                folder.add(attempt)
+                if group.is_first:
+                    told(attempt)
+            return folder.close(shards), group.is_first
 
 
 def client_of_rank(app: str, group: Group, seed: int) -> Client:
@@ -101,17 +105,27 @@ def client_of_rank(app: str, group: Group, seed: int) -> Client:
     """
     torch.manual_seed(seed if group.is_first else derive_seed(seed, f"client {group.rank}"))
     found = find_named(app, _APP)
-    names = _numbered(found)
-    arguments = dict(zip(names, (group.rank, group.size), strict=True)) if names else {}
+    arguments = dict(zip(_numbered(found, app), (group.rank, group.size), strict=False))
     return checked_client(make_named(app, Client, _APP, arguments), app)
 
 
-def _numbered(found: object) -> tuple[str, ...]:
-    """The names of the two parameters of a `make_client(number, of)`; empty for anything else."""
+def _numbered(found: object, app: str) -> tuple[str, ...]:
+    """The names of the parameters that take the rank and the number of ranks; empty for a Client, and for a function
+    without parameters. Raises `AppError` for a function that is neither.
+    """
     if isinstance(found, Client) or not callable(found):
         return ()
-    needed = [one for one in inspect.signature(found).parameters.values() if one.default is inspect.Parameter.empty]
-    return tuple(one.name for one in needed) if len(needed) == 2 else ()
+    parameters = inspect.signature(found).parameters
+    if {"number", "of"} <= parameters.keys():
+        return ("number", "of")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one.name for one in parameters.values() if one.default is inspect.Parameter.empty and one.kind in kinds]
+    if len(needed) in (0, 2):
+        return tuple(needed)
+    raise AppError(
+        f"{app} needs {counted(len(needed), 'argument')}: write it as make_client(number, of), which gets the rank and "
+        "the number of ranks, or without parameters"
+    )
 
 
 def _patience_s(file: RunFile) -> float:
@@ -125,25 +139,51 @@ def _first_model(group: Group, path: Path | None) -> Mapping[str, Tensor] | None
     return decode_model(path.read_bytes())[1]
 
 
-def _saved(group: Group, out: Path) -> bytes:
-    """Rank 0's checkpoint; empty without one."""
+def _saved(group: Group, out: Path) -> bytes | None:
+    """Rank 0's checkpoint; None without one, and on other ranks. Raises `GroupError` for a folder of something else."""
+    if not group.is_first:
+        return None
     path = out / CHECKPOINT_FILE
-    return path.read_bytes() if group.is_first and path.exists() else b""
+    if path.exists():
+        return path.read_bytes()
+    for name in (ROWS_FILE, MODEL_FILE, SUMMARY_FILE):
+        if (out / name).exists():
+            raise GroupError(f"{out / name} exists, but {out} has no checkpoint of a run: name another folder (--out)")
+    return None
 
 
 class _RunFolder:
     """The files of a run while it runs: rank 0's, and those of this rank's own client (`own`)."""
 
-    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, rows_bytes: int) -> None:
-        """`rows_bytes`: of `rounds.jsonl` that count; what follows is of rounds that will be done again."""
+    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, start: Checkpoint) -> None:
+        """`start`: where the run begins, or goes on."""
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
         self._saved_at, self._saving_s = time.monotonic(), 0.0
-        if group.is_first:
-            make_private(out)
-            with self._rows.open("ab") as file:
-                file.truncate(rows_bytes)
-            self._n_rounds = sum(_makes_model(json.loads(line)) for line in self._rows.read_bytes().splitlines())
+        self._start = start
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep other runs out of the folder in this block, and cut off the lines of rounds that will be done again.
+
+        Raises `GroupError` if another run is in it, or if its lines are not those of the checkpoint.
+        """
+        if not self._group.is_first:
+            yield
+            return
+        if not self._out.exists():
+            make_private(self._out)
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked_file(self._out / _LOCK, waits=False))
+            except BlockingIOError as error:
+                raise GroupError(
+                    f"another run is writing to {self._out}: wait for its end, or name another folder (--out)"
+                ) from error
+            if not (self._out / CHECKPOINT_FILE).exists():
+                self._start.write(self._out)
+            self._n_rounds = _n_rounds_before(self._rows, self._start.rows_bytes)
+            yield
 
     def add(self, attempt: GroupAttempt) -> None:
         """Take an ended attempt, and save the run if that is due."""
@@ -183,6 +223,22 @@ class _RunFolder:
             write_model(path, model.layout.full_state(model.published), model.layout)
             write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file, shards).encode())
         return end
+
+
+def _n_rounds_before(rows: Path, n_bytes: int) -> int:
+    """The rounds that have made a model, by the first bytes of `rounds.jsonl`; the rest is cut off."""
+    with rows.open("a+b") as file:
+        if file.tell() < n_bytes:
+            raise GroupError(
+                f"{rows} is missing or shorter than when the run was saved: restore it, or start again with another "
+                "folder (--out)"
+            )
+        file.truncate(n_bytes)
+        file.seek(0)
+        try:
+            return sum(_makes_model(json.loads(line)) for line in file)
+        except (ValueError, KeyError) as error:
+            raise GroupError(f"{rows} is damaged: start again with another folder (--out)") from error
 
 
 def _row(attempt: GroupAttempt) -> dict[str, Any]:

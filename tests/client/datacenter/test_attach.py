@@ -97,6 +97,24 @@ def diloco(group: dist.ProcessGroup) -> dict[str, Tensor]:
     return found
 
 
+def apart(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Ranks that come with other models or arguments."""
+    rank, refusals = dist.get_rank(group), 0
+    for setting in ({"seed": rank}, {"every": 5 + rank}, {"codec": CODECS[rank]}, {}):
+        model = network() if setting or not rank else nn.Linear(20, 4, bias=False)
+        terms: dict[str, Any] = {"every": 5, **setting}
+        try:
+            with outer_sync(model, SGD(model.parameters(), lr=RATE), **terms):
+                pass
+        except ValueError as error:
+            refusals += "rank 1 has come with another model, or with other arguments, than rank 0" in str(error)
+    return {"refusals": torch.tensor(refusals)}
+
+
+def test_ranks_that_come_with_other_terms_are_refused(tmp_path: Path) -> None:
+    assert [int(one["refusals"]) for one in in_ranks(f"{HERE}:apart", 2, tmp_path)] == [4, 4]
+
+
 def held_out(model: nn.Module) -> Tensor:
     """The loss on samples that no rank has seen."""
     model.eval()

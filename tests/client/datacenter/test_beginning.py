@@ -15,8 +15,9 @@ from umbel.client import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
 from umbel.client.datacenter.checkpoint import Checkpoint
 from umbel.client.datacenter.group import Group, GroupError, joined
-from umbel.client.datacenter.train import client_of_rank, train_run
+from umbel.client.datacenter.train import TrainEnd, client_of_rank, train_run
 from umbel.client.errors import AppError
+from umbel.client.files import locked_file
 
 _RUN_FILE = TypeAdapter(RunFile)
 
@@ -123,6 +124,52 @@ def test_what_a_slow_rank_has_done_at_the_end_of_the_window_counts(tmp_path: Pat
     end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda attempt: records.append(attempt.record))
     assert is_first
     assert (end.rounds, records[0].reported, records[0].partial) == (1, 1, 1)
+
+
+def test_a_folder_is_one_runs_alone_and_its_lines_are_those_of_its_checkpoint(tmp_path: Path) -> None:
+    def again(out: Path) -> TrainEnd:
+        return train_run(run_file(), f"{__name__}:ALONE", out, None, lambda _: None)[0]
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o755)
+    (foreign / "rounds.jsonl").write_text("mine")
+    with pytest.raises(
+        GroupError, match=r"rounds\.jsonl exists, but .* has no checkpoint of a run: name another folder"
+    ):
+        again(foreign)
+    assert (foreign / "rounds.jsonl").read_text() == "mine"
+    out = tmp_path / "out"
+    done = again(out)
+    assert again(out) == done
+    rows = (out / "rounds.jsonl").read_bytes()
+    with locked_file(out / ".lock", waits=False), pytest.raises(GroupError, match="another run is writing to"):
+        again(out)
+    for damaged, sentence in ((rows[:-5], "missing or shorter"), (b"{}" + b" " * len(rows), "is damaged")):
+        (out / "rounds.jsonl").write_bytes(damaged)
+        with pytest.raises(GroupError, match=f"rounds.jsonl .*{sentence}"):
+            again(out)
+    (out / "rounds.jsonl").write_bytes(rows)
+    checkpoint = (out / "checkpoint.safetensors").read_bytes()
+    for changed in (b"", checkpoint[:-1] + bytes([checkpoint[-1] ^ 1])):
+        (out / "checkpoint.safetensors").write_bytes(changed)
+        with pytest.raises(GroupError, match="the checkpoint is damaged"):
+            again(out)
+
+
+def make_swapped(of: int, number: int) -> Client:
+    assert (number, of) == (0, 1)
+    return make_torch_client(number, of)
+
+
+def make_of_three(one: int, two: int, three: int) -> Client:
+    raise AssertionError("it is not called")
+
+
+def test_parameters_named_number_and_of_are_told_by_their_names() -> None:
+    with joined() as group:
+        client_of_rank(f"{__name__}:make_swapped", group, 0)
+        with pytest.raises(AppError, match=r"needs 3 arguments: write it as make_client\(number, of\)"):
+            client_of_rank(f"{__name__}:make_of_three", group, 0)
 
 
 def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from umbel.client import TorchClient
@@ -38,7 +39,7 @@ def compared(*data: Any, may_share: bool = False) -> list[Shard]:
     """As the last of these ranks sees them."""
     ranks, found = _Ranks(), list[Shard]()
     for one in data:
-        count = 7 if isinstance(one, IterableDataset) else None
+        count = 7 if isinstance(one, IterableDataset) else len(one) if isinstance(one, list) else None
         client = TorchClient(nn.Linear(4, 3), "classes", one, device="cpu", sample_count=count)
         found = compared_shards(ranks.begin(), client, may_share=may_share)
     return found
@@ -82,6 +83,17 @@ def test_ranks_that_share_samples_are_found(first: Any, second: Any, share: str)
     with pytest.raises(GroupError, match=f"about {share} of the training samples of rank 1 are on rank 0 too"):
         compared(first, second)
     assert len(compared(first, second, may_share=True)) == 2
+
+
+def test_a_loaders_own_places_count_and_tables_of_few_categories_say_nothing() -> None:
+    first, second = (DataLoader(ALL, sampler=SubsetRandomSampler(range(*ends))) for ends in ((0, 300), (300, 600)))
+    assert [one.hashed for one in compared(first, second)] == [300, 300]
+    with pytest.raises(GroupError, match="about 100%"):
+        compared(first, first)
+    table = TensorDataset(torch.arange(600) % 64, torch.arange(600) % 2)
+    assert [one.hashed for one in compared(table, table)] == [0, 0]
+    pictures = [(image, 0) for image in np.random.default_rng(0).integers(0, 9, (30, 40, 40))]
+    assert [one.hashed for one in compared(pictures[:15], pictures[15:])] == [15, 15]
 
 
 def test_a_few_natural_duplicates_are_no_shared_data() -> None:
