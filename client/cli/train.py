@@ -30,7 +30,7 @@ def train(
         Path | None,
         typer.Option(
             "--model",
-            help=X,
+            help="The first model (safetensors); else that of rank 0's client. A run that goes on ignores it.",
         ),
     ] = None,
     shared_data: Annotated[
