@@ -49,7 +49,7 @@ class _Stopped(_Unlucky):
     """The other ranks would go on for hours."""
 
     def meanwhile(self, plan: LocalPlan) -> LocalPlan:
-        return replace(plan, epochs=None, steps=1 << 40)
+        return replace(plan, epochs=None, steps=1 << 40, learning_rate=0.0)  # so many steps would diverge
 
     def meet(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
