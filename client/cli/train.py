@@ -48,6 +48,7 @@ def train(
     """
     from umbel.aggregation.messages import RunStatus
     from umbel.aggregation.phrases import counted
+    from umbel.aggregation.run.records import Fate
     from umbel.client.cli.output import figures, log_to_stderr, one_sentence_errors, print_json
     from umbel.client.cli.view_rounds import name_of
     from umbel.client.datacenter.federation import GroupAttempt
@@ -60,6 +61,8 @@ def train(
         record, cost = attempt.record, attempt.cost
         measured = figures({**record.metrics, **{f"held-out {name}": one for name, one in record.evaluation.items()}})
         outcome = f"{record.reported} of {record.selected} ranks" if record.committed else record.reason
+        declined = [f"{one.client}: {one.reason}" for one in record.clients if one.fate is Fate.DECLINED]
+        outcome = "; ".join([outcome, *declined])
         times = f"{record.wall_s:.1f} s (train {cost.train_s:.1f}, wait {cost.wait_s:.1f}, sum {cost.sum_s:.1f})"
         typer.echo(f"{name_of(record)}: {outcome}, {times}  {measured}")
 
@@ -69,7 +72,9 @@ def train(
     if is_first and as_json:
         print_json(end)
     elif is_first:
-        ended = end.leaving or f"{end.status.value}: {end.reason}"
+        ended = f"{end.status.value}: {end.reason}"
+        if end.leaving:
+            ended = f"{end.leaving}; start the same command again to go on"
         typer.echo(f"{ended}. The model of {counted(end.rounds, 'round')} is {end.model}")
     if end.leaving or end.status is RunStatus.FAILED:
         raise typer.Exit(1)

@@ -68,6 +68,8 @@ def first_checkpoint(group: Group, file: RunFile, on: Agreed, first: Mapping[str
     """Before the first round, the same on every rank. `first`: rank 0's first model; None: as its client made it."""
     own, body = on.layout.model, b""
     if group.is_first:
+        if first is not None:
+            own.require(first, "the file of --model")
         body = encode_model(on.member.shared.shared() if first is None else first, own)
     _, state = decode_model(group.from_first(body))
     model = ModelState.first(state, on.layout, optimizer_of(*file.server_terms()))

@@ -42,7 +42,7 @@ from umbel.client.errors import AppError
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
-from umbel.client.user_code import OptionWords, checked_client, find_named, make_named
+from umbel.client.user_code import OptionWords, checked_client, find_named, make_named, where_raised
 
 MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
 _RANKS, _LOCK = "ranks", ".lock"
@@ -106,7 +106,13 @@ def client_of_rank(app: str, group: Group, seed: int) -> Client:
     torch.manual_seed(seed if group.is_first else derive_seed(seed, f"client {group.rank}"))
     found = find_named(app, _APP)
     arguments = dict(zip(_numbered(found, app), (group.rank, group.size), strict=False))
-    return checked_client(make_named(app, Client, _APP, arguments), app)
+    try:
+        made = make_named(app, Client, _APP, arguments)
+    except AppError:
+        raise
+    except Exception as error:
+        raise GroupError(f"{app} could not make the client of rank {group.rank}: {where_raised(error)}") from error
+    return checked_client(made, app)
 
 
 def _numbered(found: object, app: str) -> tuple[str, ...]:

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from tests.contracts.own_clients import make_torch_client
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.client import Client
@@ -170,6 +173,21 @@ def test_parameters_named_number_and_of_are_told_by_their_names() -> None:
         client_of_rank(f"{__name__}:make_swapped", group, 0)
         with pytest.raises(AppError, match=r"needs 3 arguments: write it as make_client\(number, of\)"):
             client_of_rank(f"{__name__}:make_of_three", group, 0)
+
+
+def make_nothing(number: int, of: int) -> Client:
+    raise OSError("the scanner is off")
+
+
+def test_what_a_person_has_to_change_is_said_in_a_sentence(tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(encode_model({"w": torch.zeros(3)}))
+    with pytest.raises(LayoutError, match="the file of --model does not fit the model: "):
+        train_run(run_file(), f"{__name__}:ALONE", tmp_path / "out", other, lambda _: None)
+    with pytest.raises(
+        GroupError, match=r"could not make the client of rank 0: OSError: the scanner is off \(test_beg"
+    ):
+        train_run(run_file(), f"{__name__}:make_nothing", tmp_path / "out", None, lambda _: None)
 
 
 def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
