@@ -51,7 +51,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class Exchange:
+class ExchangeMean:
     """Means over a group. Every rank must ask for the same vectors in the same order.
 
     `feedback`: whether what rounding leaves out is added to the next vector of the same slot.
@@ -76,7 +76,7 @@ class Exchange:
         """
         n_ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         blocks = Blocks.of(values.numel())
-        n_part = -(-blocks.n_padded // (n_ranks * GROUP)) * GROUP
+        n_part = _part_length(blocks, n_ranks)
         left = self.left.get((slot, values.numel())) if self.feedback else None
         whole = values if left is None else values + left.own
         rotated = values.new_zeros(n_ranks * n_part)
@@ -105,7 +105,7 @@ class Exchange:
     def sent_bytes(self, n_values: int) -> int:
         """How many bytes a rank gives to the network for a vector."""
         n_ranks = dist.get_world_size(self.group)
-        n_part = -(-Blocks.of(n_values).n_padded // (n_ranks * GROUP)) * GROUP
+        n_part = _part_length(Blocks.of(n_values), n_ranks)
         return 2 * (n_ranks - 1) * (packed_bytes(n_part, self.bits) + _FACTOR_BYTES)
 
     def _rounded(self, parts: Tensor, is_used: Tensor) -> Tensor:
@@ -130,3 +130,8 @@ class Exchange:
         n_part = packed.shape[1] * 8 // self.bits
         levels = unpack(packed.reshape(-1), len(rows) * n_part, self.bits).view(len(rows), n_part)
         return levels.to(torch.float32).add_(0.5).mul_(factors.view(torch.float32))
+
+
+def _part_length(blocks: Blocks, n_ranks: int) -> int:
+    """The positions of each rank: whole groups of packed values."""
+    return -(-blocks.n_padded // (n_ranks * GROUP)) * GROUP

@@ -58,7 +58,7 @@ def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
         owned = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
         raise LayoutError(f"the file is not a safetensors model: {error}") from error
-    metadata = _metadata(data)
+    metadata = metadata_in(data)
     layout = layout_of(metadata, owned)
     return layout, layout.full_state(owned)
 
@@ -73,7 +73,7 @@ def tensor_offsets(header: bytes) -> dict[str, int]:
     }
 
 
-def _metadata(data: bytes) -> dict[str, str] | None:
+def metadata_in(data: bytes) -> dict[str, str] | None:
     """The `__metadata__` of valid safetensors bytes."""
     header_bytes = int.from_bytes(data[:8], "little")
     header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + header_bytes])

@@ -100,6 +100,14 @@ class RunFile:
         changes = [override.of(RoundsSection) for override in self.override if override.covers(number)]
         return replace(self.rounds, **{key: value for change in changes for key, value in change.items()})
 
+    def clients_needed(self) -> Iterator[tuple[str, int]]:
+        """How many clients any of its rounds needs, by the keys of [rounds] that say so."""
+        for number in self.rounds_of_change():
+            rounds = self.rounds_of(number)
+            if rounds.weighting is Weighting.SAMPLES:  # else the target counts draws
+                yield "target", rounds.target
+            yield "minimum", rounds.minimum
+
     def training_plan(self, number: int) -> TrainingPlan:
         """The training plan of one round, with overrides and the schedule of the learning rate applied."""
         section = self.training

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from umbel.aggregation.collective.exchange import Exchange
+from umbel.aggregation.collective.exchange import ExchangeMean
 from umbel.aggregation.collective.mean import Float32Mean, Mean
 from umbel.aggregation.collective.sums import gather_bytes
 from umbel.client.datacenter.ddp_hook import DdpHook, average
@@ -87,7 +87,7 @@ def mean_of(codec: CodecName, group: dist.ProcessGroup) -> Mean:
     bits = {"8bit": 8, "4bit": 4, "2bit": 2}
     if codec not in bits:
         raise ValueError(f'codec must be one of "float32", "8bit", "4bit" and "2bit", not {codec!r}')
-    return Exchange(group, bits[codec], feedback=codec == "2bit")
+    return ExchangeMean(group, bits[codec], feedback=codec == "2bit")
 
 
 def _kind(named: tuple[str, Tensor]) -> tuple[str, list[int], str]:

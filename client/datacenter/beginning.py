@@ -15,15 +15,14 @@ from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.optimizers.build import optimizer_of
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.model_state import ModelState
 from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.types import client_name
 from umbel.client.app import Client
-from umbel.client.datacenter.checkpoint import Checkpoint
+from umbel.client.datacenter.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.group import Group, GroupError
-from umbel.client.datacenter.member import Member
+from umbel.client.datacenter.rank_client import RankClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +42,47 @@ _HELLO, _RUN_FILE = TypeAdapter(Hello), TypeAdapter(RunFile)
 class Agreed:
     """What the ranks have agreed on. `sizes`: the sample count of each."""
 
-    member: Member
+    rank_client: RankClient
     layout: Layout
     sizes: Sequence[int]
 
 
 def agreed(group: Group, file: RunFile, app: Client, told_to_stop: Callable[[], str | None] = lambda: None) -> Agreed:
-    """Compare what the ranks are about to run. `told_to_stop`: see `Member`.
+    """Compare what the ranks are about to run. `told_to_stop`: see `RankClient`.
 
     Raises `GroupError` for ranks that differ in what must be the same, and for a run that a group cannot have.
     """
     require_possible(file, group.size)
-    member = Member(app, file.tensor_rules, client_name(group.rank), told_to_stop)
-    layout = member.shared.layout_in(file.training)
+    rank_client = RankClient(app, file.tensor_rules, client_name(group.rank), told_to_stop)
+    layout = rank_client.shared.layout_in(file.training)
     mine = Hello(_RUN_FILE.dump_json(file).decode(), app.sample_count, layout.digest, versions())
     hellos = [_HELLO.validate_json(one) for one in group.gather(_HELLO.dump_json(mine))]
     _require_alike(hellos)
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
     require_steppable(file.aggregation, file.training, layout)
-    return Agreed(member, layout, [one.sample_count for one in hellos])
+    return Agreed(rank_client, layout, [one.sample_count for one in hellos])
 
 
-def first_checkpoint(group: Group, file: RunFile, on: Agreed, first: Mapping[str, Tensor] | None = None) -> Checkpoint:
+def first_checkpoint(
+    group: Group, file: RunFile, on: Agreed, first: Mapping[str, Tensor] | None = None
+) -> GroupCheckpoint:
     """Before the first round, the same on every rank. `first`: rank 0's first model; None: as its client made it."""
     own, body = on.layout.model, b""
     if group.is_first:
         if first is not None:
             own.require(first, "the file of --model")
-        body = encode_model(on.member.shared.shared() if first is None else first, own)
+        body = encode_model(on.rank_client.shared.shared() if first is None else first, own)
     _, state = decode_model(group.from_first(body))
     model = ModelState.first(state, on.layout, optimizer_of(*file.server_terms()))
-    return Checkpoint(beginning(file, model), model)
+    return GroupCheckpoint(beginning(file, model), model)
 
 
-def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: Path) -> Checkpoint:
+def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: Path) -> GroupCheckpoint:
     """Where a run goes on, the same on every rank. `saved`: rank 0's. `own`: the folder of this rank's client.
 
     Raises `GroupError` if the run cannot go on here.
     """
-    found = Checkpoint.decode(group.from_first(saved), on.layout)
+    found = GroupCheckpoint.decode(group.from_first(saved), on.layout)
     if found.standing.file != file:
         raise GroupError(
             "the run file has changed since this run began, so that its rounds would not belong together: restore it, "
@@ -93,7 +94,7 @@ def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: 
             "start as many, or another run with another folder (--out)"
         )
     if any(found.keeps) and found.keeps[group.rank]:
-        on.member.read(own, found.standing.model.version)
+        on.rank_client.read(own, found.standing.model.version)
     return found
 
 
@@ -106,15 +107,12 @@ def require_possible(file: RunFile, n_ranks: int) -> None:
             "[privacy] protects clients from the coordinator, and inside a group nothing is masked: leave it out, or "
             "train over a coordinator"
         )
-    for number in file.rounds_of_change():
-        rounds = file.rounds_of(number)
-        counts_clients = rounds.weighting is Weighting.SAMPLES  # else the target counts draws
-        for name, wanted in (("target", rounds.target if counts_clients else 1), ("minimum", rounds.minimum)):
-            if wanted > n_ranks:
-                raise GroupError(
-                    f"rounds.{name} is {wanted}, but there {_are(n_ranks)}: set it to {n_ranks} at most, or start more "
-                    "ranks with torchrun --nproc-per-node"
-                )
+    for name, wanted in file.clients_needed():
+        if wanted > n_ranks:
+            raise GroupError(
+                f"rounds.{name} is {wanted}, but there {_are(n_ranks)}: set it to {n_ranks} at most, or start more "
+                "ranks with torchrun --nproc-per-node"
+            )
 
 
 def _are(n_ranks: int) -> str:

@@ -3,7 +3,7 @@
 ```
 <folder>/rounds.jsonl             a line for each ended attempt
 <folder>/checkpoint.safetensors   the model with its master copy, and where the run stands
-<folder>/ranks/RANK/VERSION...   what a rank's client keeps, for a run that goes on from this model version (member.py)
+<folder>/ranks/RANK/VERSION...   what a rank's client keeps for a run that goes on from this model version
 ```
 
 Rank 0 writes the first two, and gives them to the others when a run goes on, so only ranks that keep something need to
@@ -11,30 +11,28 @@ find their own files again. A checkpoint says how many bytes of `rounds.jsonl` w
 are of rounds that will be done again, and are cut off.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
+from umbel.aggregation.model.artifact import metadata_in
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.run.model_state import FileDigest, ModelState
 from umbel.aggregation.run.standing import Standing
 from umbel.client.datacenter.group import GroupError
 from umbel.client.files import write_atomically
+from umbel.client.state.model_files import tensors_sha256, tensors_under
 
 CHECKPOINT_FILE, ROWS_FILE = "checkpoint.safetensors", "rounds.jsonl"
 _KEY, _SHA256, _FORMAT = "umbel.group", "sha256", 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredGroup:
     format: int
     rows_bytes: int
     standing: Standing
@@ -43,11 +41,11 @@ class _Stored:
     layout: str  # digest
 
 
-_STORED = TypeAdapter(_Stored)
+_STORED = TypeAdapter(_StoredGroup)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class GroupCheckpoint:
     """Where a run stands, with its model.
 
     `rows_bytes`: of `rounds.jsonl` before it. `keeps`: by rank, whether its client has kept something.
@@ -59,27 +57,27 @@ class Checkpoint:
     keeps: tuple[bool, ...] = ()
 
     def encode(self) -> bytes:
-        stored = _Stored(
+        stored = _StoredGroup(
             _FORMAT, self.rows_bytes, self.standing, self.keeps, self.model.change, self.model.layout.digest
         )
         tensors = {f"master/{name}": value for name, value in self.model.master.items()}
         tensors |= {f"published/{name}": value for name, value in self.model.published.items()}
         contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
         text = _STORED.dump_json(stored).decode()
-        return save(contiguous, {_KEY: text, _SHA256: _digest(text, contiguous)})
+        return save(contiguous, {_KEY: text, _SHA256: tensors_sha256(text, contiguous)})
 
     @classmethod
-    def decode(cls, data: bytes, layout: Layout) -> "Checkpoint":
+    def decode(cls, data: bytes, layout: Layout) -> "GroupCheckpoint":
         """`layout`: of the run's model. Raises `GroupError` for bytes that are no checkpoint of it."""
         try:
-            metadata = _metadata(data)
+            tensors, metadata = load(data), metadata_in(data) or {}
             text = metadata[_KEY]
             if (found := json.loads(text)["format"]) != _FORMAT:
                 raise GroupError(f"the checkpoint has format {found}, which this version of umbel does not read")
-            stored, tensors = _STORED.validate_json(text), load(data)
-            if metadata[_SHA256] != _digest(text, tensors):
+            stored = _STORED.validate_json(text)
+            if metadata[_SHA256] != tensors_sha256(text, tensors):
                 raise ValueError("it was changed")
-            published = _under("published/", tensors)
+            published = tensors_under("published/", tensors)
             if stored.layout != layout.digest:
                 raise GroupError(
                     "the checkpoint is of another model than that of --app: use the model's code as it was, or another "
@@ -92,29 +90,9 @@ class Checkpoint:
             ) from error
         ref = stored.standing.model
         named = FileDigest(ref.sha256, ref.size_bytes)
-        model = ModelState(layout, _under("master/", tensors), published, named, stored.change)
+        model = ModelState(layout, tensors_under("master/", tensors), published, named, stored.change)
         return cls(stored.standing, model, stored.rows_bytes, stored.keeps)
 
     def write(self, folder: Path) -> None:
         """Replace the folder's checkpoint, durably."""
         write_atomically(folder / CHECKPOINT_FILE, self.encode())
-
-
-def _metadata(data: bytes) -> Mapping[str, str]:
-    length = int.from_bytes(data[:8], "little")
-    found: dict[str, dict[str, str]] = json.loads(data[8 : 8 + length])
-    return found["__metadata__"]
-
-
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a checkpoint holds, so that one that was changed later is refused."""
-    found = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        found.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

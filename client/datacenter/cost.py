@@ -12,7 +12,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class AttemptCost:
     """Of one attempt, in seconds. `wait_s`: for the slowest rank. `sent_bytes`: by all network interfaces of this
     rank's machine, also for others; None where the system does not say.
     """
@@ -24,7 +24,7 @@ class Cost:
     sent_bytes: int | None = None
 
 
-class Meter:
+class CostMeter:
     """Begins with an attempt. Each of its parts ends where `end` is called."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Meter:
         now = monotonic()
         self._took[part], self._last = now - self._last, now
 
-    def ended(self) -> Cost:
+    def ended(self) -> AttemptCost:
         """The cost of the whole attempt."""
         train_s, wait_s, sum_s, apply_s = (self._took.get(part, 0.0) for part in PARTS)
         now = bytes_sent()
         sent = None if now is None or self._sent is None else now - self._sent
-        return Cost(train_s, wait_s, sum_s, apply_s, sent)
+        return AttemptCost(train_s, wait_s, sum_s, apply_s, sent)
 
 
 def bytes_sent() -> int | None:

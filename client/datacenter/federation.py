@@ -1,7 +1,7 @@
 """A run inside one process group, round after round: the coordinator's own machine and endings, without a coordinator.
 
 ```
-   +--> recruit --> train, measure (member) --> reports of all ranks --> machine --> the network's sum --> next model
+   +--> recruit --> train, measure (client) --> reports of all ranks --> machine --> the network's sum --> next model
    |                                                                                                          |
    +------------- the next attempt, round or evaluation (aggregation/run/endings.py) <------------------------+
 ```
@@ -61,9 +61,9 @@ from umbel.aggregation.secagg.numbers.composition import WORD_BYTES, Composition
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import ClientId, client_name
 from umbel.aggregation.update.grid import sum_sha256
-from umbel.client.datacenter.cost import Cost, Meter
+from umbel.client.datacenter.cost import AttemptCost, CostMeter
 from umbel.client.datacenter.group import Group, GroupError
-from umbel.client.datacenter.member import Made, Member
+from umbel.client.datacenter.rank_client import RankClient, RankWork
 from umbel.client.errors import TrainingFailed
 from umbel.client.user_code import where_raised
 
@@ -89,7 +89,7 @@ _REPORT = TypeAdapter(RankReport)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RoundSum:
     """What a round's sum says."""
 
     mean: HasMean
@@ -103,7 +103,7 @@ class GroupAttempt:
     """An ended attempt, and what it has cost on this rank."""
 
     record: RoundRecord
-    cost: Cost
+    cost: AttemptCost
 
 
 class GroupFederation:
@@ -114,13 +114,13 @@ class GroupFederation:
     def __init__(
         self,
         group: Group,
-        member: Member,
+        rank_client: RankClient,
         sizes: Sequence[int],
         standing: Standing,
         model: ModelState,
         leaves: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._group, self.member, self._sizes, self._leaves = group, member, sizes, leaves
+        self._group, self.rank_client, self._sizes, self._leaves = group, rank_client, sizes, leaves
         self.standing, self.model = standing, model
         self.leaving = ""  # which rank must leave after the last attempt, and why
 
@@ -130,13 +130,13 @@ class GroupFederation:
         Raises `GroupError` if a rank fails or is lost, and for a round that fails again and again.
         """
         while self.standing.status is RunStatus.RUNNING and not self.leaving:
-            meter = Meter()
+            meter = CostMeter()
             record = self._attempt(meter)
             yield GroupAttempt(record, meter.ended())
             if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
                 raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {record.reason}")
 
-    def _attempt(self, meter: Meter) -> RoundRecord:
+    def _attempt(self, meter: CostMeter) -> RoundRecord:
         plan = self.standing.state.plan
         opened = self._recruited()
         if isinstance(opened, Abandoned):
@@ -148,7 +148,7 @@ class GroupFederation:
         reports = self._exchanged(made, _sent_bytes(made), time.monotonic() - began)
         meter.end("wait_s")
         state: Closing | Abandoned = replace(_played(opened, reports), plan=plan)
-        found: _Found | Totals | None = None
+        found: _RoundSum | Totals | None = None
         if isinstance(state, Closing):
             try:
                 found = self._summed(state, made, reports, composition)
@@ -183,24 +183,24 @@ class GroupFederation:
         secure = replace(plan.secure, minimum_work=ONE_STEP)  # nobody has to be hidden among equals here
         return Composition(plan.codec, secure, plan.grid, plan.sample_count_max, layout, only)
 
-    def _made(self, plan: RoundPlan, opened: Training, composition: Composition | None, began: float) -> Made:
+    def _made(self, plan: RoundPlan, opened: Training, composition: Composition | None, began: float) -> RankWork:
         """What this rank has to say. A failure of its own code is what it says then, so that no rank waits for it."""
-        if (name := self.member.name) not in opened.cohort:
-            return Made(None, _NOT_ASKED)
+        if (name := self.rank_client.name) not in opened.cohort:
+            return RankWork(None, _NOT_ASKED)
         offer, weights = self._offer(plan, ranks_of(opened.cohort)[name]), self._weights()
         try:
             if plan.task is Task.EVALUATION:
-                return self.member.measure(weights, offer, composition)
-            return self.member.train(weights, offer, composition, began + plan.window_s)
+                return self.rank_client.measure(weights, offer, composition)
+            return self.rank_client.train(weights, offer, composition, began + plan.window_s)
         except TrainingFailed as error:
             cause = error.__cause__
-            return Made(None, failed=f"{error}" if cause is None else where_raised(cause))
+            return RankWork(None, failed=f"{error}" if cause is None else where_raised(cause))
 
     def _weights(self) -> State:
         return self.model.layout.full_state(self.model.published)
 
     def _offer(self, plan: RoundPlan, rank: int) -> Assignment:
-        file, name = self.standing.file, self.member.name
+        file, name = self.standing.file, self.rank_client.name
         return Assignment(
             id=assignment_id(plan.run, plan.number, plan.attempt, name, plan.task),
             run=plan.run,
@@ -218,7 +218,7 @@ class GroupFederation:
             tensors=file.tensor_rules,
         )
 
-    def _exchanged(self, made: Made, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
+    def _exchanged(self, made: RankWork, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
         """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
         sha256 = self.standing.model.sha256
         mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self._leaves() or "")
@@ -238,18 +238,18 @@ class GroupFederation:
     # --- the sum ------------------------------------------------------------------------------------------------------
 
     def _summed(
-        self, closing: Closing, made: Made, reports: Sequence[RankReport], composition: Composition | None
-    ) -> "_Found | Totals | None":
+        self, closing: Closing, made: RankWork, reports: Sequence[RankReport], composition: Composition | None
+    ) -> "_RoundSum | Totals | None":
         if composition is not None:
             return self._added_levels(closing, made, composition)
         return self._folded(closing, made, reports) if closing.plan.task.makes_model else None
 
-    def _folded(self, closing: Closing, made: Made, reports: Sequence[RankReport]) -> _Found:
+    def _folded(self, closing: Closing, made: RankWork, reports: Sequence[RankReport]) -> _RoundSum:
         """The sum of a plain round, as a coordinator folds it."""
         codec = codec_for(closing.plan.codec, closing.plan.grid, self.model.layout)
         whole, ranks = codec.new_sum(), ranks_of(closing.cohort)
         parts = [Part(one.weight, ranks[client]) for client, one in sorted(closing.accepted.items())]
-        updates = {self.member.name: made.update}
+        updates = {self.rank_client.name: made.update}
         if gathers := _gathers(self._group.size, max(one.update_bytes for one in reports), whole.n_sums):
             updates = {client_name(rank): one for rank, one in enumerate(self._group.gather(made.update))}
         part = whole if gathers else codec.new_sum()
@@ -260,33 +260,33 @@ class GroupFederation:
                 part.add(pieces, accepted.weight)
         if not gathers:
             self._group.add_up(part, whole)
-        return _Found(codec.mean(whole, parts), sum_sha256(whole), codec.update_rms(whole))
+        return _RoundSum(codec.mean(whole, parts), sum_sha256(whole), codec.update_rms(whole))
 
-    def _added_levels(self, closing: Closing, made: Made, composition: Composition) -> "_Found | Totals":
+    def _added_levels(self, closing: Closing, made: RankWork, composition: Composition) -> "_RoundSum | Totals":
         """The sum of the numbers that clients would mask. Raises `TotalsRefused`."""
         ranks = ranks_of(closing.cohort)
-        mine = made.contribution if self.member.name in closing.accepted else None
+        mine = made.contribution if self.rank_client.name in closing.accepted else None
         levels = self._group.add_levels(None if mine is None else mine.levels(), _lanes(composition))
         none = torch.zeros(composition.n_words, dtype=torch.int64)
         words = self._group.add_words(none if mine is None else mine.words)
         found = totals(composition, levels, words, [ranks[client] for client in closing.accepted])
         if not closing.plan.task.makes_model:
             return found
-        return _Found(found.mean, found.sum_sha256, totals=found)
+        return _RoundSum(found.mean, found.sum_sha256, totals=found)
 
     # --- after the sum ------------------------------------------------------------------------------------------------
 
     def _ended(
         self,
         state: Closing | Abandoned,
-        found: "_Found | Totals | None",
+        found: "_RoundSum | Totals | None",
         reports: Sequence[RankReport],
         elapsed_s: float,
     ) -> RoundRecord:
         known = self._known(state, reports, elapsed_s)
         if isinstance(state, Abandoned):
             return self._end(abandoned(self.standing, state, known))
-        if not isinstance(found, _Found):
+        if not isinstance(found, _RoundSum):
             return self._end(finished(self.standing, state, EvaluationClosed(found), known))
         file = self.standing.file
         try:
@@ -295,8 +295,8 @@ class GroupFederation:
             raise GroupError(f"round {state.plan.number} makes no model: {error}") from error
         made = SummedModel(model, found.sum_sha256, found.update_rms, found.totals)
         end = finished(self.standing, state, made, known)
-        if self.member.name in state.accepted:
-            self.member.keep()
+        if self.rank_client.name in state.accepted:
+            self.rank_client.keep()
         return self._end(end, model, sum(one.update_bytes for one in reports) // len(reports))
 
     def _known(self, state: Closing | Abandoned, reports: Sequence[RankReport], elapsed_s: float) -> Known:
@@ -337,7 +337,7 @@ def _lanes(composition: Composition) -> Lanes:
     return Lanes(composition.n_levels, composition.secure.bits)
 
 
-def _sent_bytes(made: Made) -> int:
+def _sent_bytes(made: RankWork) -> int:
     """The length of what a rank gives to the sum."""
     if made.contribution is None:
         return len(made.update)

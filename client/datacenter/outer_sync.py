@@ -160,9 +160,8 @@ def _parts(tensors: Sequence[Tensor], n: int) -> list[list[Tensor]]:
     """`n` runs of neighbours, none empty, of about the same number of values."""
     total, parts, done = sum(one.numel() for one in tensors), [list[Tensor]()], 0
     for i, one in enumerate(tensors):
-        is_full = bool(parts[-1]) and done * n >= total * len(parts)
-        are_needed = len(tensors) - i == n - len(parts) and bool(parts[-1])
-        if len(parts) < n and (is_full or are_needed):
+        is_full, are_needed = done * n >= total * len(parts), len(tensors) - i == n - len(parts)
+        if parts[-1] and len(parts) < n and (is_full or are_needed):
             parts.append([])
         parts[-1].append(one)
         done += one.numel()

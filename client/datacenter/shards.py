@@ -36,10 +36,12 @@ class Shard:
     sha256: str
 
 
-def compared_shards(group: Group, app: Client, *, may_share: bool) -> list[Shard]:
-    """The shards of all ranks. Raises `GroupError` if two share much of what was hashed, unless they may."""
+def compared_shards(group: Group, app: Client, counts: Sequence[int], *, may_share: bool) -> list[Shard]:
+    """The shards of all ranks. `counts`: the samples of each.
+
+    Raises `GroupError` if two share much of what was hashed, unless they may.
+    """
     mine = _hashes(app)
-    counts = [int(one) for one in group.gather(str(app.sample_count).encode())]
     by_rank = [
         [data[i : i + _HASH_BYTES] for i in range(0, len(data), _HASH_BYTES)] for data in group.gather(b"".join(mine))
     ]

@@ -33,7 +33,7 @@ from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.app import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, versions
-from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Checkpoint
+from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, GroupCheckpoint
 from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.datacenter.leaving import Leaving
@@ -83,13 +83,13 @@ def train_run(
         client = client_of_rank(app, group, file.seed)
         leaving = Leaving(group, lambda: shutdown.reason)
         on = agreed(group, file, client, leaving)
-        shards = compared_shards(group, client, may_share=may_share)
+        shards = compared_shards(group, client, on.sizes, may_share=may_share)
         own, saved = out / _RANKS / str(group.rank), _saved(group, out)
         if group.from_first(b"0" if saved is None else b"1") == b"1":
             start = next_checkpoint(group, file, on, saved or b"", own)
         else:
             start = first_checkpoint(group, file, on, _first_model(group, first))
-        run = GroupFederation(group, on.member, on.sizes, start.standing, start.model, leaving.own)
+        run = GroupFederation(group, on.rank_client, on.sizes, start.standing, start.model, leaving.own)
         folder = _RunFolder(out, own, group, run, start)
         with folder.locked(), shutdown.on_signals():
             for attempt in run.attempts():
@@ -161,7 +161,7 @@ def _saved(group: Group, out: Path) -> bytes | None:
 class _RunFolder:
     """The files of a run while it runs: rank 0's, and those of this rank's own client (`own`)."""
 
-    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, start: Checkpoint) -> None:
+    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, start: GroupCheckpoint) -> None:
         """`start`: where the run begins, or goes on."""
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
@@ -207,18 +207,18 @@ class _RunFolder:
 
     def _save(self) -> None:
         """Write what each rank keeps, and then the checkpoint that counts on it."""
-        run, member = self._run, self._run.member
+        run, rank_client = self._run, self._run.rank_client
         version = run.standing.model.version
-        if member.keeps:
-            member.write(self._own, run.standing.state.plan.run, version)
-        keeps = tuple(one == b"1" for one in self._group.gather(b"1" if member.keeps else b"0"))
+        if rank_client.keeps:
+            rank_client.write(self._own, run.standing.state.plan.run, version)
+        keeps = tuple(one == b"1" for one in self._group.gather(b"1" if rank_client.keeps else b"0"))
         if self._group.is_first:
             with self._rows.open("ab") as file:
                 os.fsync(file.fileno())
                 rows_bytes = file.tell()
-            Checkpoint(run.standing, run.model, rows_bytes, keeps).write(self._out)
+            GroupCheckpoint(run.standing, run.model, rows_bytes, keeps).write(self._out)
         self._group.gather(b"")  # from here on, no rank begins with an older checkpoint
-        member.forget_before(self._own, version)
+        rank_client.forget_before(self._own, version)
 
     def close(self, shards: Sequence[Shard]) -> TrainEnd:
         """Write the last model and the summary."""

@@ -33,6 +33,7 @@ from umbel.client.training.probe import probe_of
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
 
+NO_HASH = "0" * 64  # of an update that nobody keeps
 NOTHING_HELD_OUT = "this client has no held-out data to measure the model on"
 log = logging.getLogger("umbel.client")
 

@@ -1,5 +1,6 @@
 """Model files on disk: written, checked, and changed in place, without a second copy of the model in memory."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,23 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """
     with safe_open(path, framework="pt") as file:
         return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def tensors_sha256(text: str, tensors: State) -> str:
+    """Of a text and of tensors with their names, hex: of all that a checkpoint holds, so that one that was changed
+    later is refused.
+    """
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def tensors_under(prefix: str, tensors: State) -> dict[str, Tensor]:
+    """The tensors whose names begin with this prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def read_metadata(path: Path) -> dict[str, str]:

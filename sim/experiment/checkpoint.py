@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -41,6 +40,7 @@ from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.run.standing import Standing
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
+from umbel.client.state.model_files import tensors_sha256, tensors_under
 from umbel.sim.engines.choose import AutoClients, AutoEngine
 from umbel.sim.experiment.world import Digests, changed
 from umbel.sim.federation.federation import Federation
@@ -141,7 +141,9 @@ def write_checkpoint(
         tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
     text = _STORED.dump_json(stored).decode()
-    write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
+    write_atomically(
+        folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": tensors_sha256(text, contiguous)})
+    )
 
 
 def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> ResumedRun | None:
@@ -170,7 +172,7 @@ def _read(path: Path, file: RunFile, first: ModelState, inputs: Digests) -> Resu
         if json.loads(metadata["umbel"])["version"] != _VERSION:
             raise CheckpointError(f"{path} was written by another version of umbel; remove its folder to start again")
         kept = _STORED.validate_json(metadata["umbel"])
-        if metadata["sha256"] != _digest(metadata["umbel"], tensors):
+        if metadata["sha256"] != tensors_sha256(metadata["umbel"], tensors):
             raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
             raise CheckpointError(
@@ -185,34 +187,20 @@ def _read(path: Path, file: RunFile, first: ModelState, inputs: Digests) -> Resu
 
 
 def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> ResumedRun:
-    published = _under("published/", tensors)
+    published = tensors_under("published/", tensors)
     first.layout.require(published, "the checkpoint")
     left = dict[ClientId, dict[str, Any]]()
-    for name, value in _under("left/", tensors).items():
+    for name, value in tensors_under("left/", tensors).items():
         client, _, what = name.partition("/")
         left.setdefault(ClientId(client), {})[what] = value
     residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
     sites = SiteMemory({client: kept.ledgers[place] for client, place in kept.spent.items()}, list(kept.sums))
-    pulls = {ClientId(client): pull for client, pull in _under("pulls/", tensors).items()}
+    pulls = {ClientId(client): pull for client, pull in tensors_under("pulls/", tensors).items()}
     memory = Memory(residuals, kept.has, kept.changes, sites, pulls)
     standing = Standing(file, **{name: getattr(kept, name) for name in _STANDING})
     named = FileDigest(kept.model.sha256, kept.model.size_bytes)
-    model = ModelState(first.layout, _under("master/", tensors), published, named, kept.change)
+    model = ModelState(first.layout, tensors_under("master/", tensors), published, named, kept.change)
     return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine, kept.engine_why, kept.rounds_count)
-
-
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a checkpoint holds, so that a checkpoint that was changed later is refused."""
-    found = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        found.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 MODEL_FILE = "model.safetensors"

@@ -22,12 +22,12 @@ from umbel.aggregation.types import ClientId
 from umbel.client.local.devices import whole_float32
 from umbel.client.local.plan import SHARE_STEPS_MIN
 from umbel.client.local.progress import Means
+from umbel.client.rounds.work import NO_HASH
 from umbel.client.training.losses import LOSSES, accuracy_of_classes
 from umbel.client.training.trainer import EVALUATION_BATCH_SIZE
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.engines.clients.trainer import NO_HASH
 from umbel.sim.engines.device import CPU, one_thread
 from umbel.sim.engines.model import Loss, MeanLoss, cross_entropy
 from umbel.sim.engines.stacked.lockstep import batches_in_pass

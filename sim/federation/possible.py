@@ -1,15 +1,11 @@
 """What a simulation refuses before its first round, and the error of one that cannot continue."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.data.population import Population
 
 
@@ -38,18 +34,9 @@ def require_possible(
             "evaluate_after asks each client to measure the model that it has trained, and only real clients do that: "
             "name an app in [clients], or leave evaluate_after out of [training]"
         )
-    for rounds in _rounds_sections(file):
-        counts_clients = rounds.weighting is Weighting.SAMPLES  # else the target counts draws
-        for name, wanted in (("target", rounds.target if counts_clients else 1), ("minimum", rounds.minimum)):
-            if wanted > population.n_clients:
-                raise SimulationError(
-                    f"rounds.{name} is {wanted:,}, but there are only {counted(population.n_clients, 'client')}: no "
-                    f"round could get that many reports; set it to {population.n_clients} at most, or simulate more "
-                    "clients"
-                )
-
-
-def _rounds_sections(file: RunFile) -> Iterator[RoundsSection]:
-    """The sections from the beginning of each override, and after its end."""
-    starts = {1, *(one.first_round for one in file.override), *((one.last_round or 0) + 1 for one in file.override)}
-    return (file.rounds_of(number) for number in sorted(starts) if number <= file.rounds.count)
+    for name, wanted in file.clients_needed():
+        if wanted > population.n_clients:
+            raise SimulationError(
+                f"rounds.{name} is {wanted:,}, but there are only {counted(population.n_clients, 'client')}: no round "
+                f"could get that many reports; set it to {population.n_clients} at most, or simulate more clients"
+            )

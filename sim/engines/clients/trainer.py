@@ -5,13 +5,10 @@ its client is told to stop.
 """
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.vector_update import projections
@@ -20,10 +17,12 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.types import client_name
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.local.devices import seed_generators
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import Trained, asked_of_site, keep_state, train_from, with_kept
 from umbel.client.rounds.work import (
+    NO_HASH,
     NOTHING_HELD_OUT,
     changes_from,
     measure_from,
@@ -36,8 +35,6 @@ from umbel.client.wire.timing import Bandwidth
 from umbel.sim.engines.clients.alive import LiveClient, LiveClients
 from umbel.sim.engines.clients.work import ClientGroup, ClientReport, ClientsWork, GlobalModel
 from umbel.sim.engines.work import EngineError
-
-NO_HASH = "0" * 64  # of updates, which are not kept
 
 
 class ClientTrainer:
@@ -69,7 +66,7 @@ class ClientTrainer:
         Raises `EngineError` if the client's code fails, or does not stop when it is told to.
         """
         client, offer = self._checked(work, position), work.offer_of(position)
-        _reseed(offer.seed)
+        seed_generators(offer.seed)
         try:
             client.shared.require_base()
             plan = self._plan(work, position, client, offer)
@@ -92,7 +89,7 @@ class ClientTrainer:
     def measure(self, work: ClientsWork, position: int) -> ClientReport:
         """Have a client measure the model. Raises `EngineError` if its code fails."""
         client, offer = self._checked(work, position), work.offer_of(position)
-        _reseed(offer.seed)
+        seed_generators(offer.seed)
         try:
             client.app.prepare(_asked(work, client, offer))
             found = measure_from(client.app, client.shared, self._weights, offer)
@@ -136,17 +133,6 @@ def _asked(work: ClientsWork, client: LiveClient, offer: Assignment) -> LocalPla
     name, before = client_name(client.number), work.states.before(client.number, offer.model.version)
     plan = asked_of_site(offer.training, offer.seed, offer.share, run=offer.run, number=offer.round, client=name)
     return with_kept(plan, client.shared, before, client.first_private)
-
-
-def _reseed(seed: int) -> None:
-    """Seed torch's, Python's and numpy's generators. If no GPU is in use, `torch.manual_seed` would format a stack
-    trace, which takes longer than a step of a small model.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
 
 
 def stop_after(n_steps: int) -> Callable[[], str | None]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
-from umbel.aggregation.collective.exchange import Exchange
+from umbel.aggregation.collective.exchange import ExchangeMean
 from umbel.aggregation.collective.mean import Float32Mean
 
 pytestmark = pytest.mark.slow
@@ -38,18 +38,18 @@ def exact(n_ranks: int) -> Tensor:
 def many_means(group: dist.ProcessGroup) -> dict[str, Tensor]:
     rank, found = dist.get_rank(group), dict[str, Tensor]()
     for bits, fed in WAYS:
-        means = Exchange(group, bits, feedback=fed)
+        means = ExchangeMean(group, bits, feedback=fed)
         keys = [7 if fed else key for key in range(MANY)]
         found[f"first, {bits}, {fed}"] = means.mean(vector(rank), keys[0])
         others = [means.mean(vector(rank), key) for key in keys[1:]]
         found[f"on average, {bits}, {fed}"] = (found[f"first, {bits}, {fed}"] + sum(others)) / MANY
     found["float32"] = Float32Mean(group).mean(vector(rank), 0)
     for n_values in SHORT:
-        found[f"of {n_values}"] = Exchange(group, 8).mean(short(rank, n_values), 1)
-    found["zeros"] = Exchange(group, 4).mean(torch.zeros(3000), 1)
+        found[f"of {n_values}"] = ExchangeMean(group, 8).mean(short(rank, n_values), 1)
+    found["zeros"] = ExchangeMean(group, 4).mean(torch.zeros(3000), 1)
     bad = vector(rank, 3000)
     bad[17] = math.inf if rank == dist.get_world_size(group) - 1 else 1.0
-    found["not finite"] = Exchange(group, 4).mean(bad, 1)
+    found["not finite"] = ExchangeMean(group, 4).mean(bad, 1)
     return found
 
 
@@ -83,6 +83,6 @@ def test_the_mean_is_as_good_as_the_grid_and_better_on_average(n_ranks: int, tmp
 
 def test_other_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="bits must be one of 2, 3, 4, 5, 6, 8, not 7"):
-        Exchange(cast(dist.ProcessGroup, None), 7)
+        ExchangeMean(cast(dist.ProcessGroup, None), 7)
     with pytest.raises(ValueError, match="2 bits need error feedback; without it take 4 bits or more"):
-        Exchange(cast(dist.ProcessGroup, None), 2)
+        ExchangeMean(cast(dist.ProcessGroup, None), 2)

@@ -5,6 +5,7 @@ What happens, happens once: not after torchrun has started the ranks again.
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from torch import nn
@@ -16,7 +17,7 @@ HERE = "tests.client.datacenter.clients"
 ROUND, RANK = 3, 1  # when and where
 
 
-class _Unlucky(Client):
+class _Unlucky(Client, ABC):
     """Trains as `inner` does."""
 
     def __init__(self, number: int, inner: TorchClient) -> None:
@@ -36,8 +37,9 @@ class _Unlucky(Client):
         """What the other ranks are to do."""
         return plan
 
+    @abstractmethod
     def meet(self) -> None:
-        raise NotImplementedError
+        """What happens to one rank."""
 
 
 class _Killed(_Unlucky):

@@ -28,7 +28,7 @@ def main(tasks: list[dict[str, str]], out: Path) -> None:
             file = _RUN_FILE.validate_python(tomllib.loads(task["run_file"]))
             on = agreed(group, file, app)
             start = first_checkpoint(group, file, on)
-            run = GroupFederation(group, on.member, on.sizes, start.standing, start.model)
+            run = GroupFederation(group, on.rank_client, on.sizes, start.standing, start.model)
             records = [
                 {
                     "sha256": one.model_sha256,

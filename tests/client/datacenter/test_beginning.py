@@ -16,7 +16,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.client import Client
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
-from umbel.client.datacenter.checkpoint import Checkpoint
+from umbel.client.datacenter.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.datacenter.train import TrainEnd, client_of_rank, train_run
 from umbel.client.errors import AppError
@@ -83,21 +83,21 @@ def test_a_run_goes_on_only_with_its_own_file_and_model(tmp_path: Path) -> None:
     with joined() as group:
         on = agreed(group, file, app)
         first = first_checkpoint(group, file, on)
-        saved = Checkpoint(first.standing, first.model, 17, (False,)).encode()
+        saved = GroupCheckpoint(first.standing, first.model, 17, (False,)).encode()
         found = next_checkpoint(group, file, on, saved, tmp_path)
         assert (found.standing, found.rows_bytes) == (first.standing, 17)
         assert found.model.file == first.model.file
         with pytest.raises(GroupError, match="the run file has changed since this run began"):
             next_checkpoint(group, run_file(seed=1), on, saved, tmp_path)
-        kept = Checkpoint(first.standing, first.model, 17, (True,)).encode()
+        kept = GroupCheckpoint(first.standing, first.model, 17, (True,)).encode()
         with pytest.raises(GroupError, match=r"0\.safetensors is missing or damaged"):
             next_checkpoint(group, file, on, kept, tmp_path)
-        two = Checkpoint(first.standing, first.model, 17, (True, False)).encode()
+        two = GroupCheckpoint(first.standing, first.model, 17, (True, False)).encode()
         with pytest.raises(GroupError, match="it began with 2 ranks: start as many"):
             next_checkpoint(group, file, on, two, tmp_path)
         for damaged in (saved[:-1], b"", b"\0" * 100):
             with pytest.raises(GroupError, match="the checkpoint is damaged"):
-                Checkpoint.decode(damaged, on.layout)
+                GroupCheckpoint.decode(damaged, on.layout)
 
 
 def make_numbered(number: int, of: int) -> Client:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from umbel.client.datacenter import cost
-from umbel.client.datacenter.cost import PARTS, Cost, Meter, bytes_sent
+from umbel.client.datacenter.cost import PARTS, AttemptCost, CostMeter, bytes_sent
 
 COUNTERS = """Inter-| Receive | Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -18,10 +18,10 @@ COUNTERS = """Inter-| Receive | Transmit
 def test_the_bytes_of_all_interfaces_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_COUNTERS", tmp_path / "dev")
     assert bytes_sent() is None
-    assert Meter().ended() == Cost()
+    assert CostMeter().ended() == AttemptCost()
     (tmp_path / "dev").write_text(COUNTERS)
     assert bytes_sent() == 4200
-    meter = Meter()
+    meter = CostMeter()
     (tmp_path / "dev").write_text(COUNTERS.replace("4000", "5000"))
     assert meter.ended().sent_bytes == 1000
 
@@ -29,7 +29,7 @@ def test_the_bytes_of_all_interfaces_are_added_up(tmp_path: Path, monkeypatch: p
 def test_each_part_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 6.0, 10.0])
     monkeypatch.setattr(cost, "monotonic", lambda: next(clock))
-    meter = Meter()
+    meter = CostMeter()
     for part in PARTS:
         meter.end(part)
-    assert replace(meter.ended(), sent_bytes=None) == Cost(1.0, 2.0, 3.0, 4.0)
+    assert replace(meter.ended(), sent_bytes=None) == AttemptCost(1.0, 2.0, 3.0, 4.0)

@@ -37,11 +37,12 @@ class _Ranks:
 
 def compared(*data: Any, may_share: bool = False) -> list[Shard]:
     """As the last of these ranks sees them."""
-    ranks, found = _Ranks(), list[Shard]()
+    ranks, counts, found = _Ranks(), list[int](), list[Shard]()
     for one in data:
         count = 7 if isinstance(one, IterableDataset) else len(one) if isinstance(one, list) else None
         client = TorchClient(nn.Linear(4, 3), "classes", one, device="cpu", sample_count=count)
-        found = compared_shards(ranks.begin(), client, may_share=may_share)
+        counts.append(client.sample_count)
+        found = compared_shards(ranks.begin(), client, counts, may_share=may_share)
     return found
 
 

@@ -1,13 +1,11 @@
 """One rank as a client: it trains or measures with the site's own code, by the functions of the SDK, in memory."""
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -33,9 +31,11 @@ from umbel.client.app import Client
 from umbel.client.datacenter.group import GroupError
 from umbel.client.errors import WorkRefused
 from umbel.client.files import make_private
+from umbel.client.local.devices import seed_generators
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import Trained, asked_of_site, train_from, with_kept
 from umbel.client.rounds.work import (
+    NO_HASH,
     NOTHING_HELD_OUT,
     changes_from,
     kept_of_update,
@@ -50,12 +50,11 @@ from umbel.client.training.kept import control_as_read
 from umbel.client.training.shared_state import SharedState
 from umbel.client.wire.timing import Bandwidth
 
-NO_HASH = "0" * 64  # of an update, which nobody keeps
 _STATE, _LEFT = ".safetensors", ".feedback.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class RankWork:
     """What a rank has made in a round. `report` None: it declines, and says why, or its own code has failed."""
 
     report: WorkDone | EvaluationDone | None
@@ -66,14 +65,14 @@ class Made:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptByRank:
     """What the client keeps of a training once its round has made a model."""
 
     state: SiteState
     left: Residual | None = None
 
 
-class Member:
+class RankClient:
     """The client of this rank. `name`: as the round machine knows it."""
 
     def __init__(
@@ -87,14 +86,14 @@ class Member:
         self.app, self.name, self.told_to_stop = app, name, told_to_stop
         self.shared = SharedState(app).under(rules)
         self._first_private = self.shared.private()
-        self._kept, self._waiting = _Kept(SiteState()), _Kept(SiteState())
+        self._kept, self._waiting = _KeptByRank(SiteState()), _KeptByRank(SiteState())
 
-    def train(self, weights: State, offer: Assignment, composition: Composition | None, deadline: float) -> Made:
+    def train(self, weights: State, offer: Assignment, composition: Composition | None, deadline: float) -> RankWork:
         """Train from these weights. `composition`: of a round with masks' numbers. `deadline`: on the monotonic clock.
 
         Raises `TrainingFailed` if the site's code fails.
         """
-        _reseed(offer.seed)
+        seed_generators(offer.seed)
         try:
             self.shared.require_base()
             plan = replace(
@@ -111,21 +110,21 @@ class Member:
                     return self._contributed(weights, offer, composition, plan, done, report)
                 return self._encoded(weights, offer, plan, done, report)
         except (WorkRefused, ContributionRefused, UpdateRefused) as error:
-            return Made(None, error.public_reason if isinstance(error, WorkRefused) else str(error))
+            return RankWork(None, error.public_reason if isinstance(error, WorkRefused) else str(error))
 
-    def measure(self, weights: State, offer: Assignment, composition: Composition | None) -> Made:
+    def measure(self, weights: State, offer: Assignment, composition: Composition | None) -> RankWork:
         """Measure these weights on the client's held-out data. Raises `TrainingFailed` if the site's code fails."""
-        _reseed(offer.seed)
+        seed_generators(offer.seed)
         try:
             self.app.prepare(self._asked(offer))
             found = measure_from(self.app, self.shared, weights, offer)
         except WorkRefused as error:
-            return Made(None, error.public_reason)
+            return RankWork(None, error.public_reason)
         if composition is None:
-            return Made(found, "" if found else NOTHING_HELD_OUT)
+            return RankWork(found, "" if found else NOTHING_HELD_OUT)
         held = LocalWork.measured_in(found)
         secret = seeded_secret(offer.seed, offer.attempt)
-        return Made(
+        return RankWork(
             found or EvaluationDone(1, {}), contribution=contribution(composition, nothing(composition), held, secret)
         )
 
@@ -155,7 +154,7 @@ class Member:
             )
         left = folder / f"{version}{_LEFT}"
         try:
-            self._kept = _Kept(state, Residual.from_tensors(read_tensors(left)[1]) if left.exists() else None)
+            self._kept = _KeptByRank(state, Residual.from_tensors(read_tensors(left)[1]) if left.exists() else None)
         except (SafetensorError, ValueError) as error:
             raise GroupError(f"{left} is damaged: start again with another folder (--out)") from error
 
@@ -174,7 +173,7 @@ class Member:
         own = replace(before, state=copy.deepcopy(before.state))  # the site's code changes it in place
         return replace(with_kept(plan, self.shared, own, self._first_private), told_to_stop=self.told_to_stop)
 
-    def _encoded(self, weights: State, offer: Assignment, plan: LocalPlan, done: Trained, report: WorkDone) -> Made:
+    def _encoded(self, weights: State, offer: Assignment, plan: LocalPlan, done: Trained, report: WorkDone) -> RankWork:
         codec: UpdateCodec = codec_for(offer.codec, offer.grid, self.shared.layout_in(offer.training))
         change, left = partial(changes_from, self.shared, weights, offer.training, done), None
         if isinstance(codec, VectorUpdateCodec) and offer.codec.feedback:
@@ -183,7 +182,7 @@ class Member:
         else:
             update = b"".join(codec.encode(change, offer.rank))
         self._wait(plan, kept_of_update(self.shared, update, offer, done), left)
-        return Made(report, update=update)
+        return RankWork(report, update=update)
 
     def _contributed(
         self,
@@ -193,7 +192,7 @@ class Member:
         plan: LocalPlan,
         done: Trained,
         report: WorkDone,
-    ) -> Made:
+    ) -> RankWork:
         change = partial(changes_from, self.shared, weights, offer.training, done)
         made = contribution(composition, change, LocalWork.of(report), seeded_secret(offer.seed, offer.attempt))
         if (control := done.control) is not None:
@@ -201,14 +200,7 @@ class Member:
             kept = control_as_read(layout, control.scale, lambda start, stop: read[start:stop], control.before)
             done = replace(done, kept=kept)
         self._wait(plan, done, None)
-        return Made(report, contribution=made)
+        return RankWork(report, contribution=made)
 
     def _wait(self, plan: LocalPlan, done: Trained, left: Residual | None) -> None:
-        self._waiting = _Kept(SiteState(plan.state, self.shared.private(), done.kept), left)
-
-
-def _reseed(seed: int) -> None:
-    """Seed torch's, Python's and numpy's generators, from which dropout and augmentation draw."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
+        self._waiting = _KeptByRank(SiteState(plan.state, self.shared.private(), done.kept), left)
