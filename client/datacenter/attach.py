@@ -111,13 +111,17 @@ def _require_alike(terms: str, group: dist.ProcessGroup, device: torch.device) -
 @contextmanager
 def _own_group(ranks: list[int] | None = None) -> Generator[dist.ProcessGroup]:
     """A group for umbel alone, of all ranks or of these: its collectives come from another thread than the loop's."""
-    if dist.is_initialized():
-        group = dist.new_group(ranks, timeout=_TIMEOUT, use_local_synchronization=ranks is not None)
-        assert isinstance(group, dist.ProcessGroup), "this rank is in it"
-        try:
-            yield group
-        finally:
-            dist.destroy_process_group(group)
+    if not dist.is_initialized():
+        with joined() as alone:
+            yield alone.process_group
         return
-    with joined() as alone:
-        yield alone.process_group
+    is_whole = ranks is None or len(ranks) == dist.get_world_size()
+    group = dist.new_group(None if is_whole else ranks, timeout=_TIMEOUT, use_local_synchronization=not is_whole)
+    assert isinstance(group, dist.ProcessGroup), "this rank is in it"
+    try:
+        yield group
+    finally:
+        if is_whole:
+            dist.destroy_process_group(group)
+        # Torch names a group of some ranks after these and after how many groups there are. If it were destroyed, the
+        # next one would have its name, find its addresses in the store, and wait for them without end. So it lives on.

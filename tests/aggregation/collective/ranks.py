@@ -20,7 +20,12 @@ def in_ranks(function: str, n_ranks: int, folder: Path) -> list[dict[str, Tensor
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
     command = [sys.executable, __file__, function, str(folder), str(n_ranks)]
     ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(n_ranks)]
-    assert [one.wait(timeout=240) for one in ranks] == [0] * n_ranks
+    try:
+        assert [one.wait(timeout=240) for one in ranks] == [0] * n_ranks
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
     return [load_file(folder / f"{rank}.safetensors") for rank in range(n_ranks)]
 
 

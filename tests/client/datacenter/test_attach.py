@@ -74,6 +74,27 @@ def test_a_hook_of_few_bits_trains_as_well_and_all_ranks_alike(n_ranks: int, tmp
         assert float(by_rank[0][f"{codec}: bytes"]) <= 1.5 * share * whole, codec  # small buckets are padded
 
 
+def in_two_groups(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Ranks 0 and 1 train one model, and 2 and 3 another one; both have a hook twice."""
+    rank = dist.get_rank(group)
+    mine = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    assert isinstance(mine, dist.ProcessGroup)
+    ddp = DistributedDataParallel(network(), process_group=mine)
+    optimizer = SGD(ddp.parameters(), lr=RATE)
+    for codec in CODECS[:2]:
+        ddp = DistributedDataParallel(ddp.module, process_group=mine)
+        with comm_hook(ddp, codec=codec):
+            backward(ddp, rank, 0)
+            optimizer.step()
+    return {"model": flat(ddp)}
+
+
+def test_hooks_of_some_ranks_come_and_go(tmp_path: Path) -> None:
+    models = [one["model"] for one in in_ranks(f"{HERE}:in_two_groups", 4, tmp_path)]
+    assert [torch.equal(one, models[0]) for one in models] == [True, True, False, False]
+    assert torch.equal(models[2], models[3])
+
+
 def settings() -> dict[str, dict[str, Any]]:
     """Of `outer_sync`, by name: with each codec, and with fragments that overlap with training."""
     by_codec: dict[str, dict[str, Any]] = {codec: {"codec": codec} for codec in CODECS}
