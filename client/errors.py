@@ -20,6 +20,8 @@ ClientError                       `str(error)` is one sentence that says what to
 │   └── UnfitWork                 training failed or is not finite in a secure round; the coordinator gets no reason
 ├── Alarm                         a secure round in which a party lies or could reveal what must stay hidden
 ├── TrainingFailed                the site's own code failed
+├── CannotGoOn                this process must end; one that is started again goes on with its work
+│   └── RankFailed            the site's own code failed on some ranks of a silo, so they are no longer in step
 ├── TooManyFailures               in this run's secure rounds, over all restarts: a person must look
 ├── StateError                    the state directory is in use, or damaged
 │   └── NotEnrolled               this client has no enrolment with the coordinator, and got no token for one
@@ -170,6 +172,14 @@ def error_of_site(error: ClientError) -> BaseException | None:
     """The error that the site's own code raised, or None. The site's log shows its traceback."""
     failed = error.__cause__ if isinstance(error, UnfitWork) else error
     return failed.__cause__ if isinstance(failed, TrainingFailed) else None
+
+
+class CannotGoOn(ClientError):
+    pass
+
+
+class RankFailed(CannotGoOn):
+    """In a plain round the client declines with the public reason."""
 
 
 class TooManyFailures(ClientError):

@@ -46,11 +46,13 @@ from umbel.client.errors import (
     Alarm,
     AssignmentClosed,
     AttemptRefused,
+    CannotGoOn,
     ClientError,
     CoordinatorBusy,
     CoordinatorMisbehaved,
     CoordinatorRefused,
     OutOfTime,
+    RankFailed,
     StateError,
     TrainingFailed,
     WorkRefused,
@@ -310,6 +312,10 @@ class ClientLoop:
             self._decline(offer, window_end, error)
             self._pause(away_s)
         except (AccessRefused, StateError):
+            raise
+        except CannotGoOn as error:
+            if isinstance(error, RankFailed) and not offer.is_secure:
+                self._decline(offer, window_end, error)
             raise
         except Interrupted:
             if self._shutdown.is_withdrawn:

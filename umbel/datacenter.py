@@ -1,5 +1,8 @@
-"""For training loops of one's own in a data center: rare means of the model, and means of gradients in few bits."""
+"""In a data center: for training loops of one's own, rare means of the model and means of gradients in few bits; and one
+client of several ranks.
+"""
 
 from umbel.client.datacenter.attach import CodecName, comm_hook, outer_sync
+from umbel.client.silo.run import rank_part, run_silo
 
-__all__ = ["CodecName", "comm_hook", "outer_sync"]
+__all__ = ["CodecName", "comm_hook", "outer_sync", "rank_part", "run_silo"]

@@ -1,5 +1,6 @@
 """The verbs of a site: `umbel join` and `umbel fingerprint`. Imports wait until a verb runs, as `join` needs torch."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,9 @@ def join(
     model: FirstModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report."""
+    """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report. Under
+    torchrun, all ranks together are one client.
+    """
     from umbel.aggregation.messages import RunStatus
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_result
     from umbel.client.loop import run_client
@@ -50,9 +53,15 @@ def join(
         site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
         labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
         with _names_policy(policy):
-            end = run_client(
-                site.make(), server, state.expanduser(), run, token=token, name=name, labels=labels, policy=limits
-            )
+            terms = {"token": token, "name": name, "labels": labels, "policy": limits}
+            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+                end = run_client(site.make(), server, state.expanduser(), run, **terms)
+            else:
+                from umbel.client.silo.run import run_silo
+
+                end = run_silo(site.make, server, state.expanduser(), run, **terms)
+    if end is None:  # rank 0 prints
+        return
     print_result(end, f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})", as_json)
     if end.status == RunStatus.FAILED:
         raise typer.Exit(1)

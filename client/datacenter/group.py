@@ -7,8 +7,8 @@ that store. (Without one, Gloo's ranks joined in one restart of six.)
 
 import os
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
-from umbel.client.errors import ClientError
+from umbel.client.errors import CannotGoOn
 
 _JOIN_S = 300.0
 _WORDS = "umbel_words"  # a key of the store
@@ -28,7 +28,7 @@ _joins = count()  # of this process: each needs a prefix of its own, too
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
-class GroupError(ClientError):
+class GroupError(CannotGoOn):
     """The ranks cannot work together, or one of them is lost; the message says what to do."""
 
 
@@ -71,6 +71,52 @@ class Group:
         """What rank 0 has given; what others give is ignored."""
         with _lost_ranks_named():
             return broadcast_bytes(data, self.process_group, self._wire)
+
+    def fill_from_first(self, tensor: Tensor) -> None:
+        """Overwrite a tensor, of the same shape and dtype on each rank, with that of rank 0."""
+        with _lost_ranks_named():
+            dist.broadcast(tensor, group=self.process_group, group_src=0)
+
+    def pass_to_first(self, tensor: Tensor, source: int) -> Tensor | None:
+        """Hand `tensor` of the rank `source` to rank 0, which gets it; others get None. On rank 0 `tensor` may be
+        overwritten.
+        """
+        with _lost_ranks_named():
+            if self.rank == source != 0:
+                dist.send(tensor, group=self.process_group, group_dst=0)
+            elif self.is_first and source:
+                dist.recv(tensor, group=self.process_group, group_src=source)
+        return tensor if self.is_first else None
+
+    def put(self, key: str, words: str) -> None:
+        """Write what others find under this key; not in turn with other calls."""
+        with _lost_ranks_named():
+            self._board.set(key, words)
+
+    def forget(self, key: str) -> None:
+        """Remove what was put under this key."""
+        with _lost_ranks_named():
+            self._board.delete_key(key)
+
+    def find(self, key: str, wait_s: float = 0.0) -> str | None:
+        """What a rank has put under this key; None if none has within `wait_s` seconds."""
+        with _lost_ranks_named():
+            if wait_s and not self._board.check([key]):
+                with suppress(dist.DistStoreError):  # nobody has; a lost store raises another error
+                    self._board.wait([key], timedelta(seconds=wait_s))
+            return self._board.get(key).decode() if self._board.check([key]) else None
+
+    @contextmanager
+    def on_processors(self) -> Generator["Group"]:
+        """The same ranks in a group of their own whose tensors are on the CPU, whatever trains on GPUs beside it.
+        Called by all ranks of the job together.
+        """
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
+        try:
+            yield replace(self, process_group=group, _wire=torch.device("cpu"))
+        finally:
+            dist.destroy_process_group(group)
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""

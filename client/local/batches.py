@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
@@ -18,6 +19,31 @@ from umbel.client.local.devices import generators, set_generators
 Data: TypeAlias = Dataset[Any] | DataLoader[Any] | Iterable[Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
 Batch: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of every batch a rank of a silo takes: number `index` of `count`, from 0; by default all of it.
+
+    Raises `ValueError` for a part that does not exist.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"there is no part {self.index} of {self.count}: parts are numbered from 0")
+
+    def of(self, chosen: Tensor) -> tuple[Tensor, float]:
+        """This part of the samples of a batch, int64 (n,), and its share: its number of samples over that of a mean
+        part. A part without samples gets one that does not count, with the share 0, so that all ranks make all steps.
+        """
+        mine = torch.tensor_split(chosen, self.count)[self.index]
+        return (mine, len(mine) * self.count / len(chosen)) if len(mine) else (chosen[:1], 0.0)
+
+
+WHOLE = Part()
 
 
 def n_samples(data: Data) -> int | None:
@@ -52,7 +78,8 @@ def shuffled_batches(
     The shuffling of a `DataLoader` is reseeded. Batches of other data come in the data's own order.
     """
     if is_map_style(data):
-        return _drawn(cast(Dataset[Any], data), batch_size, seed, number, n_skipped, collate)
+        whole = cast(Dataset[Any], data)
+        return (_take(whole, chosen, collate) for chosen in _orders(whole, batch_size, seed, number, n_skipped))
     batches = _reseeded(_loader_of(data, batch_size, collate), derive_seed(seed, "pass", number))
     deque(islice(batches, n_skipped), maxlen=0)  # load the skipped ones now: a loader draws
     return batches
@@ -63,7 +90,8 @@ class EndlessBatches:
 
     A place is the pass, the number of its items that were taken, and the states of the process-wide generators at the
     pass's start, because a `DataLoader` may draw from those. `n_in_step`: batches in one item, which is a list of them
-    if there are several.
+    if there are several. `part`: of each batch that is taken; a `DataLoader` and data without random access are taken
+    whole. `share`: the part's, of the last item (`Part.of`).
     """
 
     def __init__(
@@ -74,9 +102,10 @@ class EndlessBatches:
         device: torch.device,
         collate: Collate | None = None,
         n_in_step: int = 1,
+        part: Part = WHOLE,
     ) -> None:
         self._data, self._batch_size, self._seed, self._device = data, batch_size, seed, device
-        self._collate, self._n_in_step = collate, n_in_step
+        self._collate, self._n_in_step, self._part, self.share = collate, n_in_step, part, 1.0
         self._generators: dict[str, Any] = {}
         self._number, self._n_taken = -1, 0
         self._pass: Iterator[Batch] = iter(())
@@ -107,23 +136,33 @@ class EndlessBatches:
 
     def _items(self) -> Iterator[Batch]:
         data, size, n_parts = self._data, self._batch_size, self._n_in_step
-        if n_parts == 1:
-            return shuffled_batches(data, size, self._seed, self._number, self._n_taken, self._collate)
         if is_map_style(data):
-            whole = cast(Dataset[Any], data)
-            return _drawn_in_parts(whole, size, self._seed, self._number, self._n_taken, self._collate, n_parts)
+            return self._drawn(cast(Dataset[Any], data))
         skipped = self._n_taken * n_parts
-        return _grouped(shuffled_batches(data, size, self._seed, self._number, skipped, self._collate), n_parts)
+        batches = shuffled_batches(data, size, self._seed, self._number, skipped, self._collate)
+        return batches if n_parts == 1 else _grouped(batches, n_parts)
+
+    def _drawn(self, data: Dataset[Any]) -> Iterator[Batch]:
+        for chosen in _orders(data, self._batch_size, self._seed, self._number, self._n_taken):
+            mine, self.share = self._part.of(chosen)
+            if self._n_in_step == 1:
+                yield _take(data, mine, self._collate)
+            else:
+                parts = torch.tensor_split(mine, min(self._n_in_step, len(mine)))
+                yield [_take(data, part, self._collate) for part in parts]
 
 
-def ordered_batches(data: Data, batch_size: int, collate: Collate | None = None) -> Iterator[Batch]:
-    """One pass in the data's own order."""
+def ordered_batches(
+    data: Data, batch_size: int, collate: Collate | None = None, part: Part = WHOLE
+) -> Iterator[tuple[Batch, float]]:
+    """One pass in the data's own order: batches, and the share of each (`Part.of`)."""
     if not is_map_style(data):
-        yield from _loader_of(data, batch_size, collate)
+        yield from ((batch, 1.0) for batch in _loader_of(data, batch_size, collate))
         return
     whole = cast(Dataset[Any], data)
     for chosen in torch.split(torch.arange(n_samples(whole) or 0), batch_size):
-        yield _take(whole, chosen, collate)
+        mine, share = part.of(chosen)
+        yield _take(whole, mine, collate), share
 
 
 def samples_in(batch: Batch) -> int:
@@ -167,26 +206,6 @@ def _loader_of(data: Data, batch_size: int, collate: Collate | None) -> Iterable
     if isinstance(data, IterableDataset):
         return DataLoader(cast(Dataset[Any], data), batch_size, collate_fn=collate)
     return cast(Iterable[Any], data)
-
-
-def _drawn(
-    data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int, collate: Collate | None
-) -> Iterator[Batch]:
-    return (_take(data, chosen, collate) for chosen in _orders(data, batch_size, seed, number, n_skipped))
-
-
-def _drawn_in_parts(
-    data: Dataset[Any],
-    batch_size: int,
-    seed: int,
-    number: int,
-    n_skipped: int,
-    collate: Collate | None,
-    n_parts: int,
-) -> Iterator[list[Batch]]:
-    for chosen in _orders(data, batch_size, seed, number, n_skipped):
-        parts = torch.tensor_split(chosen, min(n_parts, len(chosen)))
-        yield [_take(data, part, collate) for part in parts]
 
 
 def _orders(data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int) -> Iterator[Tensor]:

@@ -9,6 +9,11 @@ class Checkpoint:
     steps whenever `is_due`. `plan.drive` does both. This one keeps nothing; the loop passes one that does.
     """
 
+    @property
+    def belongs_to(self) -> dict[str, str] | None:
+        """What the training is of, as texts by name; None if nothing may be kept."""
+        return None
+
     def is_due(self) -> bool:
         """Whether it is time to save again. Saving takes at most a fortieth of the training's time."""
         return False

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 Projection = Callable[[Tensor], Tensor]
-_WRAPPERS = ("module.", "_module.", "_orig_mod.")  # the prefixes of DDP, Opacus and torch.compile
+_WRAPPERS = ("module.", "_module.")  # the prefixes of DDP and Opacus
+_INNER_WRAPPERS = "_orig_mod.", "_checkpoint_wrapped_module."  # of torch.compile and activation checkpointing
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class GradientRules:
         """Let go of every model."""
         self._mu, self._clip_norm = 0.0, cast("float | None", None)
         self._by_name: dict[str, _Rule] = {}
+        self.own = frozenset[str]()  # the names of parameters that have no global value
         self._by_parameter: dict[int, _Rule] = {}
         self._parameters: list[nn.Parameter] = []  # which keeps the ids of `_by_parameter` in use
         self._last: tuple[nn.Module, list[nn.Parameter], list[tuple[nn.Parameter, _Rule]]] | None = None
@@ -60,12 +62,13 @@ class GradientRules:
         have no global value, so nothing pulls them. `pulls`: by parameter name, what is added to each gradient, as the
         client has kept it.
         """
-        pulls = pulls or {}
+        pulls, self.own = pulls or {}, frozenset(own)
         self._mu, self._clip_norm, self.is_bound = mu, clip_norm, True
         if not (mu or within or clip_norm is not None or pulls):
             return
         named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
-        for name, parameter in named:
+        for wrapped, parameter in named:
+            name = bare_name(wrapped)
             if not parameter.requires_grad:
                 continue
             rule = self._by_parameter.get(id(parameter))
@@ -118,7 +121,7 @@ class GradientRules:
     def _rules_of(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _Rule]]:
         found = [(p, rule) for p in parameters if (rule := self._by_parameter.get(id(p))) is not None]
         if not found:  # a copy or a wrapper of the model
-            named = ((_bare(name), p) for name, p in model.named_parameters() if p.requires_grad)
+            named = ((bare_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
             found = [(p, rule) for name, p in named if (rule := self._by_name.get(name)) is not None]
         if not found:
             raise ValueError(
@@ -144,9 +147,11 @@ def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:
         parameter.grad = rule.project(parameter.grad)
 
 
-def _bare(name: str) -> str:
-    """A parameter's name without the prefixes of wrappers."""
+def bare_name(name: str) -> str:
+    """A parameter's name without what wrappers of the model, or of its layers, add to it."""
+    for inner in _INNER_WRAPPERS:
+        name = name.replace(inner, "")
     for prefix in _WRAPPERS:
         if name.startswith(prefix):
-            return _bare(name.removeprefix(prefix))
+            return bare_name(name.removeprefix(prefix))
     return name

@@ -72,6 +72,11 @@ class Means:
         self._sums[name] = self._sums[name] + term if name in self._sums else term
         self._counts[name] = self._counts.get(name, 0) + weight
 
+    @property
+    def n_samples(self) -> int:
+        """Of all batches."""
+        return max((n for name, n in self._counts.items() if not self._has_own_weight[name]), default=0)
+
     def first(self, name: str) -> float | None:
         """The mean over the first batch; None if there was none."""
         return self._first[name].item() if name in self._first else None

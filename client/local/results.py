@@ -52,6 +52,7 @@ class TrainResult:
     first_loss: float | None = None  # of the first step
     last_loss: float | None = None  # of the last step
     weights: Mapping[str, int] = field(default_factory=dict[str, int])  # of metrics given as `WeightedMean`
+    samples_seen: int = 0  # in all steps, by which the means of a silo's ranks are weighted; 0: nobody has counted
 
     def __post_init__(self) -> None:
         for name in ("sample_count", "steps_done", "steps_planned"):

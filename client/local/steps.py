@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.client.errors import WorkRefused
-from umbel.client.local.batches import Collate, Data, EndlessBatches, is_map_style, n_batches, samples_in
+from umbel.client.local.batches import Collate, Data, EndlessBatches, Part, is_map_style, n_batches, samples_in
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import Pace, seeded
 from umbel.client.local.progress import CountSums, Keepable, Means, TrainingProgress, note_measured
@@ -30,6 +30,8 @@ class StepPlan(Protocol):
     def is_whole(self) -> bool: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def part(self) -> Part: ...
     @property
     def seconds_left(self) -> float: ...
     @property
@@ -75,12 +77,20 @@ class LocalSteps:
         self.steps_done, self.steps_planned = 0, plan.steps_for(in_pass)
         self._steps_full = plan.full_steps_for(in_pass)
         self._means, self._counts = Means(), CountSums()
-        self._batches = EndlessBatches(data, plan.batch_size, plan.seed, device, collate, accumulate)
+        self._batches = EndlessBatches(data, plan.batch_size, plan.seed, device, collate, accumulate, plan.part)
         asked = {**plan.terms(self.steps_planned), **terms}
         if accumulate > 1:
             asked["accumulate"] = accumulate
         self._training = TrainingProgress(keep, self._means, self._counts, self._batches, device, asked, plan.state)
         self._n_samples, self._told_at = 1, time.monotonic()
+
+    @property
+    def share(self) -> float:
+        """By what a rank of a silo multiplies the loss of its part of a batch, so that the mean of all ranks' gradients
+        is that of the whole batch; 1 where each client takes whole batches. With 0 the part has a sample that does not
+        count, and nothing is noted.
+        """
+        return self._batches.share
 
     def __iter__(self) -> Iterator[Any]:
         """Each item is a batch or, where batches are accumulated, a list of them. A killed training resumes."""
@@ -109,6 +119,8 @@ class LocalSteps:
 
         `n_samples`: in the batch; by default the length of the first tensor in it.
         """
+        if not self.share:
+            return
         means = {
             name: value if isinstance(value, WeightedMean) else torch.as_tensor(value)
             for name, value in batch_means.items()
@@ -117,14 +129,16 @@ class LocalSteps:
 
     def note_measured(self, measured: Mapping[str, Tensor | WeightedMean], n_samples: int) -> None:
         """Note means of floating-point tensors and of `WeightedMean`s, and counts of integer tensors."""
-        note_measured(measured, n_samples, self._means, self._counts)
+        if self.share:
+            note_measured(measured, n_samples, self._means, self._counts)
 
     def count(self, **batch_counts: Tensor) -> None:
         """Note integers that add up over batches and clients, such as confusion matrices; of one shape in all batches.
 
         Raises `ValueError` for others.
         """
-        self._counts.add(batch_counts)
+        if self.share:
+            self._counts.add(batch_counts)
 
     def result(self, sample_count: int, metrics: Mapping[str, Any] | None = None) -> TrainResult:
         """The result of the training. `sample_count`: the client's samples. `metrics`: beside those noted."""
@@ -137,6 +151,7 @@ class LocalSteps:
             steps_full=self._steps_full,
             first_loss=self._means.first("loss"),
             last_loss=self._means.last("loss"),
+            samples_seen=self._means.n_samples,
         )
 
     def _tell(self) -> None:

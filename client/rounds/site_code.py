@@ -143,7 +143,7 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     plan = replace(plan.bound_to(app.model, own), told_to_stop=asks)
     result = app.train(app.model, plan)
     ended = time.perf_counter()
-    _require_kind(result, TrainResult, "train")
+    require_kind(result, TrainResult, "train")
     _require_applied(plan)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
     if plan.evaluate_after and _has_time(plan, evaluate_s):
@@ -253,11 +253,12 @@ def evaluated(app: Client) -> Evaluation | None:
     """Call the site's `evaluate`. Raises what it raises, and `TypeError` for another type of result."""
     evaluation = app.evaluate(app.model)
     if evaluation is not None:
-        _require_kind(evaluation, Evaluation, "evaluate")
+        require_kind(evaluation, Evaluation, "evaluate")
     return evaluation
 
 
-def _require_kind(answer: object, kind: type, method: str) -> None:
+def require_kind(answer: object, kind: type, method: str) -> None:
+    """Raise `TypeError` for what the site's `method` must not return."""
     if not isinstance(answer, kind):
         raise TypeError(f"{method} must return {kind.__name__}, not {type(answer).__name__}")
 

@@ -43,11 +43,15 @@ class DiskCheckpoint(Checkpoint):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._aside = path, path.with_suffix(".tmp")
-        self._belongs = {"assignment": assignment, "model_sha256": model_sha256}
+        self._belongs: dict[str, str] = {"assignment": assignment, "model_sha256": model_sha256}
         self._clock = clock
         self._cost_s = _LEAST_S + _FIRST_COPIES * model_bytes / _FIRST_BYTES_PER_S
         self._since = clock()
         self._has_failed = False
+
+    @property
+    def belongs_to(self) -> dict[str, str]:
+        return self._belongs
 
     @property
     def interval_s(self) -> float:

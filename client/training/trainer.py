@@ -15,7 +15,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from umbel.client.app import Client
-from umbel.client.local.batches import Collate, Data, n_batches, n_samples, ordered_batches, samples_in, to_device
+from umbel.client.local.batches import (
+    WHOLE,
+    Collate,
+    Data,
+    Part,
+    n_batches,
+    n_samples,
+    ordered_batches,
+    samples_in,
+    to_device,
+)
 from umbel.client.local.devices import Precision, autocast, pick_device, pick_precision, whole_float32
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.progress import CountSums, HasState, Means, note_measured
@@ -66,6 +76,7 @@ class TorchClient(Client):
         accumulate: the parts in which a step computes the gradient of its batch, one after another, to save memory.
         evaluation_batch_size: samples that are evaluated at once.
         sample_count: the number of samples in `train`, if `train` does not tell it.
+        part: in a silo of several ranks, which part of each batch this rank takes (`umbel.datacenter.rank_part`).
     """
 
     def __init__(
@@ -84,7 +95,9 @@ class TorchClient(Client):
         accumulate: int = 1,
         evaluation_batch_size: int = EVALUATION_BATCH_SIZE,
         sample_count: int | None = None,
+        part: Part = WHOLE,
     ) -> None:
+        self.part = part
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.model = model.to(self.device)
@@ -140,23 +153,25 @@ class TorchClient(Client):
         """What `evaluation_step` measures over the held-out data; None without any."""
         if self._holdout is None or n_samples(self._holdout) == 0:
             return None
-        return self._measured_over(model, self._holdout)
+        return self._measured_over(model, self._holdout, self.part)
 
     def training_loss(self, model: nn.Module) -> float | None:
         """The mean of the loss that `evaluation_step` measures, over the training data; None if it measures no loss."""
         return self._measured_over(model, self._train).metrics.get("loss")
 
-    def _measured_over(self, model: nn.Module, data: Data) -> Evaluation:
+    def _measured_over(self, model: nn.Module, data: Data, part: Part = WHOLE) -> Evaluation:
         means, counts, n_seen = Means(), CountSums(), 0
         with _mode(model.to(self.device), is_training=False), self._whole_precision(), torch.no_grad():
-            for batch in ordered_batches(data, self._evaluation_batch_size, self._collate):
+            for batch, share in ordered_batches(data, self._evaluation_batch_size, self._collate, part):
                 with autocast(self.device, self.precision):
                     measured = self.evaluation_step(model, to_device(batch, self.device))
+                if not share:
+                    continue
                 n_in_batch = _n_measured(batch)
                 note_measured(measured, n_in_batch, means, counts)
                 n_seen += n_in_batch
         n = n_samples(data)
-        return Evaluation(n_seen if n is None else n, means.result(), counts=counts.result())
+        return Evaluation(n_seen if n is None or part.count > 1 else n, means.result(), counts=counts.result())
 
     def _forward(self, model: nn.Module, batch: Any) -> tuple[Tensor, Measured]:
         if self._loss is None:
@@ -198,7 +213,7 @@ class _Step:
             if not isinstance(found, (tuple, Tensor)):
                 self._take_turns(found, size, steps, len(batches))
                 break
-            self._scaler.scale(self._noted(found, size, steps, size / sum(sizes))).backward()
+            self._scaler.scale(self._noted(found, size, steps, steps.share * size / sum(sizes))).backward()
         else:
             self._move(self._optimizers)
         for schedule in self._schedules:
@@ -219,7 +234,7 @@ class _Step:
                     f"training_step yields more losses than configure returns optimizers ({len(self._optimizers)})"
                 )
             self._zero()
-            self._scaler.scale(self._noted(found, size, steps, 1.0)).backward()
+            self._scaler.scale(self._noted(found, size, steps, steps.share)).backward()
             self._move([optimizer])
 
     def _found(self, batch: Any) -> StepLoss | Iterator[StepLoss]:

@@ -1,0 +1,207 @@
+"""One rank of a silo: it does what rank 0 asks, with the site's own code on its own part of the model."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from umbel.client.app import Client
+from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.errors import RankFailed, TrainingFailed
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import TrainResult
+from umbel.client.rounds.site_code import evaluated, require_kind
+from umbel.client.silo.checkpoint import RankCheckpoint
+from umbel.client.silo.orders import Order, Task, planned
+from umbel.client.silo.results import evaluation_as_json, training_as_json
+from umbel.client.silo.tensors import SiloTensors
+from umbel.client.state.packing import Packing, unpack
+from umbel.client.user_code import where_raised
+
+_ALL_FAIL_S = 10.0  # in which the same error reaches all ranks, if it does
+_LOOK_S = 0.1
+_GO_ON, _STOP, _SAVE = range(3)
+log = logging.getLogger("umbel.client")
+
+
+class AllFailed(Exception):
+    """The site's code has failed on every rank, so the ranks are still in step. Its cause is this rank's error."""
+
+
+class SiloRank:
+    """`folder`: for what this rank keeps of a training in progress."""
+
+    def __init__(self, app: Client, ranks: Group, folder: Path) -> None:
+        self.app, self.ranks = app, ranks
+        self.tensors = SiloTensors(app.model, ranks)
+        self._folder = folder / str(ranks.rank)
+        self._number = 0  # of the next order
+
+    def next_order(self) -> Order:
+        """Wait for rank 0's next order."""
+        while (text := self.ranks.find(f"order {self._number}", wait_s=20.0)) is None:
+            pass
+        return Order.from_json(text)
+
+    def give_order(self, order: Order) -> None:
+        """On rank 0: write what all ranks are to do next."""
+        self.ranks.put(f"order {self._number}", order.to_json())
+
+    def do(
+        self, order: Order, whole: Mapping[str, Tensor] | None = None, asked: LocalPlan | None = None
+    ) -> list[Any]:
+        """Do an order together with all other ranks; returns what each has to say, in the order of the ranks.
+
+        `whole`: on rank 0, the tensors of the whole model; after a training they have its weights. `asked`: on rank 0,
+        the round's plan. Raises `AllFailed` if the site's code fails on every rank, `GroupError` and `RankFailed` if
+        the ranks are no longer together.
+        """
+        whole = whole or {}
+        self.tensors.give(order.loads, whole)
+        pulls = self.tensors.parts_of(order.pulls, {} if asked is None else asked.pulls)
+        state = self._state(order, asked)
+        plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state)
+        said = self._together(lambda: self._said(order, plan, asked))
+        answers = [json.loads(one) for one in self.ranks.gather(json.dumps(said).encode())]
+        if order.task is Task.TRAIN:
+            self.tensors.collect(whole)
+        self._done()
+        return answers
+
+    def _said(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        app = self.app
+        match order.task:
+            case Task.PREPARE:
+                app.prepare(plan)
+            case Task.EVALUATE:
+                return {"part": app.part.index, "found": evaluation_as_json(evaluated(app))}
+            case Task.LOSS:
+                return app.training_loss(app.model)
+            case Task.TRAIN:
+                return self._trained(order, plan, asked)
+            case Task.END:
+                raise AssertionError("an end is not done, but obeyed")
+        return None
+
+    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        checkpoint = None
+        if order.belongs_to is not None:
+            n_bytes = self.tensors.n_bytes_here
+            checkpoint = RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
+            plan = replace(plan, checkpoint=checkpoint)
+        steps = _Steps(self.ranks, asked, checkpoint)
+        bound = replace(plan.bound_to(self.app.model, order.own), told_to_stop=steps.told_to_stop)
+        result = self.app.train(self.app.model, bound)
+        require_kind(result, TrainResult, "train")
+        applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}
+        return {"part": self.app.part.index, "found": training_as_json(result), **applied}
+
+    def _state(self, order: Order, asked: LocalPlan | None) -> dict[str, Any]:
+        """Rank 0's `plan.state` itself there, and a copy of it on the others."""
+        if not order.has_state:
+            return {}
+        packing = Packing()
+        packed = packing.pack({} if asked is None else asked.state)
+        text = self.ranks.from_first(json.dumps(packed).encode())
+        tensors = self.ranks.from_first(save(packing.separate()))
+        return asked.state if asked is not None else unpack(json.loads(text), load(tensors))
+
+    def _done(self) -> None:
+        """All ranks have done the order."""
+        if self.ranks.is_first:
+            self.ranks.forget(f"order {self._number}")
+        self._number += 1
+
+    # --- when the site's own code fails ---
+
+    def _together(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, GroupError):
+                raise
+            self._fail(error)
+            raise AllFailed from error
+
+    def _fail(self, error: BaseException) -> None:
+        """Wait for all others to fail, too. Raises `RankFailed` if they do not: some may wait for this rank in a sum."""
+        is_lost = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(one in str(error) for one in _LOST)
+        )
+        words = "" if is_lost else f"the client's own code failed on rank {self.ranks.rank} with {where_raised(error)}"
+        own = f"failed {self._number} "
+        self.ranks.put(f"{own}{self.ranks.rank}", words)
+        until = time.monotonic() + _ALL_FAIL_S
+        missing = set(range(self.ranks.size))
+        causes = list[str]()
+        while missing and (time.monotonic() < until or not causes):
+            for rank in sorted(missing):
+                if (said := self.ranks.find(f"{own}{rank}")) is not None:
+                    missing.discard(rank)
+                    causes += [said] * bool(said)
+            if missing and time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_S * bool(missing))
+        if not missing and causes:
+            self._done()
+            return
+        if causes:
+            kind = type(error).__name__ if words else "an error"
+            raise RankFailed(
+                f"{causes[0]}. Other ranks did not fail with it, so they may wait for this one, and the silo ends",
+                f"the client's own code failed with {kind}; see the client's log",
+            ) from error
+        raise GroupError(
+            "another rank of this job is lost: the log of that rank says why. Start the same command again to go on; "
+            "torchrun --max-restarts does so by itself"
+        ) from error
+
+
+_LOST = "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout"
+
+
+class _Steps:
+    """What rank 0 decides after each step for all ranks: to go on, to stop, or to save first.
+
+    `asked`: on rank 0, the round's plan; None on other ranks. The ranks ask equally often.
+    """
+
+    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: RankCheckpoint | None) -> None:
+        self._ranks, self._asked, self._checkpoint = ranks, asked, checkpoint
+        self._asked_at, self._word = time.monotonic(), _GO_ON
+        if checkpoint is not None:
+            checkpoint.must_save = lambda: self._word == _SAVE
+
+    def told_to_stop(self) -> str | None:
+        reason = None if self._asked is None else self._reason(self._asked)
+        must_save = self._asked is not None and self._checkpoint is not None and self._checkpoint.has_waited()
+        word = torch.tensor([_STOP if reason else _SAVE if must_save else _GO_ON])
+        self._ranks.fill_from_first(word)
+        self._word = int(word)
+        return (reason or "rank 0 stops") if self._word == _STOP else None
+
+    def _reason(self, asked: LocalPlan) -> str | None:
+        now = time.monotonic()
+        self._asked_at, step_s = now, now - self._asked_at
+        if reason := asked.should_stop():
+            return reason
+        return "there is no time for another step" if asked.seconds_left < step_s else None
+
+
+def follow(rank: SiloRank) -> None:
+    """On every rank but 0: do what rank 0 asks until it ends. Raises `GroupError` or `RankFailed` if it cannot."""
+    while (order := rank.next_order()).task is not Task.END:
+        try:
+            rank.do(order)
+        except AllFailed as failed:
+            log.debug("order %s failed on all ranks: %s", order.task, failed.__cause__)
+    if order.failed:
+        raise TrainingFailed(f"rank 0 has ended: {order.words}")

@@ -1,0 +1,184 @@
+"""The tensors of a silo's model: parts of them on each rank, and all of them as one module on rank 0's CPU.
+
+A rank may hold a tensor whole (DDP), a shard of it (FSDP2, tensor parallelism), or not at all (another stage of a
+pipeline). Tensors travel one by one, so no GPU ever has a copy of the whole model.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.local.gradients import bare_name
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor of the whole model, as a rank that holds it describes it."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: str  # as torch names it, such as "float32"
+    is_parameter: bool
+    trains: bool  # whether it is a parameter that requires gradients
+    same_as: str = ""  # the name of an earlier one, with which it shares its values
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+    @property
+    def n_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
+
+
+class SiloTensors:
+    """All ranks must make each call together."""
+
+    def __init__(self, model: nn.Module, ranks: Group) -> None:
+        """Raises `GroupError` if ranks hold tensors of the same name that differ."""
+        self._model, self._ranks = model, ranks
+        self._held = dict[str, HeldTensor]()
+        self._owner = dict[str, int]()  # the first rank that holds it
+        by_rank = [_described(one) for one in ranks.gather(_description(model))]
+        for rank, held in enumerate(by_rank):
+            for one in held:
+                known = self._held.setdefault(one.name, one)
+                if known != one:
+                    raise GroupError(
+                        f"rank {rank} has another {one.name!r} ({_kind(one)}) than rank {self._owner[one.name]} "
+                        f"({_kind(known)}): all ranks need the same model, or different stages of it"
+                    )
+                self._owner.setdefault(one.name, rank)
+        self.is_staged = any({one.name for one in held} != self._held.keys() for held in by_rank)
+        """Whether some rank holds only some of the tensors."""
+
+    def whole(self) -> nn.Module:
+        """A module with the tensors of the whole model, by their names and in their order. It computes nothing."""
+        root, made = nn.Module(), dict[str, Tensor]()
+        for one in self._held.values():
+            *path, last = one.name.split(".")
+            owner = root
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            tensor = made[one.same_as] if one.same_as else torch.zeros(one.shape, dtype=one.torch_dtype)
+            if one.is_parameter and not isinstance(tensor, nn.Parameter):
+                tensor = nn.Parameter(tensor, requires_grad=one.trains)
+            made[one.name] = tensor
+            if isinstance(tensor, nn.Parameter):
+                owner.register_parameter(last, tensor)
+            else:
+                owner.register_buffer(last, tensor)
+        return root
+
+    @property
+    def n_bytes_here(self) -> int:
+        """Of this rank's tensors and shards."""
+        return sum(
+            one.nbytes if not isinstance(one, DTensor) else one.to_local().nbytes
+            for one in get_model_state_dict(self._model).values()
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors that travel: without those that share the values of another one."""
+        return [name for name, one in self._held.items() if not one.same_as]
+
+    @torch.no_grad()
+    def give(self, names: Collection[str], whole: Mapping[str, Tensor]) -> None:
+        """Give every rank its parts of these tensors. `whole`: on rank 0; not read on other ranks."""
+        mine = get_model_state_dict(self._model)
+        for name, tensor in self._from_first(names, whole):
+            if (target := mine.get(name)) is not None:
+                target.copy_(_like(tensor, target))
+
+    def parts_of(self, names: Collection[str], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of tensors that have the names and shapes of the model's, such as control variates; float32.
+
+        `whole`: on rank 0; not read on other ranks.
+        """
+        mine = get_model_state_dict(self._model)
+        found = self._from_first(names, whole, torch.float32)
+        return {name: _like(tensor, mine[name]) for name, tensor in found if name in mine}
+
+    @torch.no_grad()
+    def collect(self, whole: Mapping[str, Tensor]) -> None:
+        """Write the ranks' tensors into those of rank 0; of copies, that of the first rank. `whole`: on rank 0."""
+        mine = get_model_state_dict(self._model)
+        for name in self.names:
+            held, owner = self._held[name], self._owner[name]
+            tensor = mine.get(name)
+            if isinstance(tensor, DTensor):
+                tensor = tensor.full_tensor()
+            if self._ranks.rank == owner:
+                assert isinstance(tensor, Tensor), "it holds it"
+                sent = _as_bytes(tensor.to("cpu"))
+            else:
+                sent = torch.empty(held.n_bytes, dtype=torch.uint8)
+            got = self._ranks.pass_to_first(sent, owner)
+            if got is not None:
+                whole[name].copy_(got.view(held.torch_dtype).view(held.shape))
+
+    def _from_first(
+        self, names: Collection[str], whole: Mapping[str, Tensor], dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name in names:
+            held = self._held[name]
+            kind = dtype or held.torch_dtype
+            if self._ranks.is_first:
+                sent = _as_bytes(whole[name].detach().to("cpu", kind))
+            else:
+                sent = torch.empty(torch.Size(held.shape).numel() * kind.itemsize, dtype=torch.uint8)
+            self._ranks.fill_from_first(sent)
+            yield name, sent.view(kind).view(held.shape)
+
+
+def _like(tensor: Tensor, target: Tensor) -> Tensor:
+    """A whole tensor placed as `target` is: on its device, and sharded if that is."""
+    placed = tensor.to(target.device)
+    if not isinstance(target, DTensor):
+        return placed
+    return distribute_tensor(placed, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _description(model: nn.Module) -> bytes:
+    parameters = {bare_name(name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    first = dict[int, str]()
+    held = list[HeldTensor]()
+    state: dict[str, Any] = get_model_state_dict(model)
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise GroupError(f"the model's state has {name!r}, which is no tensor: a silo cannot share it between ranks")
+        parameter = parameters.get(name)
+        same_as = "" if parameter is None else first.setdefault(id(parameter), name)
+        held.append(
+            HeldTensor(
+                name,
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                parameter is not None,
+                parameter is not None and parameter.requires_grad,
+                "" if same_as == name else same_as,
+            )
+        )
+    return json.dumps([asdict(one) for one in held]).encode()
+
+
+def _described(description: bytes) -> list[HeldTensor]:
+    return [HeldTensor(**{**one, "shape": tuple(one["shape"])}) for one in json.loads(description)]
+
+
+def _kind(held: HeldTensor) -> str:
+    return f"{held.dtype} of shape {held.shape}{', trained' if held.trains else ''}"

@@ -1,0 +1,132 @@
+"""A silo of several ranks trains as one process does, whatever its ranks hold of the model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from tests.aggregation.collective.ranks import in_ranks
+from umbel.client import TorchClient
+from umbel.client.datacenter.group import Group
+from umbel.client.local.batches import WHOLE, Part
+from umbel.client.local.plan import LocalPlan
+from umbel.client.silo.client import SiloClient
+from umbel.client.silo.orders import Order, Task
+from umbel.client.silo.rank import SiloRank, follow
+
+pytestmark = pytest.mark.slow
+HERE = "tests.client.silo.test_silo"
+N, BATCH = 37, 8  # the last batch has five samples, so ranks take unequal parts
+PLAN = LocalPlan(epochs=3, batch_size=BATCH, learning_rate=0.05, seed=4, momentum=0.9, client="a", run="r")
+PLANS: dict[str, LocalPlan] = {
+    "plain": PLAN,
+    "adamw": replace(PLAN, optimizer="adamw"),
+    "prox": replace(PLAN, proximal_mu=0.3, clip_norm=0.5),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.ReLU(), nn.Linear(15, 3))
+
+
+def samples(n: int, seed: int) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 6, generator=draw)
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+def client(model: nn.Module, part: Part = WHOLE, accumulate: int = 1) -> TorchClient:
+    return TorchClient(
+        model, "classes", samples(N, 0), samples(21, 1), evaluation_batch_size=4, accumulate=accumulate, part=part
+    )
+
+
+def plain(plan: LocalPlan) -> tuple[TorchClient, Any, Any]:
+    """The client in one process, and its result and evaluation."""
+    one = client(network())
+    before = one.evaluate(one.model)
+    return one, one.train(one.model, plan.bound_to(one.model)), before
+
+
+def ddp(_: dist.ProcessGroup) -> nn.Module:
+    return DistributedDataParallel(network())
+
+
+def fsdp(_: dist.ProcessGroup) -> nn.Module:
+    model = network()
+    for layer in model:
+        if [*layer.parameters()]:
+            fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+WAYS: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {"ddp": ddp, "fsdp": fsdp}
+
+
+def led(rank: SiloRank, lead: Callable[[SiloClient], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What rank 0 finds as it leads, while the others follow."""
+    if not rank.ranks.is_first:
+        rank.tensors.collect({})
+        follow(rank)
+        return {}
+    silo = SiloClient(rank)
+    silo.begin()
+    try:
+        return lead(silo)
+    finally:
+        silo.end("the test is over", failed=False)
+
+
+def silo_of(app: TorchClient, group: dist.ProcessGroup, folder: Path) -> SiloRank:
+    store = dist.distributed_c10d._get_default_store()  # as `joined` keeps it
+    ranks = Group(dist.get_rank(group), dist.get_world_size(group), torch.device("cpu"), group, _board=store)
+    return SiloRank(app, ranks, folder)
+
+
+def trained(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    found = dict[str, Tensor]()
+    for way, wrapped in WAYS.items():
+        for name, plan in PLANS.items():
+            app = client(wrapped(group), Part(dist.get_rank(group), dist.get_world_size(group)))
+            found |= {f"{way} {name} {key}": one for key, one in led(silo_of(app, group, Path()), one_round(plan)).items()}
+    return found
+
+
+def one_round(plan: LocalPlan) -> Callable[[SiloClient], dict[str, Tensor]]:
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        evaluation = silo.evaluate(silo.model)
+        result = silo.train(silo.model, plan.bound_to(silo.model))
+        assert evaluation is not None
+        told = {
+            "before": torch.tensor([evaluation.sample_count, evaluation.metrics["loss"], evaluation.metrics["accuracy"]]),
+            "result": torch.tensor(
+                [result.sample_count, result.steps_done, result.steps_planned, result.metrics["loss"], result.samples_seen]
+            ),
+        }
+        return {**silo.model.state_dict(), **told}
+
+    return lead
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_ddp_and_fsdp_train_as_one_process(n_ranks: int, tmp_path: Path) -> None:
+    found = in_ranks(f"{HERE}:trained", n_ranks, tmp_path)[0]
+    for name, plan in PLANS.items():
+        one, result, before = plain(plan)
+        for way in WAYS:
+            for key, value in one.model.state_dict().items():
+                torch.testing.assert_close(found[f"{way} {name} {key}"], value, rtol=1e-5, atol=1e-6)
+            expected = torch.tensor([21, before.metrics["loss"], before.metrics["accuracy"]])
+            torch.testing.assert_close(found[f"{way} {name} before"], expected, rtol=1e-5, atol=1e-6)
+            expected = torch.tensor([N, 15, 15, result.metrics["loss"], 3 * N])
+            torch.testing.assert_close(found[f"{way} {name} result"], expected, rtol=1e-5, atol=1e-6)
