@@ -5,8 +5,8 @@ SILO=0 torchrun --standalone --nproc-per-node 2 -m -- umbel join --server URL --
 SILO=1 torchrun --standalone --nproc-per-node 2 -m -- umbel join --server URL --token TOKEN --run silos --state silo-1 \
     --app examples.silo_of_ranks:staged
 
-`sharded` is the ready trainer with a model that FSDP2 shards. `staged` is a loop of its own over the stages of a pipeline.
-`plain` is the same silo in one process.
+`sharded` is the ready trainer with a model that FSDP2 shards. `staged` is a loop of its own over the stages of a
+pipeline. `plain` is the same silo in one process.
 """
 
 import os

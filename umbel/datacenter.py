@@ -1,6 +1,4 @@
-"""In a data center: for training loops of one's own, rare means of the model and means of gradients in few bits; and one
-client of several ranks.
-"""
+"""In a data center: means for training loops of one's own, and one client of several ranks."""
 
 from umbel.client.datacenter.attach import CodecName, comm_hook, outer_sync
 from umbel.client.silo.run import rank_part, run_silo

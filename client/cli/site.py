@@ -45,7 +45,7 @@ def join(
     """
     from umbel.aggregation.messages import RunStatus
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_result
-    from umbel.client.loop import run_client
+    from umbel.client.loop import RunEnd, run_client
     from umbel.client.policy.policy import read_policy
 
     log_to_stderr()
@@ -53,13 +53,14 @@ def join(
         site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
         labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
         with _names_policy(policy):
-            terms = {"token": token, "name": name, "labels": labels, "policy": limits}
-            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-                end = run_client(site.make(), server, state.expanduser(), run, **terms)
-            else:
+            place, ranks = state.expanduser(), int(os.environ.get("WORLD_SIZE", "1"))
+            end: RunEnd | None
+            if ranks > 1:
                 from umbel.client.silo.run import run_silo
 
-                end = run_silo(site.make, server, state.expanduser(), run, **terms)
+                end = run_silo(site.make, server, place, run, token=token, name=name, labels=labels, policy=limits)
+            else:
+                end = run_client(site.make(), server, place, run, token=token, name=name, labels=labels, policy=limits)
     if end is None:  # rank 0 prints
         return
     print_result(end, f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})", as_json)

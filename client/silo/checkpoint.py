@@ -82,7 +82,7 @@ def _without_shards(value: Any, model: nn.Module) -> Any:
             case Tensor():
                 return value
             case Mapping():
-                return {key: packed(one) for key, one in cast(Mapping[Any, Any], value).items()}
+                return {key: packed(one) for key, one in value.items()}
             case list() | tuple():
                 return type(value)(packed(one) for one in cast(list[Any], value))
             case _:
@@ -107,7 +107,7 @@ def _with_shards(value: Any, model: nn.Module) -> Any:
             case Tensor():
                 return value
             case Mapping():
-                return {key: unpacked(one) for key, one in cast(Mapping[Any, Any], value).items()}
+                return {key: unpacked(one) for key, one in value.items()}
             case list() | tuple():
                 return type(value)(unpacked(one) for one in cast(list[Any], value))
             case _:

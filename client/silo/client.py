@@ -91,8 +91,7 @@ class SiloClient(Client):
         try:
             return self._rank.do(order, self._whole(), plan)
         except AllFailed as failed:
-            assert failed.__cause__ is not None, "it is this rank's error"
-            raise failed.__cause__ from None
+            raise failed.error from None
 
     def _parts(self, answers: list[Any]) -> list[Part]:
         return [Part(one["part"], max(one["part"] for one in answers) + 1) for one in answers]

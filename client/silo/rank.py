@@ -33,7 +33,11 @@ log = logging.getLogger("umbel.client")
 
 
 class AllFailed(Exception):
-    """The site's code has failed on every rank, so the ranks are still in step. Its cause is this rank's error."""
+    """The site's code has failed on every rank, so the ranks are still in step. `error`: this rank's."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class SiloRank:
@@ -55,9 +59,7 @@ class SiloRank:
         """On rank 0: write what all ranks are to do next."""
         self.ranks.put(f"order {self._number}", order.to_json())
 
-    def do(
-        self, order: Order, whole: Mapping[str, Tensor] | None = None, asked: LocalPlan | None = None
-    ) -> list[Any]:
+    def do(self, order: Order, whole: Mapping[str, Tensor] | None = None, asked: LocalPlan | None = None) -> list[Any]:
         """Do an order together with all other ranks; returns what each has to say, in the order of the ranks.
 
         `whole`: on rank 0, the tensors of the whole model; after a training they have its weights. `asked`: on rank 0,
@@ -129,10 +131,10 @@ class SiloRank:
             if isinstance(error, GroupError):
                 raise
             self._fail(error)
-            raise AllFailed from error
+            raise AllFailed(error) from error
 
     def _fail(self, error: BaseException) -> None:
-        """Wait for all others to fail, too. Raises `RankFailed` if they do not: some may wait for this rank in a sum."""
+        """Wait for all others to fail, too. Raises `RankFailed` if they do not, as some may wait for this one."""
         is_lost = isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and any(one in str(error) for one in _LOST)
         )
@@ -202,6 +204,6 @@ def follow(rank: SiloRank) -> None:
         try:
             rank.do(order)
         except AllFailed as failed:
-            log.debug("order %s failed on all ranks: %s", order.task, failed.__cause__)
+            log.debug("order %s failed on all ranks: %s", order.task, failed)
     if order.failed:
         raise TrainingFailed(f"rank 0 has ended: {order.words}")

@@ -50,9 +50,7 @@ def one_training(parts: Sequence[Part], results: Sequence[TrainResult]) -> Train
 def one_evaluation(parts: Sequence[Part], results: Sequence[Evaluation | None]) -> Evaluation | None:
     """The silo's evaluation; None if no rank has measured anything."""
     measured = [
-        _Measured(0, {}, {}, {})
-        if one is None
-        else _Measured(one.sample_count, one.metrics, one.counts, one.weights)
+        _Measured(0, {}, {}, {}) if one is None else _Measured(one.sample_count, one.metrics, one.counts, one.weights)
         for one in results
     ]
     if all(one is None for one in results):
@@ -94,13 +92,15 @@ def _added(measured: Sequence[_Measured]) -> _Measured:
         for name, values in one.counts.items():
             before = counts.get(name, (0,) * len(values))
             if len(before) != len(values):
-                raise GroupError(f"the counts {name!r} have {len(values)} numbers on one rank and {len(before)} on another")
+                raise GroupError(
+                    f"the counts {name!r} have {len(values)} numbers on one rank and {len(before)} on another"
+                )
             counts[name] = tuple(a + b for a, b in zip(before, values, strict=True))
     metrics: dict[str, float] = {
         name: WeightedMean(total / max(totals[name], 1), totals[name]) if name in own else total / max(totals[name], 1)
         for name, total in sums.items()
     }
-    return _Measured(sum(one.n_samples for one in measured), metrics, counts, {name: 0 for name in own - sums.keys()})
+    return _Measured(sum(one.n_samples for one in measured), metrics, counts, dict.fromkeys(own - sums.keys(), 0))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

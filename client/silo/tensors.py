@@ -7,7 +7,7 @@ pipeline). Tensors travel one by one, so no GPU ever has a copy of the whole mod
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -82,10 +82,8 @@ class SiloTensors:
     @property
     def n_bytes_here(self) -> int:
         """Of this rank's tensors and shards."""
-        return sum(
-            one.nbytes if not isinstance(one, DTensor) else one.to_local().nbytes
-            for one in get_model_state_dict(self._model).values()
-        )
+        held = _tensors_of(self._model).values()
+        return sum(one.to_local().nbytes if isinstance(one, DTensor) else one.nbytes for one in held)
 
     @property
     def names(self) -> list[str]:
@@ -95,24 +93,24 @@ class SiloTensors:
     @torch.no_grad()
     def give(self, names: Collection[str], whole: Mapping[str, Tensor]) -> None:
         """Give every rank its parts of these tensors. `whole`: on rank 0; not read on other ranks."""
-        mine = get_model_state_dict(self._model)
+        mine = _tensors_of(self._model)
         for name, tensor in self._from_first(names, whole):
             if (target := mine.get(name)) is not None:
                 target.copy_(_like(tensor, target))
 
     def parts_of(self, names: Collection[str], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of tensors that have the names and shapes of the model's, such as control variates; float32.
+        """This rank's parts of float32 tensors that have names and shapes of the model's, such as control variates.
 
         `whole`: on rank 0; not read on other ranks.
         """
-        mine = get_model_state_dict(self._model)
+        mine = _tensors_of(self._model)
         found = self._from_first(names, whole, torch.float32)
         return {name: _like(tensor, mine[name]) for name, tensor in found if name in mine}
 
     @torch.no_grad()
     def collect(self, whole: Mapping[str, Tensor]) -> None:
         """Write the ranks' tensors into those of rank 0; of copies, that of the first rank. `whole`: on rank 0."""
-        mine = get_model_state_dict(self._model)
+        mine = _tensors_of(self._model)
         for name in self.names:
             held, owner = self._held[name], self._owner[name]
             tensor = mine.get(name)
@@ -141,6 +139,11 @@ class SiloTensors:
             yield name, sent.view(kind).view(held.shape)
 
 
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """By name, without what wrappers add to that; shards as DTensors."""
+    return cast("dict[str, Tensor]", get_model_state_dict(model))
+
+
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
     """A whole tensor placed as `target` is: on its device, and sharded if that is."""
     placed = tensor.to(target.device)
@@ -157,10 +160,11 @@ def _description(model: nn.Module) -> bytes:
     parameters = {bare_name(name): one for name, one in model.named_parameters(remove_duplicate=False)}
     first = dict[int, str]()
     held = list[HeldTensor]()
-    state: dict[str, Any] = get_model_state_dict(model)
-    for name, tensor in state.items():
+    for name, tensor in _tensors_of(model).items():
         if not isinstance(tensor, Tensor):
-            raise GroupError(f"the model's state has {name!r}, which is no tensor: a silo cannot share it between ranks")
+            raise GroupError(
+                f"the model's state has {name!r}, which is no tensor: a silo cannot share it between ranks"
+            )
         parameter = parameters.get(name)
         same_as = "" if parameter is None else first.setdefault(id(parameter), name)
         held.append(

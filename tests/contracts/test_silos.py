@@ -1,6 +1,7 @@
 """Silos of several ranks in a real run over HTTP: the ranks of `torchrun` are one client."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from examples.silo_of_ranks import network
 from tests.contracts.house import House
-from tests.contracts.test_client_and_coordinator import ends
+from tests.contracts.silo_clients import HERE as CLIENTS
+from tests.contracts.test_client_and_coordinator import ends, fails
 from tests.repository import ROOT
+from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.client.training.shared_state import SharedState
@@ -31,17 +34,32 @@ training = { local_epochs = 2, batch_size = 16, learning_rate = 0.05, momentum =
 """
 
 
-def started(house: House, folder: Path, number: int, app: str, n_ranks: int) -> "subprocess.Popen[str]":
-    """A silo that takes part in the run, as its operator would start it."""
+def started(
+    house: House, folder: Path, number: int, app: str, n_ranks: int, restarts: int = 0
+) -> "subprocess.Popen[str]":
+    """A silo that takes part in the run, as its operator would start it. `app`: of `HERE`, if it names no module."""
     with house.operator() as operator:
         (token,) = operator.create_tokens()
     name = f"silo-{number}"
-    flags = {"--server": house.url, "--app": f"{HERE}:{app}", "--run": "silos", "--state": str(folder / name)}
-    launch = "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks), "-m", "--"
+    own = {"SILO": str(number), "UMBEL_TOKEN": token, "NOTES": str(folder)}
+    named = app if ":" in app else f"{HERE}:{app}"
+    flags = {"--server": house.url, "--app": named, "--run": "silos", "--state": str(folder / name)}
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
+    launch += ["--max-restarts", str(restarts), "-m", "--"]
     return subprocess.Popen(
-        [sys.executable, "-m", *(launch if n_ranks > 1 else ()), "umbel", "join", "--name", name, "--json", *chain(*flags.items())],
+        [
+            sys.executable,
+            "-m",
+            *launch[: len(launch) * (n_ranks > 1)],
+            "umbel",
+            "join",
+            "--name",
+            name,
+            "--json",
+            *chain(*flags.items()),
+        ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SILO": str(number), "UMBEL_TOKEN": token},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **own},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -74,6 +92,45 @@ def model_of(silos: Sequence[tuple[str, int]], folder: Path, run_file: str) -> d
         for process in [started(house, folder, number, app, n) for number, (app, n) in enumerate(silos)]:
             ends(process)
         return last_model(house, folder)
+
+
+def of_one(more: str = "") -> str:
+    """A run of one client."""
+    return PLAIN.replace("target = 3, minimum = 3", "target = 1").replace("local_epochs = 2", "local_epochs = 5") + more
+
+
+def test_after_the_kill_of_a_rank_the_silo_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    expected = model_of([("plain", 1)], tmp_path / "plain", of_one())
+    with begun(tmp_path, of_one()) as house:
+        silo = started(house, tmp_path, 0, f"{CLIENTS}:slow", 2, restarts=1)
+        wait_for_file(tmp_path / "1.0.pid", silo)
+        saved = tmp_path / "silo-0" / "ranks" / "1" / "0.checkpoint.safetensors"
+        wait_for_file(saved, silo)
+        os.kill(int((tmp_path / "1.0.pid").read_text()), signal.SIGKILL)
+        _, log = silo.communicate(timeout=LIMIT_S)
+        assert silo.returncode == 0, log
+        assert log.count("training resumes after step") == 2, log  # on both ranks
+        assert "declines" not in log
+        found = last_model(house, tmp_path)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
+def test_code_that_fails_on_one_rank_ends_the_silo_and_the_coordinator_hears_why(tmp_path: Path) -> None:
+    with begun(tmp_path, of_one()) as house:
+        log = fails(started(house, tmp_path, 0, f"{CLIENTS}:broken_on_one_rank", 2))
+        assert "the client's own code failed on rank 1 with ValueError: this sample is broken" in log
+        with house.operator() as operator:
+            live = operator.progress("silos").live
+        assert live is not None
+        assert live.round == 2
+
+
+def test_code_that_fails_on_all_ranks_is_declined_as_that_of_any_client(tmp_path: Path) -> None:
+    with begun(tmp_path, of_one()) as house:
+        log = fails(started(house, tmp_path, 0, f"{CLIENTS}:broken_on_all", 2))
+        assert "3 assignments of run silos failed in a row" in log
+        assert "rank 0 has ended: the client's own code failed with ValueError" in log  # on rank 1
 
 
 def test_silos_of_shards_and_of_stages_make_the_model_of_plain_clients(tmp_path: Path) -> None:

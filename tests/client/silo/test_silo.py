@@ -19,7 +19,6 @@ from umbel.client.datacenter.group import Group
 from umbel.client.local.batches import WHOLE, Part
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
-from umbel.client.silo.orders import Order, Task
 from umbel.client.silo.rank import SiloRank, follow
 
 pytestmark = pytest.mark.slow
@@ -98,7 +97,9 @@ def trained(group: dist.ProcessGroup) -> dict[str, Tensor]:
     for way, wrapped in WAYS.items():
         for name, plan in PLANS.items():
             app = client(wrapped(group), Part(dist.get_rank(group), dist.get_world_size(group)))
-            found |= {f"{way} {name} {key}": one for key, one in led(silo_of(app, group, Path()), one_round(plan)).items()}
+            found |= {
+                f"{way} {name} {key}": one for key, one in led(silo_of(app, group, Path()), one_round(plan)).items()
+            }
     return found
 
 
@@ -108,9 +109,17 @@ def one_round(plan: LocalPlan) -> Callable[[SiloClient], dict[str, Tensor]]:
         result = silo.train(silo.model, plan.bound_to(silo.model))
         assert evaluation is not None
         told = {
-            "before": torch.tensor([evaluation.sample_count, evaluation.metrics["loss"], evaluation.metrics["accuracy"]]),
+            "before": torch.tensor(
+                [evaluation.sample_count, evaluation.metrics["loss"], evaluation.metrics["accuracy"]]
+            ),
             "result": torch.tensor(
-                [result.sample_count, result.steps_done, result.steps_planned, result.metrics["loss"], result.samples_seen]
+                [
+                    result.sample_count,
+                    result.steps_done,
+                    result.steps_planned,
+                    result.metrics["loss"],
+                    result.samples_seen,
+                ]
             ),
         }
         return {**silo.model.state_dict(), **told}
