@@ -24,15 +24,15 @@ from umbel.datacenter import rank_part
 
 N_SILOS, N_SAMPLES, N_MICROBATCHES = 3, 128, 2
 N_HELD_OUT = 40
+SILO = int(os.environ.get("SILO", "0"))
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 2))
 
 
-def records() -> tuple[TensorDataset, TensorDataset]:
-    """This silo's own: to train on, and to measure with."""
-    number = int(os.environ.get("SILO", "0"))
+def records(number: int) -> tuple[TensorDataset, TensorDataset]:
+    """A silo's own: to train on, and to measure with."""
     values, classes = (torch.tensor(part[number::N_SILOS]) for part in load_breast_cancer(return_X_y=True))
     values = values.float().log1p()
     train, held_out = slice(N_SAMPLES), slice(N_SAMPLES, N_SAMPLES + N_HELD_OUT)
@@ -40,7 +40,7 @@ def records() -> tuple[TensorDataset, TensorDataset]:
 
 
 def plain() -> TorchClient:
-    train, held_out = records()
+    train, held_out = records(SILO)
     return TorchClient(network(), "classes", train, held_out)
 
 
@@ -50,7 +50,7 @@ def sharded() -> TorchClient:
     for layer in (model[0], model[3]):
         fully_shard(layer)
     fully_shard(model)
-    train, held_out = records()
+    train, held_out = records(SILO)
     return TorchClient(model, "classes", train, held_out, part=rank_part())
 
 
@@ -67,7 +67,7 @@ class Stage(Client):
         self.model = _layers(whole, rank, n_ranks)
         stage = PipelineStage(self.model, rank, n_ranks, torch.device("cpu"))
         self._schedule = ScheduleGPipe(stage, N_MICROBATCHES, loss_fn=nn.functional.cross_entropy)
-        self._data, _ = records()
+        self._data, _ = records(SILO)
         self.sample_count = len(self._data)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:

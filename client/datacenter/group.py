@@ -6,8 +6,9 @@ that store. (Without one, Gloo's ranks joined in one restart of six.)
 """
 
 import os
+import time
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
@@ -23,6 +24,7 @@ from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.errors import CannotGoOn
 
 _JOIN_S = 300.0
+_LOOK_S, _LOOK_S_MAX = 0.005, 0.5  # between two looks at the store
 _WORDS = "umbel_words"  # a key of the store
 _joins = count()  # of this process: each needs a prefix of its own, too
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
@@ -100,11 +102,14 @@ class Group:
 
     def find(self, key: str, wait_s: float = 0.0) -> str | None:
         """What a rank has put under this key; None if none has within `wait_s` seconds."""
+        pause, until = _LOOK_S, time.monotonic() + wait_s
         with _lost_ranks_named():
-            if wait_s and not self._board.check([key]):
-                with suppress(dist.DistStoreError):  # nobody has; a lost store raises another error
-                    self._board.wait([key], timedelta(seconds=wait_s))
-            return self._board.get(key).decode() if self._board.check([key]) else None
+            while not self._board.check([key]):  # the store's own wait writes a warning for each time that it ends
+                if time.monotonic() >= until:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_S_MAX)
+            return str(self._board.get(key).decode())
 
     @contextmanager
     def on_processors(self) -> Generator["Group"]:

@@ -7,8 +7,6 @@ from typing import Any
 
 from umbel.client.local.plan import LocalPlan
 
-_LOOK_S = 20.0  # a rank without orders asks again after this time
-
 
 class Task(StrEnum):
     """`LOSS`: measure the training loss."""

@@ -51,7 +51,7 @@ class SiloRank:
 
     def next_order(self) -> Order:
         """Wait for rank 0's next order."""
-        while (text := self.ranks.find(f"order {self._number}", wait_s=20.0)) is None:
+        while (text := self.ranks.find(f"order {self._number}", wait_s=60.0)) is None:
             pass
         return Order.from_json(text)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from examples.silo_of_ranks import network
+from examples.silo_of_ranks import N_SILOS, network, records
 from tests.contracts.house import House
 from tests.contracts.silo_clients import HERE as CLIENTS
 from tests.contracts.test_client_and_coordinator import ends, fails
@@ -22,6 +22,7 @@ from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
+from umbel.client import LocalPlan, TorchClient
 from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
@@ -71,8 +72,7 @@ def begun(folder: Path, run_file: str) -> Generator[House]:
     """A coordinator with the run, which waits for its silos."""
     house = House(folder / "coordinator")
     try:
-        torch.manual_seed(11)
-        shared = SharedState(network())
+        shared = SharedState(first_model())
         with house.operator() as operator:
             operator.create_run("silos", run_file, operator.upload_model(encode_model(shared.shared(), shared.layout)))
         yield house
@@ -139,3 +139,43 @@ def test_silos_of_shards_and_of_stages_make_the_model_of_plain_clients(tmp_path:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.nightly
+def test_a_masked_run_of_silos_ends_within_the_spread_of_five_seeds(tmp_path: Path) -> None:
+    masked = f"{PLAIN}\n[secure_aggregation]\n"
+    model = network()
+    model.load_state_dict(model_of([("plain", 1), ("sharded", 2), ("staged", 2)], tmp_path, masked))
+    losses = [loss_of(averaged(seed)) for seed in range(5)]
+    spread = max(losses) - min(losses)
+    assert min(losses) - spread <= loss_of(model) <= max(losses) + spread
+
+
+def averaged(seed: int) -> nn.Module:
+    """The model of the same run, made in this process with other seeds of the clients."""
+    clients = [client_of(number) for number in range(N_SILOS)]
+    whole = first_model()
+    for number in range(1, 4):
+        states = list[dict[str, Tensor]]()
+        for one in clients:
+            one.model.load_state_dict(whole.state_dict())
+            plan = LocalPlan(2, batch_size=16, learning_rate=0.05, momentum=0.9, seed=100 * seed + number)
+            one.train(one.model, plan)
+            states.append({name: value.clone() for name, value in one.model.state_dict().items()})
+        whole.load_state_dict({name: torch.stack([one[name] for one in states]).mean(0) for name in states[0]})
+    return whole
+
+
+def loss_of(model: nn.Module) -> float:
+    """The mean loss over what all silos hold out."""
+    found = [client_of(number).evaluate(model) for number in range(N_SILOS)]
+    return sum(one.metrics["loss"] for one in found if one is not None) / N_SILOS
+
+
+def client_of(number: int) -> TorchClient:
+    return TorchClient(network(), "classes", *records(number))
+
+
+def first_model() -> nn.Sequential:
+    torch.manual_seed(11)
+    return network()

@@ -9,32 +9,40 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from tests.aggregation.collective.ranks import in_ranks
+from tests.suite.nights import at_night
 from umbel.client import TorchClient
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.local.batches import WHOLE, Part
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
 from umbel.client.silo.rank import SiloRank, follow
+from umbel.client.silo.tensors import SiloTensors
+from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
 HERE = "tests.client.silo.test_silo"
 N, BATCH = 37, 8  # the last batch has five samples, so ranks take unequal parts
 PLAN = LocalPlan(epochs=3, batch_size=BATCH, learning_rate=0.05, seed=4, momentum=0.9, client="a", run="r")
-PLANS: dict[str, LocalPlan] = {
-    "plain": PLAN,
-    "adamw": replace(PLAN, optimizer="adamw"),
-    "prox": replace(PLAN, proximal_mu=0.3, clip_norm=0.5),
-}
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.ReLU(), nn.Linear(15, 3))
+
+
+PULLS = {name: torch.full_like(one, 0.02) for name, one in network().state_dict().items()}
+PLANS: dict[str, LocalPlan] = {
+    "plain": PLAN,
+    "adamw": replace(PLAN, optimizer="adamw"),
+    "prox": replace(PLAN, proximal_mu=0.3, clip_norm=0.5),
+    "feddyn": replace(PLAN, algorithm="feddyn", proximal_mu=0.1, pulls=PULLS),
+}
 
 
 def samples(n: int, seed: int) -> TensorDataset:
@@ -127,7 +135,7 @@ def one_round(plan: LocalPlan) -> Callable[[SiloClient], dict[str, Tensor]]:
     return lead
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [2, *at_night(3)])
 def test_ddp_and_fsdp_train_as_one_process(n_ranks: int, tmp_path: Path) -> None:
     found = in_ranks(f"{HERE}:trained", n_ranks, tmp_path)[0]
     for name, plan in PLANS.items():
@@ -139,3 +147,73 @@ def test_ddp_and_fsdp_train_as_one_process(n_ranks: int, tmp_path: Path) -> None
             torch.testing.assert_close(found[f"{way} {name} before"], expected, rtol=1e-5, atol=1e-6)
             expected = torch.tensor([N, 15, 15, result.metrics["loss"], 3 * N])
             torch.testing.assert_close(found[f"{way} {name} result"], expected, rtol=1e-5, atol=1e-6)
+
+
+class Remembering(TorchClient):
+    """Counts in `plan.state` how often it was prepared, and tells it on each rank."""
+
+    def prepare(self, plan: LocalPlan) -> None:
+        plan.state["count"] = plan.state.get("count", torch.zeros(())) + 1 + plan.part.index
+        self.told = plan.state["count"]
+
+    def training_loss(self, model: nn.Module) -> float | None:
+        return float(self.told) if self.part.index else None
+
+
+def remembered(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    part = Part(dist.get_rank(group), dist.get_world_size(group))
+    app = Remembering(fsdp(group), "classes", samples(N, 0), part=part)
+
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        plan = replace(PLAN, state={})
+        told = list[float | None]()
+        for _ in range(2):
+            silo.prepare(plan)
+            told.append(silo.training_loss(silo.model))
+        return {"kept": plan.state["count"], "told": torch.tensor(told)}
+
+    return led(silo_of(app, group, Path()), lead)
+
+
+def test_all_ranks_begin_with_the_state_of_rank_0_and_its_changes_are_kept(tmp_path: Path) -> None:
+    found = in_ranks(f"{HERE}:remembered", 2, tmp_path)[0]
+    assert found["kept"] == 2
+    assert found["told"].tolist() == [2, 3]  # rank 1 adds two to what rank 0 had
+
+
+def refused(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Ranks whose models differ."""
+    model = nn.Linear(3, 2 + dist.get_rank(group))
+    with pytest.raises(
+        GroupError, match=r"rank 1 has another 'weight' \(float32 of shape \(3, 3\), trained\) than rank 0"
+    ):
+        silo_of(client(model), group, Path())
+    return {}
+
+
+def test_ranks_with_other_models_are_refused(tmp_path: Path) -> None:
+    in_ranks(f"{HERE}:refused", 2, tmp_path)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, checkpoint_wrapper])
+def test_what_wraps_a_layer_changes_no_name(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = network()
+    names = [*model.state_dict()]
+    model[0] = wrap(model[0])
+    with joined() as alone:
+        tensors = SiloTensors(model, alone)
+        assert [*tensors.whole().state_dict()] == names
+        assert all(one.requires_grad for one in tensors.whole().parameters())
+
+
+def test_tied_weights_are_one_tensor_and_travel_once() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    with joined() as alone:
+        tensors = SiloTensors(model, alone)
+        whole = tensors.whole()
+        tensors.collect(whole.state_dict())
+        assert tensors.names == ["embedding.weight"]
+        assert whole.get_parameter("head.weight") is whole.get_parameter("embedding.weight")
+        assert torch.equal(whole.get_parameter("head.weight"), model["embedding"].weight)
+        assert SharedState(whole).layout.digest == SharedState(model).layout.digest
