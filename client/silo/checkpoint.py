@@ -28,9 +28,10 @@ class RankCheckpoint(Checkpoint):
     ) -> None:
         """`n_bytes`: of this rank's tensors, for an estimate of the first save."""
         self._belongs_to, self._model, self._ranks = dict(belongs_to), model, ranks
-        assignment, model_sha256 = AssignmentId(belongs_to["assignment"]), belongs_to["model_sha256"]
+        # Shards of another number of ranks are other shards.
+        place = AssignmentId(f"{belongs_to['assignment']}, rank {ranks.rank} of {ranks.size}")
         self._slots = [
-            DiskCheckpoint(folder / f"{number}.checkpoint.safetensors", assignment, model_sha256, n_bytes)
+            DiskCheckpoint(folder / f"{number}.checkpoint.safetensors", place, belongs_to["model_sha256"], n_bytes)
             for number in range(2)
         ]
         self._next = 0

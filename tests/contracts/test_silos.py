@@ -116,6 +116,7 @@ def test_after_the_kill_of_a_rank_the_silo_goes_on_from_its_checkpoint(tmp_path:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_code_that_fails_on_one_rank_ends_the_silo_and_the_coordinator_hears_why(tmp_path: Path) -> None:
     with begun(tmp_path, of_one()) as house:
         log = fails(started(house, tmp_path, 0, f"{CLIENTS}:broken_on_one_rank", 2))
@@ -126,6 +127,7 @@ def test_code_that_fails_on_one_rank_ends_the_silo_and_the_coordinator_hears_why
         assert live.round == 2
 
 
+@pytest.mark.nightly
 def test_code_that_fails_on_all_ranks_is_declined_as_that_of_any_client(tmp_path: Path) -> None:
     with begun(tmp_path, of_one()) as house:
         log = fails(started(house, tmp_path, 0, f"{CLIENTS}:broken_on_all", 2))
@@ -133,6 +135,7 @@ def test_code_that_fails_on_all_ranks_is_declined_as_that_of_any_client(tmp_path
         assert "rank 0 has ended: the client's own code failed with ValueError" in log  # on rank 1
 
 
+@pytest.mark.nightly
 def test_silos_of_shards_and_of_stages_make_the_model_of_plain_clients(tmp_path: Path) -> None:
     expected = model_of([("plain", 1)] * 3, tmp_path / "plain", PLAIN)
     found = model_of([("plain", 1), ("sharded", 2), ("staged", 2)], tmp_path / "silos", PLAIN)

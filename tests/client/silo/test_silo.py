@@ -14,10 +14,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from examples import silo_of_ranks as example
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.client import TorchClient
+from umbel.client import Client, TorchClient
 from umbel.client.datacenter.group import Group, GroupError, joined
+from umbel.client.errors import WorkRefused
 from umbel.client.local.batches import WHOLE, Part
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
@@ -94,7 +96,7 @@ def led(rank: SiloRank, lead: Callable[[SiloClient], dict[str, Tensor]]) -> dict
         silo.end("the test is over", failed=False)
 
 
-def silo_of(app: TorchClient, group: dist.ProcessGroup, folder: Path) -> SiloRank:
+def silo_of(app: Client, group: dist.ProcessGroup, folder: Path) -> SiloRank:
     store = dist.distributed_c10d._get_default_store()  # as `joined` keeps it
     ranks = Group(dist.get_rank(group), dist.get_world_size(group), torch.device("cpu"), group, _board=store)
     return SiloRank(app, ranks, folder)
@@ -149,6 +151,34 @@ def test_ddp_and_fsdp_train_as_one_process(n_ranks: int, tmp_path: Path) -> None
             torch.testing.assert_close(found[f"{way} {name} result"], expected, rtol=1e-5, atol=1e-6)
 
 
+def piped(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """A pipeline with a stage on each rank, as a silo whose ranks all take the same batches."""
+
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        assert silo.evaluate(silo.model) is None
+        with pytest.raises(WorkRefused, match="the stages of this silo's pipeline do not know the norm"):
+            silo.train(silo.model, replace(PLAN, clip_norm=1.0))
+        result = silo.train(silo.model, PIPED.bound_to(silo.model))
+        assert (result.sample_count, result.steps_done) == (128, 16)
+        return {**silo.model.state_dict(), "loss": torch.tensor(result.metrics["loss"])}
+
+    torch.manual_seed(8)
+    return led(silo_of(example.staged(), group, Path()), lead)
+
+
+PIPED = replace(PLAN, epochs=2, batch_size=16, proximal_mu=0.1)
+
+
+def test_the_stages_of_a_pipeline_train_as_one_process(tmp_path: Path) -> None:
+    found = in_ranks(f"{HERE}:piped", 2, tmp_path)[0]
+    torch.manual_seed(8)
+    one = example.plain()
+    result = one.train(one.model, PIPED.bound_to(one.model))
+    torch.testing.assert_close(found.pop("loss"), torch.tensor(result.metrics["loss"]), rtol=1e-5, atol=1e-6)
+    for name, value in one.model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
 class Remembering(TorchClient):
     """Counts in `plan.state` how often it was prepared, and tells it on each rank."""
 
@@ -195,6 +225,7 @@ def test_ranks_with_other_models_are_refused(tmp_path: Path) -> None:
     in_ranks(f"{HERE}:refused", 2, tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch itself, as it is imported
 @pytest.mark.parametrize("wrap", [torch.compile, checkpoint_wrapper])
 def test_what_wraps_a_layer_changes_no_name(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = network()
