@@ -140,8 +140,9 @@ class SiloTensors:
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """By name, without what wrappers add to that; shards as DTensors."""
-    return cast("dict[str, Tensor]", get_model_state_dict(model))
+    """By name, without what wrappers add to that, in the order of the state dict; shards as DTensors."""
+    found = cast("dict[str, Tensor]", get_model_state_dict(model))
+    return {name: found[name] for name in map(bare_name, model.state_dict())}
 
 
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
