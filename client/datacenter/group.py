@@ -7,7 +7,7 @@ that store. (Without one, Gloo's ranks joined in one restart of six.)
 
 import os
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -20,6 +20,7 @@ from torch import Tensor
 from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
+from umbel.client.datacenter.waiting import Waiting
 from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
@@ -45,6 +46,7 @@ class Group:
     process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
     _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
+    _waiting: Waiting = field(default=Waiting(0, 1, None), repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -61,6 +63,12 @@ class Group:
             return self._board.get(_WORDS).decode() if self._board.check([_WORDS]) else ""
         except RuntimeError:  # the machine with the store is gone: the next sum says so
             return ""
+
+    def waiting_for(self, what: str) -> AbstractContextManager[None]:
+        """Log for which ranks this one waits if the calls in this block take long. All ranks must enter it, in the same
+        order as their other calls. `what`: what this rank waits for, such as "the reports on round 3".
+        """
+        return self._waiting.told(what)
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
@@ -107,7 +115,7 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire, store)
+        yield Group(rank, size, device, ranks, wire, store, Waiting(rank, size, store if size > 1 else None))
     finally:
         dist.destroy_process_group()
 
