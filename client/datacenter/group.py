@@ -2,7 +2,7 @@
 
 `torchrun` starts the ranks, and starts all of them again after one has died. The new ranks find each other through the
 store of torchrun's agent, which still holds the addresses of the dead ones. So each attempt has a prefix of its own in
-that store. (Without one, Gloo's ranks joined in one restart of six.)
+that store, on which the ranks agree (`attempt.py`). (Without one, Gloo's ranks joined in one restart of six.)
 """
 
 import os
@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -20,12 +19,12 @@ from torch import Tensor
 from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
+from umbel.client.datacenter.attempt import agreed_attempt
 from umbel.client.datacenter.waiting import Waiting
 from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
 _WORDS = "umbel_words"  # a key of the store
-_joins = count()  # of this process: each needs a prefix of its own, too
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
@@ -105,9 +104,9 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     try:
-        store = _store(size)
+        store = _store(rank, size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TimeoutError) as error:
         raise GroupError(
             f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
             "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
@@ -120,19 +119,19 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
         dist.destroy_process_group()
 
 
-def _store(size: int) -> Any:
+def _store(rank: int, size: int) -> Any:
+    """What the ranks of this attempt write to each other, apart from what earlier attempts have written."""
     if size == 1:
         return _stores.HashStore()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _stores.TCPStore(
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         _number("MASTER_PORT", 29_500),
         size,
-        is_master=not is_agents and _number("RANK", 0) == 0,
+        is_master=not is_agents and rank == 0,
         timeout=timedelta(seconds=_JOIN_S),
     )
-    return _stores.PrefixStore(f"umbel_attempt_{attempt}_{next(_joins)}", store)
+    return _stores.PrefixStore(f"umbel_attempt_{agreed_attempt(store, rank, size, _JOIN_S)}", store)
 
 
 def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:
