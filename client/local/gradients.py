@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from umbel.client.local.bare_names import bare_name
+
 Projection = Callable[[Tensor], Tensor]
-_WRAPPERS = ("module.", "_module.", "_orig_mod.")  # the prefixes of DDP, Opacus and torch.compile
+_WRAPPERS = ("module.", "_module.")  # the prefixes of DDP and Opacus
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class GradientRules:
         if not (mu or within or clip_norm is not None or pulls):
             return
         named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
-        for name, parameter in named:
+        for name, parameter in ((bare_name(name), one) for name, one in named):
             if not parameter.requires_grad:
                 continue
             rule = self._by_parameter.get(id(parameter))
@@ -146,6 +148,7 @@ def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:
 
 def _bare(name: str) -> str:
     """A parameter's name without the prefixes of wrappers."""
+    name = bare_name(name)
     for prefix in _WRAPPERS:
         if name.startswith(prefix):
             return _bare(name.removeprefix(prefix))
