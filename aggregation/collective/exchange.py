@@ -25,12 +25,14 @@ value that is not finite makes its part, and so blocks of the mean, NaN on every
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from umbel.aggregation.collective.mean import require_nothing_kept
 from umbel.aggregation.collective.torch_names import all_gather_single
 from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.kernels.kernels import rotate_into, unrotate_into
@@ -107,6 +109,28 @@ class ExchangeMean:
         n_ranks = dist.get_world_size(self.group)
         n_part = _part_length(Blocks.of(n_values), n_ranks)
         return 2 * (n_ranks - 1) * (packed_bytes(n_part, self.bits) + _FACTOR_BYTES)
+
+    def kept(self, slot: int, n_values: int) -> dict[str, Tensor]:
+        """What feedback keeps for the next vector of a slot, copied to the CPU; empty if it keeps nothing."""
+        if (left := self.left.get((slot, n_values))) is None:
+            return {}
+        return {"own": left.own.to("cpu", copy=True), "of_part": left.of_part.to("cpu", copy=True)}
+
+    def restore(self, slot: int, n_values: int, kept: Mapping[str, Tensor], device: torch.device) -> None:
+        """Keep this for the next vector of a slot. `device`: of the vectors. Raises `ValueError` if it does not fit."""
+        self.left.pop((slot, n_values), None)
+        if not kept:
+            return
+        if not self.feedback:
+            require_nothing_kept(kept)
+        n_ranks = dist.get_world_size(self.group)
+        lengths = {"own": n_values, "of_part": _part_length(Blocks.of(n_values), n_ranks)}
+        if {name: one.numel() for name, one in kept.items()} != lengths:
+            raise ValueError(
+                f"what error feedback has kept is of another model or of another number of ranks than {n_ranks}: start "
+                "as many ranks as before, or begin without this state"
+            )
+        self.left[slot, n_values] = Left(kept["own"].to(device, copy=True), kept["of_part"].to(device, copy=True))
 
     def _rounded(self, parts: Tensor, is_used: Tensor) -> Tensor:
         """Each row as bytes: float32 (k, n) -> uint8 (k, packed + 4). `is_used`: bool (k, n), the places that count."""

@@ -1,8 +1,10 @@
 """The mean of the ranks' float32 vectors, whole: what every way of sending fewer bits is compared with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,6 +28,14 @@ class Mean(Protocol):
         """How many bytes a rank gives to the network for a vector."""
         ...
 
+    def kept(self, slot: int, n_values: int) -> dict[str, Tensor]:
+        """What this rank keeps for the next vector of a slot, copied to the CPU; empty if it keeps nothing."""
+        ...
+
+    def restore(self, slot: int, n_values: int, kept: Mapping[str, Tensor], device: torch.device) -> None:
+        """Keep this for the next vector of a slot. `device`: of the vectors. Raises `ValueError` if it does not fit."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Float32Mean:
@@ -42,3 +52,15 @@ class Float32Mean:
     def sent_bytes(self, n_values: int) -> int:
         n_ranks = dist.get_world_size(self.group)
         return 2 * 4 * n_values * (n_ranks - 1) // n_ranks
+
+    def kept(self, slot: int, n_values: int) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, slot: int, n_values: int, kept: Mapping[str, Tensor], device: torch.device) -> None:
+        require_nothing_kept(kept)
+
+
+def require_nothing_kept(kept: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` if there is something that only error feedback could use."""
+    if kept:
+        raise ValueError("the state is of a codec with error feedback, and this codec has none: use the same codec")

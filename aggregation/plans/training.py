@@ -13,13 +13,14 @@ from umbel.aggregation.plans.proximal import MU_STEP, MU_STEP_MIN, MuRule, MuSta
 from umbel.aggregation.plans.schedule import RatePlan, RateSchedule
 from umbel.aggregation.types import LOCAL_MAX, RATE_MAX, RATE_MIN, require_within
 
-OptimizerName = Literal["sgd", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "muon"]
 Option: TypeAlias = bool | int | float | str
 OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 TOTAL_SAMPLES_MAX = 1 << 40
 _EPOCH_STEPS = 10
+_WITH_MOMENTUM = ("sgd", "lars")  # optimizers whose momentum is a key of the run file
 _OF_ALL_CLIENTS = ("feddyn", "scaffold")  # whose server remembers a mean over all clients, of any round
 Q_MAX, LOSS_MAX_LEAST, LOSS_MAX_MOST, LIPSCHITZ_MAX = 16.0, 1e-6, 1e6, 1e12
 _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
@@ -30,7 +31,7 @@ class TrainingTerms:
     """What a client is asked to do with the model: `local_epochs` or `local_steps`; by default, one epoch.
 
     `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
-    `evaluate`: first measure the round's model on the client's own held-out data. `momentum`: of "sgd".
+    `evaluate`: first measure the round's model on the client's own held-out data. `momentum`: of "sgd" and "lars".
     `clip_norm`: the greatest L2 norm of a step's gradient, FedProx's term included; None: not clipped. `algorithm`:
     "fedprox" is "fedavg" with a `proximal_mu`; either name does for it.
     """
@@ -69,8 +70,10 @@ class TrainingTerms:
         require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
         if self.clip_norm is not None:
             require_within(self.clip_norm, "clip_norm", CLIP_NORM_MIN, CLIP_NORM_MAX)
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f'momentum is of optimizer = "sgd", not of "{self.optimizer}": leave momentum out')
+        if self.momentum and self.optimizer not in _WITH_MOMENTUM:
+            raise ValueError(
+                f'momentum is of optimizer = "sgd" and "lars", not of "{self.optimizer}": leave momentum out'
+            )
         self._require_algorithm()
         require_options(self.options)
 

@@ -56,7 +56,8 @@ def agreed(group: Group, file: RunFile, app: Client, told_to_stop: Callable[[], 
     rank_client = RankClient(app, file.tensor_rules, client_name(group.rank), told_to_stop)
     layout = rank_client.shared.layout_in(file.training)
     mine = Hello(_RUN_FILE.dump_json(file).decode(), app.sample_count, layout.digest, versions())
-    hellos = [_HELLO.validate_json(one) for one in group.gather(_HELLO.dump_json(mine))]
+    with group.waiting_for("the other ranks' clients"):
+        hellos = [_HELLO.validate_json(one) for one in group.gather(_HELLO.dump_json(mine))]
     _require_alike(hellos)
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
     require_steppable(file.aggregation, file.training, layout)

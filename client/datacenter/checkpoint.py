@@ -24,6 +24,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.run.model_state import FileDigest, ModelState
 from umbel.aggregation.run.standing import Standing
 from umbel.client.datacenter.group import GroupError
+from umbel.client.datacenter.shards import Shard
 from umbel.client.files import write_atomically
 from umbel.client.state.model_files import tensors_sha256, tensors_under
 
@@ -39,6 +40,7 @@ class _StoredGroup:
     keeps: tuple[bool, ...]
     change: FileDigest | None
     layout: str  # digest
+    data: tuple[Shard, ...] = ()
 
 
 _STORED = TypeAdapter(_StoredGroup)
@@ -48,17 +50,19 @@ _STORED = TypeAdapter(_StoredGroup)
 class GroupCheckpoint:
     """Where a run stands, with its model.
 
-    `rows_bytes`: of `rounds.jsonl` before it. `keeps`: by rank, whether its client has kept something.
+    `rows_bytes`: of `rounds.jsonl` before it. `keeps`: by rank, whether its client has kept something. `data`: of each
+    rank; empty in older checkpoints.
     """
 
     standing: Standing
     model: ModelState
     rows_bytes: int = 0
     keeps: tuple[bool, ...] = ()
+    data: tuple[Shard, ...] = ()
 
     def encode(self) -> bytes:
         stored = _StoredGroup(
-            _FORMAT, self.rows_bytes, self.standing, self.keeps, self.model.change, self.model.layout.digest
+            _FORMAT, self.rows_bytes, self.standing, self.keeps, self.model.change, self.model.layout.digest, self.data
         )
         tensors = {f"master/{name}": value for name, value in self.model.master.items()}
         tensors |= {f"published/{name}": value for name, value in self.model.published.items()}
@@ -91,7 +95,7 @@ class GroupCheckpoint:
         ref = stored.standing.model
         named = FileDigest(ref.sha256, ref.size_bytes)
         model = ModelState(layout, tensors_under("master/", tensors), published, named, stored.change)
-        return cls(stored.standing, model, stored.rows_bytes, stored.keeps)
+        return cls(stored.standing, model, stored.rows_bytes, stored.keeps, stored.data)
 
     def write(self, folder: Path) -> None:
         """Replace the folder's checkpoint, durably."""

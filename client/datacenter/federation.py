@@ -222,7 +222,8 @@ class GroupFederation:
         """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
         sha256 = self.standing.model.sha256
         mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self._leaves() or "")
-        reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
+        with self._group.waiting_for(f"the reports on round {self.standing.state.plan.number}"):
+            reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
         for rank, one in enumerate(reports):
             if one.failed:
                 raise GroupError(f"the code of rank {rank} failed: {one.failed}")

@@ -2,16 +2,15 @@
 
 `torchrun` starts the ranks, and starts all of them again after one has died. The new ranks find each other through the
 store of torchrun's agent, which still holds the addresses of the dead ones. So each attempt has a prefix of its own in
-that store. (Without one, Gloo's ranks joined in one restart of six.)
+that store, on which the ranks agree (`attempt.py`). (Without one, Gloo's ranks joined in one restart of six.)
 """
 
 import os
 import time
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -21,12 +20,13 @@ from torch import Tensor
 from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
+from umbel.client.datacenter.attempt import agreed_attempt
+from umbel.client.datacenter.waiting import Waiting
 from umbel.client.errors import CannotGoOn
 
 _JOIN_S = 300.0
 _LOOK_S, _LOOK_S_MAX = 0.005, 0.5  # between two looks at the store
 _WORDS = "umbel_words"  # a key of the store
-_joins = count()  # of this process: each needs a prefix of its own, too
 _stores: Any = dist  # HashStore and others are documented there, but its types do not have them
 
 
@@ -47,6 +47,7 @@ class Group:
     process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
     _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
+    _waiting: Waiting = field(default=Waiting(0, 1, None), repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -63,6 +64,12 @@ class Group:
             return self._board.get(_WORDS).decode() if self._board.check([_WORDS]) else ""
         except RuntimeError:  # the machine with the store is gone: the next sum says so
             return ""
+
+    def waiting_for(self, what: str) -> AbstractContextManager[None]:
+        """Log for which ranks this one waits if the calls in this block take long. All ranks must enter it, in the same
+        order as their other calls. `what`: what this rank waits for, such as "the reports on round 3".
+        """
+        return self._waiting.told(what)
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
@@ -148,9 +155,9 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     try:
-        store = _store(size)
+        store = _store(rank, size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TimeoutError) as error:
         raise GroupError(
             f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
             "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
@@ -158,24 +165,24 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire, store)
+        yield Group(rank, size, device, ranks, wire, store, Waiting(rank, size, store if size > 1 else None))
     finally:
         dist.destroy_process_group()
 
 
-def _store(size: int) -> Any:
+def _store(rank: int, size: int) -> Any:
+    """What the ranks of this attempt write to each other, apart from what earlier attempts have written."""
     if size == 1:
         return _stores.HashStore()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _stores.TCPStore(
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         _number("MASTER_PORT", 29_500),
         size,
-        is_master=not is_agents and _number("RANK", 0) == 0,
+        is_master=not is_agents and rank == 0,
         timeout=timedelta(seconds=_JOIN_S),
     )
-    return _stores.PrefixStore(f"umbel_attempt_{attempt}_{next(_joins)}", store)
+    return _stores.PrefixStore(f"umbel_attempt_{agreed_attempt(store, rank, size, _JOIN_S)}", store)
 
 
 def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:

@@ -19,6 +19,13 @@ class Pending:
 
     _made: "Future[tuple[Tensor, torch.cuda.Event | None]]"
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Pending":
+        """A tensor that is made already, by the current stream."""
+        made: Future[tuple[Tensor, torch.cuda.Event | None]] = Future()
+        made.set_result((tensor, None))
+        return cls(made)
+
     def result(self) -> Tensor:
         """The tensor. On a GPU it is ready for the current stream, which waits for it by itself. Raises what the work
         has raised.

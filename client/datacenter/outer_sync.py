@@ -21,6 +21,7 @@ work at the same time (Douillard et al., Streaming DiLoCo, 2025). What a rank ha
     x <- (1 - keep) x_global + keep x_local
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,23 +138,51 @@ class OuterSync:
             one.apply(one.under_way.result())
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of the loop must have of this rank, between two steps. Waits for what is under way."""
-        self.finish()
+        """What a checkpoint of the loop must have of this rank, between two steps, beside the model and the inner
+        optimizer. It waits for means that are under way and stores them, but they are applied when they are due. So a
+        loop that goes on from here makes the same bits as one that was not broken off.
+        """
         return {
             "steps": self.steps,
-            "fragments": [
-                {"start": one.start.detach().clone(), "outer": one.outer.state_dict(), "n_sent": one.n_sent}
-                for one in self._fragments
-            ],
+            "fragments": [self._state_of(number, one) for number, one in enumerate(self._fragments)],
+        }
+
+    def _state_of(self, number: int, one: _Fragment) -> dict[str, Any]:
+        under_way = None if one.under_way is None else one.under_way.result().clone()
+        return {
+            "start": one.start.detach().clone(),
+            "outer": copy.deepcopy(one.outer.state_dict()),
+            "n_sent": one.n_sent,
+            "under_way": under_way,
+            "due": one.due,
+            "kept": one.mean.kept(number, one.start.numel()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`. The model and the inner optimizer are the loop's own to restore."""
+        """Go on from the `state_dict` of this rank. The model and the inner optimizer are the loop's own to restore.
+
+        Raises `ValueError` for the state of another model, another codec, or another number of ranks.
+        """
+        found = state["fragments"]
+        if [len(one["start"]) for one in found] != [one.start.numel() for one in self._fragments]:
+            raise ValueError("the state is of another model, or of another number of fragments")
         self.steps = state["steps"]
-        for one, found in zip(self._fragments, state["fragments"], strict=True):
-            one.start.data.copy_(found["start"])
-            one.outer.load_state_dict(found["outer"])
-            one.n_sent = found["n_sent"]
+        for number, (one, stored) in enumerate(zip(self._fragments, found, strict=True)):
+            one.start.data.copy_(stored["start"])
+            one.outer.load_state_dict(copy.deepcopy(stored["outer"]))
+            one.n_sent, one.due, change = stored["n_sent"], stored["due"], stored["under_way"]
+            one.under_way = None if change is None else Pending.of(change.to(one.start.device, copy=True))
+            self._restore_kept(number, one, stored["kept"])
+
+    def _restore_kept(self, number: int, one: _Fragment, kept: Mapping[str, Tensor]) -> None:
+        """In the issuing thread: on a GPU the kept tensors must belong to its stream."""
+        start = one.start.detach()
+
+        def restored() -> Tensor:
+            one.mean.restore(number, start.numel(), kept, start.device)
+            return start
+
+        self._issuer.submit(restored).result()
 
 
 def _parts(tensors: Sequence[Tensor], n: int) -> list[list[Tensor]]:

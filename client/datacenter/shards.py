@@ -4,6 +4,8 @@ Each rank hashes some of its training samples, spread evenly. (All of them might
 data share hashes: of shards of a million samples each that are the same in another order, 5,000 hashed ones share
 about 25. Samples that augmentation draws anew each time have no two hashes alike, and are
 not compared; nor are clients other than `TorchClient`, and tables of few categories, whose samples are often equal.
+A run that goes on compares the hashes with those of before: other data would make another model than the run's record
+says.
 """
 
 import hashlib
@@ -19,12 +21,21 @@ from torch.utils.data.distributed import DistributedSampler
 from umbel.client.app import Client
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.training.trainer import TorchClient
+from umbel.client.user_code import where_raised
 
 SAMPLES_MAX = 5_000
+_READ_TWICE = 16  # samples: if one has another hash the second time, they are drawn anew each time
 SHARED_MAX = 0.1  # of a rank's samples: natural duplicates are fewer
 _DISTINCT_MIN = 0.9  # below it, as in tables of few categories, equal samples say nothing
 _COMMON_MIN = 10  # hashes: fewer may be alike by chance where not all samples were hashed
 _HASH_BYTES = 8
+
+
+_READ, _BROKEN = b"\0", b"\1"  # how a rank's message begins: hashes follow, or words about a broken sample
+
+
+class _BrokenSample(Exception):
+    """A sample that cannot be read: its index, a space, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +50,38 @@ class Shard:
 def compared_shards(group: Group, app: Client, counts: Sequence[int], *, may_share: bool) -> list[Shard]:
     """The shards of all ranks. `counts`: the samples of each.
 
-    Raises `GroupError` if two share much of what was hashed, unless they may.
+    Raises `GroupError` on all ranks if a sample of one cannot be read, and if two ranks share much of what was hashed,
+    unless they may.
     """
-    mine = _hashes(app)
-    by_rank = [
-        [data[i : i + _HASH_BYTES] for i in range(0, len(data), _HASH_BYTES)] for data in group.gather(b"".join(mine))
-    ]
+    try:
+        mine = _READ + b"".join(_hashes(app))
+    except _BrokenSample as error:
+        mine = _BROKEN + str(error).encode()
+    with group.waiting_for("the hashes of training samples"):
+        said = group.gather(mine)
+    for rank, data in enumerate(said):
+        if data.startswith(_BROKEN):
+            place, _, why = data[1:].decode().partition(" ")
+            raise GroupError(
+                f"sample {place} of the training data of rank {rank} cannot be read: {why}. Mend this sample, or leave "
+                "it out of the data"
+            )
+    by_rank = [[data[i : i + _HASH_BYTES] for i in range(1, len(data), _HASH_BYTES)] for data in said]
     if not may_share:
         _require_different([set(one) for one in by_rank], counts)
     return [
         Shard(count, len(one), hashlib.sha256(b"".join(one)).hexdigest() if one else "")
         for count, one in zip(counts, by_rank, strict=True)
     ]
+
+
+def changed_data(before: Sequence[Shard], now: Sequence[Shard]) -> list[int]:
+    """The ranks whose data are not what they were. With another number of ranks every rank has another share, and
+    nothing is compared.
+    """
+    if len(before) != len(now):
+        return []
+    return [rank for rank, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
 
 
 def _require_different(by_rank: Sequence[set[bytes]], counts: Sequence[int]) -> None:
@@ -87,8 +118,18 @@ def _hashes(app: Client) -> list[bytes]:
     indexed: Any = data
     places = range(len(indexed)) if places is None else places
     n_hashed = min(len(places), SAMPLES_MAX)
-    found = [_hash(indexed[places[i * len(places) // n_hashed]]) for i in range(n_hashed)]
-    return found if len(set(found)) > _DISTINCT_MIN * n_hashed else []
+    chosen = [places[i * len(places) // n_hashed] for i in range(n_hashed)]
+    found = [_hash_of(indexed, place) for place in chosen]
+    is_lasting = all(_hash_of(indexed, place) == one for place, one in zip(chosen[:_READ_TWICE], found, strict=False))
+    return found if is_lasting and len(set(found)) > _DISTINCT_MIN * n_hashed else []
+
+
+def _hash_of(data: Any, place: int) -> bytes:
+    """Raises `_BrokenSample`."""
+    try:
+        return _hash(data[place])
+    except Exception as error:
+        raise _BrokenSample(f"{place} {where_raised(error)}") from error
 
 
 def _places_of(sampler: object) -> Sequence[int] | None:

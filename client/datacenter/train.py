@@ -12,11 +12,12 @@ Rank 0 writes these. Started again with the same command, after an end of any ki
 
 import inspect
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, Group
 from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.datacenter.leaving import Leaving
-from umbel.client.datacenter.shards import Shard, compared_shards
+from umbel.client.datacenter.shards import Shard, changed_data, compared_shards
 from umbel.client.errors import AppError
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
@@ -48,6 +49,7 @@ MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
 _RANKS, _LOCK = "ranks", ".lock"
 _CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
 _RECORD = TypeAdapter(RoundRecord)
+log = logging.getLogger("umbel.client")
 _APP = OptionWords("--app", "my_hospital:make_client", "a Client, or a function make_client(number, of)")
 
 
@@ -87,8 +89,11 @@ def train_run(
         own, saved = out / _RANKS / str(group.rank), _saved(group, out)
         if group.from_first(b"0" if saved is None else b"1") == b"1":
             start = next_checkpoint(group, file, on, saved or b"", own)
+            if group.is_first:
+                _tell_of_changes(start, shards, out, first)
         else:
             start = first_checkpoint(group, file, on, _first_model(group, first))
+        start = replace(start, data=tuple(shards))
         run = GroupFederation(group, on.rank_client, on.sizes, start.standing, start.model, leaving.own)
         folder = _RunFolder(out, own, group, run, start)
         with folder.locked(), shutdown.on_signals():
@@ -96,7 +101,27 @@ def train_run(
                 folder.add(attempt)
                 if group.is_first:
                     told(attempt)
-            return folder.close(shards), group.is_first
+            return folder.close(), group.is_first
+
+
+def _tell_of_changes(start: GroupCheckpoint, shards: Sequence[Shard], out: Path, first: Path | None) -> None:
+    """Log what this run goes on without, or with other than before."""
+    if first is not None:
+        log.info(
+            "--model %s is ignored: the run in %s goes on from its checkpoint, after %s. To begin with that file, name "
+            "another folder (--out)",
+            first,
+            out,
+            counted(start.standing.model.version, "round"),
+        )
+    for rank in changed_data(start.data, shards):
+        log.warning(
+            "rank %d has other training data than before this start (%s then, %d now), so the model will belong to "
+            "neither. If that is a mistake, stop the run, restore the data, and start the same command again",
+            rank,
+            counted(start.data[rank].samples, "sample"),
+            shards[rank].samples,
+        )
 
 
 def client_of_rank(app: str, group: Group, seed: int) -> Client:
@@ -166,7 +191,7 @@ class _RunFolder:
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
         self._saved_at, self._saving_s = time.monotonic(), 0.0
-        self._start = start
+        self._start, self._data = start, start.data
 
     @contextmanager
     def locked(self) -> Generator[None]:
@@ -211,23 +236,24 @@ class _RunFolder:
         version = run.standing.model.version
         if rank_client.keeps:
             rank_client.write(self._own, run.standing.state.plan.run, version)
-        keeps = tuple(one == b"1" for one in self._group.gather(b"1" if rank_client.keeps else b"0"))
+        with self._group.waiting_for("what the other ranks save"):
+            keeps = tuple(one == b"1" for one in self._group.gather(b"1" if rank_client.keeps else b"0"))
         if self._group.is_first:
             with self._rows.open("ab") as file:
                 os.fsync(file.fileno())
                 rows_bytes = file.tell()
-            GroupCheckpoint(run.standing, run.model, rows_bytes, keeps).write(self._out)
+            GroupCheckpoint(run.standing, run.model, rows_bytes, keeps, self._data).write(self._out)
         self._group.gather(b"")  # from here on, no rank begins with an older checkpoint
         rank_client.forget_before(self._own, version)
 
-    def close(self, shards: Sequence[Shard]) -> TrainEnd:
+    def close(self) -> TrainEnd:
         """Write the last model and the summary."""
         run, model, path = self._run, self._run.model, self._out / MODEL_FILE
         standing = run.standing
         end = TrainEnd(standing.status, standing.reason, self._n_rounds, standing.model.sha256, str(path), run.leaving)
         if self._group.is_first:
             write_model(path, model.layout.full_state(model.published), model.layout)
-            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file, shards).encode())
+            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file, self._data).encode())
         return end
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from umbel.client.local.bare_names import bare_name
+
 Projection = Callable[[Tensor], Tensor]
 _WRAPPERS = ("module.", "_module.")  # the prefixes of DDP and Opacus
-_INNER_WRAPPERS = "_orig_mod.", "_checkpoint_wrapped_module."  # of torch.compile and activation checkpointing
 
 
 @dataclass(slots=True)
@@ -67,8 +68,7 @@ class GradientRules:
         if not (mu or within or clip_norm is not None or pulls):
             return
         named = model.named_parameters(remove_duplicate=False)  # a shared one appears under each of its names
-        for wrapped, parameter in named:
-            name = bare_name(wrapped)
+        for name, parameter in ((bare_name(name), one) for name, one in named):
             if not parameter.requires_grad:
                 continue
             rule = self._by_parameter.get(id(parameter))
@@ -121,7 +121,7 @@ class GradientRules:
     def _rules_of(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _Rule]]:
         found = [(p, rule) for p in parameters if (rule := self._by_parameter.get(id(p))) is not None]
         if not found:  # a copy or a wrapper of the model
-            named = ((bare_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
+            named = ((_bare(name), p) for name, p in model.named_parameters() if p.requires_grad)
             found = [(p, rule) for name, p in named if (rule := self._by_name.get(name)) is not None]
         if not found:
             raise ValueError(
@@ -147,11 +147,10 @@ def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:
         parameter.grad = rule.project(parameter.grad)
 
 
-def bare_name(name: str) -> str:
-    """A parameter's name without what wrappers of the model, or of its layers, add to it."""
-    for inner in _INNER_WRAPPERS:
-        name = name.replace(inner, "")
+def _bare(name: str) -> str:
+    """A parameter's name without the prefixes of wrappers."""
+    name = bare_name(name)
     for prefix in _WRAPPERS:
         if name.startswith(prefix):
-            return bare_name(name.removeprefix(prefix))
+            return _bare(name.removeprefix(prefix))
     return name

@@ -1,12 +1,13 @@
-"""The optimizer that a run file asks for, with torch's defaults for all that the file has no key for."""
+"""The optimizer that a run file asks for, with torch's or published defaults for all that the file has no key for."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from umbel.aggregation.plans.training import OptimizerName
+from umbel.client.local.large_batch import Lamb, Lars
+from umbel.client.local.muon import MuonAndAdamW, hidden_matrices
 
 
 class OptimizerTerms(Protocol):
@@ -22,9 +23,13 @@ class OptimizerTerms(Protocol):
     def weight_decay(self) -> float: ...
 
 
-def optimizer_of(terms: OptimizerTerms, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """A new optimizer over these parameters."""
+def optimizer_of(terms: OptimizerTerms, model: nn.Module) -> Optimizer:
+    """A new optimizer over the model's trainable parameters.
+
+    Raises `WorkRefused` if the installed torch does not have it.
+    """
     rate, decay = terms.learning_rate, terms.weight_decay
+    parameters = [one for one in model.parameters() if one.requires_grad]
     match terms.optimizer:
         case "sgd":
             return SGD(parameters, lr=rate, momentum=terms.momentum, weight_decay=decay)
@@ -32,3 +37,9 @@ def optimizer_of(terms: OptimizerTerms, parameters: Iterable[nn.Parameter]) -> O
             return Adam(parameters, lr=rate, weight_decay=decay)
         case "adamw":
             return AdamW(parameters, lr=rate, weight_decay=decay)
+        case "lars":
+            return Lars(parameters, lr=rate, momentum=terms.momentum, weight_decay=decay)
+        case "lamb":
+            return Lamb(parameters, lr=rate, weight_decay=decay)
+        case "muon":
+            return MuonAndAdamW(*hidden_matrices(model), lr=rate, weight_decay=decay)

@@ -125,7 +125,7 @@ class LocalPlan:
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer that the run file asks for, over the model's trainable parameters."""
-        return optimizer_of(self, [p for p in model.parameters() if p.requires_grad])
+        return optimizer_of(self, model)
 
     def adjust_gradients(self, model: nn.Module) -> None:
         """Do to the model's gradients what the run asks: add FedProx's term and the algorithm's pull, keep the part

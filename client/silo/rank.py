@@ -100,7 +100,8 @@ class SiloRank:
             checkpoint = RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
             plan = replace(plan, checkpoint=checkpoint)
         steps = _Steps(self.ranks, asked, checkpoint)
-        bound = replace(plan.bound_to(self.app.model, order.own), told_to_stop=steps.told_to_stop)
+        own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
+        bound = replace(plan.bound_to(self.app.model, own), told_to_stop=steps.told_to_stop)
         result = self.app.train(self.app.model, bound)
         require_kind(result, TrainResult, "train")
         applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}

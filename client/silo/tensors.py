@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from umbel.client.datacenter.group import Group, GroupError
-from umbel.client.local.gradients import bare_name
+from umbel.client.local.bare_names import bare_name
+
+_DDP_PREFIX = "module."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +102,18 @@ class SiloTensors:
                 target.copy_(_like(tensor, target))
 
     def parts_of(self, names: Collection[str], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of float32 tensors that have names and shapes of the model's, such as control variates.
+        """This rank's parts, by their names in its model, of float32 tensors that have names and shapes of the whole
+        model's, such as control variates.
 
         `whole`: on rank 0; not read on other ranks.
         """
         mine = _tensors_of(self._model)
         found = self._from_first(names, whole, torch.float32)
-        return {name: _like(tensor, mine[name]) for name, tensor in found if name in mine}
+        return {local: _like(tensor, mine[name]) for name, tensor in found if (local := self.here(name)) is not None}
+
+    def here(self, name: str) -> str | None:
+        """The name that the tensor has in this rank's model; None if this rank has nothing of it."""
+        return _names_of(self._model).get(name)
 
     @torch.no_grad()
     def collect(self, whole: Mapping[str, Tensor]) -> None:
@@ -140,9 +148,15 @@ class SiloTensors:
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """By name, without what wrappers add to that, in the order of the state dict; shards as DTensors."""
+    """By name in the whole model, in the order of the state dict; shards as DTensors."""
     found = cast("dict[str, Tensor]", get_model_state_dict(model))
-    return {name: found[name] for name in map(bare_name, model.state_dict())}
+    return {name: found[name] for name in _names_of(model)}
+
+
+def _names_of(model: nn.Module) -> dict[str, str]:
+    """By name in the whole model: the name in this rank's, where DDP adds a prefix."""
+    prefix = _DDP_PREFIX if isinstance(model, DistributedDataParallel) else ""
+    return {name.removeprefix(prefix): name for name in map(bare_name, model.state_dict())}
 
 
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
@@ -159,6 +173,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 def _description(model: nn.Module) -> bytes:
     parameters = {bare_name(name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    local = _names_of(model)
     first = dict[int, str]()
     held = list[HeldTensor]()
     for name, tensor in _tensors_of(model).items():
@@ -166,7 +181,7 @@ def _description(model: nn.Module) -> bytes:
             raise GroupError(
                 f"the model's state has {name!r}, which is no tensor: a silo cannot share it between ranks"
             )
-        parameter = parameters.get(name)
+        parameter = parameters.get(local[name])
         same_as = "" if parameter is None else first.setdefault(id(parameter), name)
         held.append(
             HeldTensor(

@@ -23,6 +23,7 @@ from umbel.aggregation.plans.tensors import KINDS_KEPT, TensorKind, TensorRules
 from umbel.aggregation.stated_order import norm_of_pieces
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.local.bare_names import bare_name
 from umbel.client.training.encoding_device import CPU, encoding_device
 
 Shares = Callable[[str], TensorKind | None]
@@ -57,7 +58,7 @@ class SharedState:
         """
         self._app, self.rules = app, rules
         self._frozen = frozen_parameters(self._model) if frozen is None else frozen
-        state, shares = self._model.state_dict(), _shares_of(app)
+        state, shares = self._tensors(), _shares_of(app)
         if rules is not None and (pattern := rules.unmatched(state)):
             raise LayoutError(
                 f"the run's pattern {pattern!r} in [tensors] matches no tensor of this model, so a tensor that should "
@@ -78,6 +79,10 @@ class SharedState:
     def _model(self) -> nn.Module:
         """The model as it is now: the site's own code may have put another one in its place."""
         return self._app if isinstance(self._app, nn.Module) else self._app.model
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The state dict of the model, by the names that the run knows."""
+        return {bare_name(name): tensor for name, tensor in self._model.state_dict().items()}
 
     def under(self, rules: TensorRules | None) -> "SharedState":
         """The same model in a run with these rules. Raises `WorkRefused` if they do not fit it."""
@@ -102,17 +107,20 @@ class SharedState:
 
     def shared(self) -> dict[str, Tensor]:
         """The tensors that the coordinator has, as the model has them now, without copies."""
-        return {name: tensor for name, tensor in self._model.state_dict().items() if name not in self.kept}
+        return {name: tensor for name, tensor in self._tensors().items() if name not in self.kept}
 
     def load(self, weights: State) -> None:
         """Load the run's weights into the model, without control variates. Private and base tensors keep their values.
 
         Raises `TrainingFailed` if the site's own code has changed the model's tensors.
         """
-        own = {name: tensor for name, tensor in weights.items() if not self._is_control(name)}
+        model, own = self._model, {name: tensor for name, tensor in weights.items() if not self._is_control(name)}
+        wrapped = {bare: name for name in model.state_dict() if (bare := bare_name(name)) != name}
         try:
-            found = self._model.load_state_dict(own, strict=not self.kept)
-            if lost := set(found.missing_keys) - self.kept or set(found.unexpected_keys):
+            found = model.load_state_dict(
+                {wrapped.get(name, name): one for name, one in own.items()}, strict=not self.kept
+            )
+            if lost := {bare_name(name) for name in found.missing_keys} - self.kept or set(found.unexpected_keys):
                 raise ValueError(f"tensor {min(lost)!r} is in only one of the run's and the client's model")
         except Exception as error:
             raise TrainingFailed("the run's weights do not fit the client's own model; see the client's log") from error
@@ -195,7 +203,8 @@ class SharedState:
 
     def _require_frozen(self) -> None:
         """Raise `LayoutError` if a parameter trains now that is not sent because it was frozen."""
-        trains = [name for name, one in self._model.named_parameters() if one.requires_grad and name in self._frozen]
+        named = ((bare_name(name), one) for name, one in self._model.named_parameters())
+        trains = [name for name, one in named if one.requires_grad and name in self._frozen]
         if unsent := [name for name in trains if self._kinds[name] == "global"]:
             raise LayoutError(
                 f"parameter {unsent[0]!r} trains now, but it was frozen when the client started, so its change is not "
@@ -241,7 +250,7 @@ class SharedState:
     def _of_kind(self, kind: TensorKind) -> Mapping[str, Tensor]:
         if kind not in self._kinds.values():
             return {}
-        state = self._model.state_dict()
+        state = self._tensors()
         return {name: state[name] for name in self.names_of(kind)}
 
 
@@ -254,7 +263,7 @@ def frozen_parameters(model: nn.Module) -> frozenset[str]:
 
     (A model of which no parameter requires gradients is trained by other means.)
     """
-    named = list(model.named_parameters(remove_duplicate=False))
+    named = [(bare_name(name), one) for name, one in model.named_parameters(remove_duplicate=False)]
     if not any(one.requires_grad for _, one in named):
         return frozenset()
     return frozenset(name for name, one in named if not one.requires_grad and one.is_floating_point())

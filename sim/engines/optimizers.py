@@ -12,6 +12,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from umbel.aggregation.plans.training import TrainingPlan
+from umbel.client.local.optimizers import optimizer_of
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # torch's defaults
 
@@ -28,10 +29,32 @@ class RestartableOptimizer(Protocol):
         ...
 
 
-def restartable(parameters: Sequence[nn.Parameter], plan: TrainingPlan, *, is_fused: bool) -> RestartableOptimizer:
-    """The optimizer that the plan asks for. `is_fused`: one call for all parameters, with fewer roundings."""
-    kind = Sgd if plan.optimizer == "sgd" else Adam
-    return kind(parameters, plan, is_fused=is_fused)
+def restartable(module: nn.Module, plan: TrainingPlan, *, is_fused: bool) -> RestartableOptimizer:
+    """The optimizer that the plan asks for, over the module's trainable parameters. `is_fused`: one call for all
+    parameters, with fewer roundings.
+    """
+    parameters = [one for one in module.parameters() if one.requires_grad]
+    match plan.optimizer:
+        case "sgd":
+            return Sgd(parameters, plan, is_fused=is_fused)
+        case "adam" | "adamw":
+            return Adam(parameters, plan, is_fused=is_fused)
+        case "lars" | "lamb" | "muon":
+            return SdkOptimizer(module, plan)
+
+
+class SdkOptimizer:
+    """The SDK's own optimizer, made for each client: its step takes longer than making it."""
+
+    def __init__(self, module: nn.Module, plan: TrainingPlan) -> None:
+        self._module, self._plan = module, plan
+        self.restart()
+
+    def restart(self) -> None:
+        self._made = optimizer_of(self._plan, self._module)
+
+    def step(self) -> None:
+        self._made.step()
 
 
 class Sgd:

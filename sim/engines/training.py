@@ -95,7 +95,7 @@ class LocalTrainer:
         pulls = None if work.pulls is None else self._resident.named(work.pulls[0])  # of each client, its own
         within = projections(work.codec, self.layout)
         self._rules.bind(module, plan.proximal_mu, within, plan.clip_norm, pulls=pulls)
-        self._optimizer = restartable(self._parameters, plan, is_fused=self._is_fast)
+        self._optimizer = restartable(module, plan, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
         """Train the clients at these positions, and write their changes into `values`: float32 (k, n_values), on the

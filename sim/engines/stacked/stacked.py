@@ -31,6 +31,7 @@ from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _GROUP_BYTES = 1 << 24  # of weights
 _GPU_GROUP_BYTES, _GPU_SHARE = 1 << 30, 16  # share of free memory; gradients, momentum, activations come on top
+_BY_LAYER = ("lars", "lamb", "muon")  # optimizers whose step of one weight depends on other weights
 _PLACES_MAX = 1 << 22  # of batches that are planned at once
 log = logging.getLogger("umbel.sim")
 
@@ -41,7 +42,7 @@ class StackedEngine:
     caches.
 
     Raises `EngineError` if the model holds more than float32 parameters, or there is no such device. Other models that
-    cannot be stacked are found by the first cohort.
+    cannot be stacked, and optimizers that cannot, are found by the first cohort.
     """
 
     name = "batched"
@@ -60,6 +61,11 @@ class StackedEngine:
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         require_trainable(work, start, self._layout)
+        if work.plan.optimizer in _BY_LAYER:
+            raise EngineError(
+                f'optimizer = "{work.plan.optimizer}" looks at each layer of each client, which is not stacked: '
+                'take the engine "sequential", "threads" or "processes"'
+            )
         positions = np.argsort(-work.steps, kind="stable")
         width = widest_batch(work.data.sizes, work.plan.batch_size)
         if self._device != CPU:

@@ -69,6 +69,6 @@ def test_options_beyond_their_bounds_are_refused(options: dict[str, Any], words:
 
 
 def test_momentum_belongs_to_sgd() -> None:
-    with pytest.raises(ValueError, match='momentum is of optimizer = "sgd", not of "adam"'):
+    with pytest.raises(ValueError, match='momentum is of optimizer = "sgd" and "lars", not of "adam"'):
         TrainingSection(optimizer="adam", momentum=0.9)
     assert read(optimizer="adamw", weight_decay=0.1, clip_norm=1.0).training_plan(1).optimizer == "adamw"

@@ -1,5 +1,6 @@
 """Means that are attached to a loop of one's own, in real groups: alike on all ranks, and as published."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,67 @@ def test_one_process_is_a_group_of_its_own_and_goes_on_from_its_state() -> None:
     assert not dist.is_initialized()
     assert torch.equal(trained(None), trained(13))
     assert not dist.is_initialized()
+
+
+def broken_off(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """The model after a loop that was never stopped, and after one that went on from a checkpoint, with each setting.
+
+    Both optimizers remember something, and with a delay a mean is under way at the checkpoint.
+    """
+    rank, found = dist.get_rank(group), dict[str, Tensor]()
+    streaming = {"fragments": 3, "delay": 2, "keep": 0.5}
+    for name, setting in {**settings(), "streaming in 2 bits": {"codec": "2bit", **streaming}}.items():
+        for stops_at in (None, 9, 16):
+            found[f"{name}: {stops_at}"] = flat(trained_in_parts(rank, stops_at, setting))
+    return found
+
+
+def trained_in_parts(rank: int, stops_at: int | None, setting: dict[str, Any]) -> nn.Module:
+    saved, model = dict[str, Any](), network()
+    for first, last in ((0, STEPS),) if stops_at is None else ((0, stops_at), (stops_at, STEPS)):
+        model = network()
+        optimizer = SGD(model.parameters(), lr=RATE, momentum=0.5)
+        with outer_sync(model, optimizer, every=EVERY, **setting) as sync:
+            if saved:
+                model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["inner"])
+                sync.load_state_dict(saved["outer"])
+            for step in range(first, last):
+                optimizer.zero_grad()
+                backward(model, rank, step)
+                optimizer.step()
+                if step == 12:  # a look at the state changes nothing
+                    sync.state_dict()
+            states = {"model": model.state_dict(), "inner": optimizer.state_dict(), "outer": sync.state_dict()}
+            file = io.BytesIO()
+            torch.save(states, file)
+            file.seek(0)
+            saved = torch.load(file)
+    return model
+
+
+def test_a_loop_that_was_broken_off_makes_the_same_bits(tmp_path: Path) -> None:
+    for one in in_ranks(f"{HERE}:broken_off", 2, tmp_path):
+        for name, model in one.items():
+            assert torch.equal(model, one[f"{name.partition(':')[0]}: None"]), name
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    def begun(setting: dict[str, Any], model: nn.Module, state: dict[str, Any] | None = None) -> dict[str, Any]:
+        with outer_sync(model, SGD(model.parameters(), lr=RATE), every=1, **setting) as sync:
+            if state is not None:
+                sync.load_state_dict(state)
+            sync.stepped()
+            return sync.state_dict()
+
+    fed = begun({"codec": "2bit"}, network())
+    with pytest.raises(ValueError, match="the state is of another model, or of another number of fragments"):
+        begun({"codec": "2bit"}, nn.Linear(2, 2), fed)
+    with pytest.raises(ValueError, match="of a codec with error feedback, and this codec has none"):
+        begun({"codec": "4bit"}, network(), fed)
+    fed["fragments"][0]["kept"]["of_part"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="of another number of ranks than 1: start as many ranks as before"):
+        begun({"codec": "2bit"}, network(), fed)
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:

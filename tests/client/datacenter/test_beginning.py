@@ -1,7 +1,9 @@
 """Before the first round: what ranks must have in common, what a group cannot do, and how ranks get their clients."""
 
 import json
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +39,9 @@ class _OtherRank:
 
     def __init__(self, change: Callable[[dict[str, Any]], None]) -> None:
         self._change = change
+
+    def waiting_for(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def gather(self, data: bytes) -> list[bytes]:
         other = json.loads(data)
@@ -157,6 +162,29 @@ def test_a_folder_is_one_runs_alone_and_its_lines_are_those_of_its_checkpoint(tm
         (out / "checkpoint.safetensors").write_bytes(changed)
         with pytest.raises(GroupError, match="the checkpoint is damaged"):
             again(out)
+
+
+def test_a_run_that_goes_on_says_what_it_ignores_and_which_data_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="umbel.client")
+    first, out = tmp_path / "first.safetensors", tmp_path / "out"
+    first.write_bytes(encode_model(ALONE.model.state_dict()))
+
+    def said(name: str, model: Path | None = None) -> list[str]:
+        caplog.clear()
+        train_run(run_file(), f"{__name__}:{name}", out, model, lambda _: None)
+        return [one.getMessage() for one in caplog.records if "round" in one.getMessage() or "rank" in one.getMessage()]
+
+    assert said("ALONE", first) == []
+    (ignored,) = said("ALONE", first)
+    assert ignored == (
+        f"--model {first} is ignored: the run in {out} goes on from its checkpoint, after 2 rounds. To begin with that "
+        "file, name another folder (--out)"
+    )
+    assert said("ALONE") == []
+    (changed,) = said("make_alone")
+    assert changed.startswith("rank 0 has other training data than before this start (")
 
 
 def make_swapped(of: int, number: int) -> Client:

@@ -1,18 +1,19 @@
 """Ranks that train on the same samples are found, also among many in another order; others are not suspected."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from umbel.client import TorchClient
 from umbel.client.datacenter.group import Group, GroupError
-from umbel.client.datacenter.shards import SAMPLES_MAX, Shard, compared_shards
+from umbel.client.datacenter.shards import SAMPLES_MAX, Shard, changed_data, compared_shards
 
 ALL = TensorDataset(torch.randn(60_000, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60_000) % 3)
 
@@ -22,6 +23,9 @@ class _Ranks:
 
     def __init__(self) -> None:
         self.said = list[list[bytes]]()
+
+    def waiting_for(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def gather(self, data: bytes) -> list[bytes]:
         self._calls += 1
@@ -102,3 +106,39 @@ def test_a_few_natural_duplicates_are_no_shared_data() -> None:
         torch.cat([ALL.tensors[0][:10], ALL.tensors[0][500:790]]), torch.zeros(300, dtype=torch.int64)
     )
     compared(part(0, 300), twins)
+
+
+class _Changing(Dataset[Any]):
+    """Samples that a transform turns around at random, of which one cannot be read."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self._draw, self._broken = np.random.default_rng(), broken
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> Any:
+        if place == self._broken:
+            raise OSError("truncated file")
+        inputs, target = ALL[place]
+        return inputs.flip(0) if self._draw.random() < 0.5 else inputs, target
+
+
+def test_a_sample_that_cannot_be_read_is_named_with_its_rank() -> None:
+    with pytest.raises(
+        GroupError, match=r"sample 27 of the training data of rank 1 cannot be read: OSError: truncated file \(test_sha"
+    ):
+        compared(part(0, 300), _Changing(broken=27))
+
+
+def test_samples_that_are_drawn_anew_each_time_are_not_compared() -> None:
+    assert compared(_Changing()) == [Shard(40, 0, "")]
+
+
+def test_data_that_have_changed_since_a_checkpoint_are_found_by_rank() -> None:
+    before = compared(part(0, 300), part(300, 700), part(700, 900))
+    now = compared(part(0, 300), part(300, 699), Subset(ALL, [*range(700, 899), 50_000]))
+    assert changed_data(before, before) == []
+    assert changed_data(before, now) == [1, 2]
+    assert changed_data((), now) == []
+    assert changed_data(before[:2], now) == []

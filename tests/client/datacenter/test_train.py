@@ -12,6 +12,7 @@ import pytest
 from tests.client.datacenter.clients import HERE, RANK, ROUND
 from tests.client.datacenter.test_parity import by_simulator
 from tests.contracts.own_clients import HERE as USUAL
+from tests.servers.ports import own_port
 
 pytestmark = pytest.mark.slow
 ROUNDS = 6
@@ -38,6 +39,29 @@ def train(app: str, folder: Path, *, restarts: int = 0, again: bool = False) -> 
     )
 
 
+def train_on_two_machines(app: str, folder: Path) -> list[str]:
+    """What two agents of torchrun say, of which each has one rank, and none knows of the other's restarts."""
+    (folder / "run.toml").write_text(RUN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
+    launcher += ["--rdzv-backend=c10d", "--rdzv-id=two-machines", f"--rdzv-endpoint=127.0.0.1:{own_port()}"]
+    umbel = ["-m", "umbel", "train", str(folder / "run.toml"), "--app", f"{HERE}:{app}", "--out", str(folder / "out")]
+    command = [*launcher, "--local-addr=127.0.0.1", *umbel]
+    agents = list[subprocess.Popen[str]]()
+    try:
+        for number in range(2):
+            with (folder / f"agent{number}.log").open("w") as log:
+                agents.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True))
+        codes = [one.wait(timeout=400) for one in agents]
+    finally:
+        for one in agents:
+            one.terminate()
+            one.wait()
+    said = [(folder / f"agent{number}.log").read_text() for number in range(2)]
+    assert codes == [0, 0], said
+    return said
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
 
@@ -55,6 +79,14 @@ def test_after_the_kill_of_a_rank_torchrun_ends_the_run_in_the_same_models(tmp_p
     task = {"app": f"{USUAL}:make_torch_client", "run_file": RUN}
     assert [row["model_sha256"] for row in rows_of(tmp_path)] == by_simulator(task, 2)
     assert f"finished: all {ROUNDS} rounds are committed" in done.stdout
+
+
+@pytest.mark.nightly
+def test_after_the_kill_of_a_rank_those_of_two_machines_find_each_other_again(tmp_path: Path) -> None:
+    said = train_on_two_machines("make_killed", tmp_path)
+    assert "another rank of this job is lost" in "".join(said)
+    task = {"app": f"{USUAL}:make_torch_client", "run_file": RUN}
+    assert [row["model_sha256"] for row in rows_of(tmp_path)] == by_simulator(task, 2)
 
 
 def test_a_rank_that_must_leave_saves_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tests.servers.waits import LIMIT_S
 from umbel.aggregation.plans.training import TrainingSection
 from umbel.aggregation.types import AssignmentId
 from umbel.client import LocalPlan, TorchClient, TrainResult
+from umbel.client.local.large_batch import Lamb, Lars
+from umbel.client.local.muon import MuonAndAdamW
 from umbel.client.state.checkpoint import DiskCheckpoint
 
 DTYPES = [torch.bfloat16, torch.int64, torch.bool, torch.uint8]
@@ -80,6 +82,11 @@ OPTIMIZERS = {
     "sgd": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
     "adamw": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
     "rprop": lambda p, lr: torch.optim.Rprop(p, lr),
+    "lars": Lars,
+    "lamb": Lamb,
+    "muon": lambda p, lr: MuonAndAdamW(
+        [one for one in p if one.ndim == 2], [one for one in p if one.ndim < 2], lr, 0.1
+    ),
 }
 
 
@@ -103,7 +110,7 @@ CASES = [(data, "adamw", n_saves) for data in DATA for n_saves in (1, 3, 7)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data", "optimizer", "n_saves"), [*CASES, ("tensors", "sgd", 4), ("tensors", "rprop", 6)])
+@pytest.mark.parametrize(("data", "optimizer", "n_saves"), [*CASES, *(("tensors", name, 4) for name in OPTIMIZERS)])
 def test_a_killed_training_ends_in_the_same_bits(tmp_path: Path, data: str, optimizer: str, n_saves: int) -> None:
     path = tmp_path / "training" / "checkpoint.safetensors"
     undisturbed, weights = trained(site(data, optimizer))

@@ -52,6 +52,17 @@ def test_an_engine_that_is_named_does_not_give_way() -> None:
         all_changes(named_engine("batched", made_by), start_of(made_by), work_of([3, 7], [2, 2]))
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "lamb", "muon"])
+def test_an_optimizer_that_looks_at_whole_layers_is_not_stacked(optimizer: str) -> None:
+    made_by, work = recipe("mlp"), work_of([3, 7, 12], [2, 5, 4], optimizer={"optimizer": optimizer})
+    with pytest.raises(EngineError, match=f'optimizer = "{optimizer}" looks at each layer of each client'):
+        all_changes(named_engine("batched", made_by), start_of(made_by), work)
+    with closing(AutoEngine(made_by, n_workers=1)) as engine:
+        values, _ = all_changes(engine, start_of(made_by), work)
+        assert engine.name == "sequential"
+    assert torch.equal(values, all_changes(SequentialEngine(made_by), start_of(made_by), work)[0])
+
+
 @pytest.mark.parametrize("name", ["sequential", "threads", "batched"])
 def test_a_resumed_run_keeps_its_engine(name: str) -> None:
     made_by, work = recipe("mlp"), work_of([3, 7, 12], [2, 5, 4])

@@ -68,6 +68,19 @@ def test_a_client_trains_as_on_its_device_to_the_bit(
     assert losses == expected_losses
 
 
+@pytest.mark.parametrize("name", ["mlp", "replacing"])
+@pytest.mark.parametrize(
+    "optimizer", [{"optimizer": "lars", "momentum": 0.9}, {"optimizer": "lamb"}, {"optimizer": "muon"}]
+)
+def test_an_optimizer_that_looks_at_whole_layers_steps_as_on_its_device(name: str, optimizer: Optimizing) -> None:
+    work = work_of(SIZES, STEPS, batch_size=4, proximal_mu=0.1, optimizer={"weight_decay": 0.01, **optimizer})
+    values, losses = trained(recipe(name), work)
+    expected, expected_losses = by_the_sdk(recipe(name), work)
+    assert torch.equal(values, expected)
+    assert losses == expected_losses
+    assert not torch.equal(values, trained(recipe(name), work_of(SIZES, STEPS, batch_size=4, proximal_mu=0.1))[0])
+
+
 @pytest.mark.parametrize("name", ["with_batch_norm", "convolutions"])
 @pytest.mark.parametrize("batch_size", [4, 100])
 def test_running_statistics_start_from_the_global_ones_for_every_client(name: str, batch_size: int) -> None:

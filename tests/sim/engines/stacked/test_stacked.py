@@ -119,7 +119,7 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
     for client in range(len(work.seeds)):
         model.load_state_dict(first)
         own, losses = work.data.of(client), list[tuple[float, int]]()
-        optimizer = optimizer_of(work.plan, model.parameters())
+        optimizer = optimizer_of(work.plan, model)
         epoch = 0
         while len(losses) < work.steps[client]:
             order = torch.from_numpy(sample_order(int(work.seeds[client]), epoch, len(own)))
