@@ -36,6 +36,14 @@ def train(
     shared_data: Annotated[
         bool, typer.Option("--shared-data", help="Ranks may train on the same samples; else that is an error.")
     ] = False,
+    compare_updates: Annotated[
+        bool,
+        typer.Option(
+            "--compare-updates",
+            help="Also measure the norms of the ranks' updates, and the cosines between each and their mean. This "
+            "takes a pass over the model in each round.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work. You get the
@@ -68,7 +76,15 @@ def train(
 
     log_to_stderr()
     with one_sentence_errors():
-        end, is_first = train_run(read_run_file(run_file)[1], app, out, model, told, may_share=shared_data)
+        end, is_first = train_run(
+            read_run_file(run_file)[1],
+            app,
+            out,
+            model,
+            told,
+            may_share=shared_data,
+            compares_updates=compare_updates,
+        )
     if is_first and as_json:
         print_json(end)
     elif is_first:

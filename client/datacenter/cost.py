@@ -23,6 +23,10 @@ class AttemptCost:
     apply_s: float = 0.0  # the server's step
     sent_bytes: int | None = None
 
+    @property
+    def total_s(self) -> float:
+        return self.train_s + self.wait_s + self.sum_s + self.apply_s
+
 
 class CostMeter:
     """Begins with an attempt. Each of its parts ends where `end` is called."""

@@ -62,6 +62,7 @@ from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, total
 from umbel.aggregation.types import ClientId, client_name
 from umbel.aggregation.update.grid import sum_sha256
 from umbel.client.datacenter.cost import AttemptCost, CostMeter
+from umbel.client.datacenter.differences import UpdateFigures, compared
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.datacenter.rank_client import RankClient, RankWork
 from umbel.client.errors import TrainingFailed
@@ -81,6 +82,7 @@ class RankReport:
     work: WorkDone | EvaluationDone | None = None
     refusal: str = ""  # why there is no work
     update_bytes: int = 0
+    samples_seen: int = 0  # of all steps, where the training has counted them
     failed: str = ""  # why its own code failed, which ends the run
     leaves: str = ""  # why its machine is about to stop, after this attempt
 
@@ -104,11 +106,13 @@ class GroupAttempt:
 
     record: RoundRecord
     cost: AttemptCost
+    samples_seen: int = 0  # by all ranks
+    figures: UpdateFigures | None = None  # if they are measured
 
 
 class GroupFederation:
     """One run of a group. `sizes`: the sample count of each rank. `leaves`: why this rank must leave after the attempt
-    under way; None while it may stay.
+    under way; None while it may stay. `compares_updates`: whether `differences.py` measures each round's.
     """
 
     def __init__(
@@ -119,7 +123,10 @@ class GroupFederation:
         standing: Standing,
         model: ModelState,
         leaves: Callable[[], str | None] = lambda: None,
+        *,
+        compares_updates: bool = False,
     ) -> None:
+        self._compares_updates = compares_updates
         self._group, self.rank_client, self._sizes, self._leaves = group, rank_client, sizes, leaves
         self.standing, self.model = standing, model
         self.leaving = ""  # which rank must leave after the last attempt, and why
@@ -131,17 +138,18 @@ class GroupFederation:
         """
         while self.standing.status is RunStatus.RUNNING and not self.leaving:
             meter = CostMeter()
-            record = self._attempt(meter)
-            yield GroupAttempt(record, meter.ended())
+            ended = self._attempt(meter)
+            yield ended
+            record = ended.record
             if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
                 raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {record.reason}")
 
-    def _attempt(self, meter: CostMeter) -> RoundRecord:
+    def _attempt(self, meter: CostMeter) -> GroupAttempt:
         plan = self.standing.state.plan
         opened = self._recruited()
         if isinstance(opened, Abandoned):
             known = Known((), opened.opened_at, opened.closed_at, self.standing.history, self._evidence())
-            return self._end(abandoned(self.standing, replace(opened, plan=plan), known))
+            return GroupAttempt(self._end(abandoned(self.standing, replace(opened, plan=plan), known)), meter.ended())
         began, composition = time.monotonic(), self._composition(plan)
         made = self._made(plan, opened, composition, began)
         meter.end("train_s")
@@ -157,9 +165,12 @@ class GroupFederation:
                 assert isinstance(spoiled, Abandoned), "no model is made of its sum"
                 state = spoiled
         meter.end("sum_s")
+        figures = None
+        if self._compares_updates and isinstance(found, _RoundSum):
+            figures = compared(self._group, None if made.change is None else made.change(), found.mean)
         record = self._ended(state, found, reports, self._shared_elapsed(began))
         meter.end("apply_s")
-        return record
+        return GroupAttempt(record, meter.ended(), sum(one.samples_seen for one in reports), figures)
 
     # --- before the sum -----------------------------------------------------------------------------------------------
 
@@ -221,7 +232,16 @@ class GroupFederation:
     def _exchanged(self, made: RankWork, sent_bytes: int, elapsed_s: float) -> list[RankReport]:
         """The reports of all ranks. Raises `GroupError` if a rank has failed, or has another model."""
         sha256 = self.standing.model.sha256
-        mine = RankReport(sha256, elapsed_s, made.report, made.refusal, sent_bytes, made.failed, self._leaves() or "")
+        mine = RankReport(
+            sha256,
+            elapsed_s,
+            made.report,
+            made.refusal,
+            sent_bytes,
+            made.samples_seen,
+            made.failed,
+            self._leaves() or "",
+        )
         with self._group.waiting_for(f"the reports on round {self.standing.state.plan.number}"):
             reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
         for rank, one in enumerate(reports):

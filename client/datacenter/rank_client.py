@@ -1,13 +1,14 @@
 """One rank as a client: it trains or measures with the site's own code, by the functions of the SDK, in memory."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
@@ -62,6 +63,8 @@ class RankWork:
     failed: str = ""
     update: bytes = field(default=b"", repr=False)  # as a client would upload it
     contribution: Contribution | None = field(default=None, repr=False)  # in its place, of a round with masks' numbers
+    change: Callable[[], Iterator[Tensor]] | None = field(default=None, repr=False)  # what was encoded, until the next
+    samples_seen: int = 0  # of all steps, where the training has counted them
 
 
 @dataclass(slots=True)
@@ -182,7 +185,7 @@ class RankClient:
         else:
             update = b"".join(codec.encode(change, offer.rank))
         self._wait(plan, kept_of_update(self.shared, update, offer, done), left)
-        return RankWork(report, update=update)
+        return RankWork(report, update=update, change=change, samples_seen=done.result.samples_seen)
 
     def _contributed(
         self,
@@ -200,7 +203,7 @@ class RankClient:
             kept = control_as_read(layout, control.scale, lambda start, stop: read[start:stop], control.before)
             done = replace(done, kept=kept)
         self._wait(plan, done, None)
-        return RankWork(report, contribution=made)
+        return RankWork(report, contribution=made, change=change, samples_seen=done.result.samples_seen)
 
     def _wait(self, plan: LocalPlan, done: Trained, left: Residual | None) -> None:
         self._waiting = _KeptByRank(SiteState(plan.state, self.shared.private(), done.kept), left)

@@ -73,12 +73,13 @@ def train_run(
     told: Callable[[GroupAttempt], None],
     *,
     may_share: bool = False,
+    compares_updates: bool = False,
 ) -> tuple[TrainEnd, bool]:
     """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
 
     `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
-    attempt. `may_share`: whether ranks may train on the same samples. Raises
-    `ClientError` and `OSError` with one sentence that says what to do.
+    attempt. `may_share`: whether ranks may train on the same samples. `compares_updates`: as for `GroupFederation`.
+    Raises `ClientError` and `OSError` with one sentence that says what to do.
     """
     shutdown = Shutdown()
     with joined(timeout_s=_patience_s(file)) as group:
@@ -94,7 +95,15 @@ def train_run(
         else:
             start = first_checkpoint(group, file, on, _first_model(group, first))
         start = replace(start, data=tuple(shards))
-        run = GroupFederation(group, on.rank_client, on.sizes, start.standing, start.model, leaving.own)
+        run = GroupFederation(
+            group,
+            on.rank_client,
+            on.sizes,
+            start.standing,
+            start.model,
+            leaving.own,
+            compares_updates=compares_updates,
+        )
         folder = _RunFolder(out, own, group, run, start)
         with folder.locked(), shutdown.on_signals():
             for attempt in run.attempts():
@@ -276,13 +285,19 @@ def _n_rounds_before(rows: Path, n_bytes: int) -> int:
 def _row(attempt: GroupAttempt) -> dict[str, Any]:
     """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0."""
     record, evaluation = attempt.record, attempt.record.evaluation
-    names = {
+    names: dict[str, Any] = {
         "accuracy": evaluation.get("accuracy", evaluation.get("confusion.accuracy")),
         "loss": evaluation.get("loss"),
         "train_loss": record.metrics.get("loss"),
         "virtual_s": record.wall_s,
     }
-    return {**_RECORD.dump_python(record, mode="json"), **names, **asdict(attempt.cost)}
+    cost, figures = attempt.cost, attempt.figures
+    if cost.total_s:
+        names |= {"compute_share": cost.train_s / cost.total_s}
+        names |= {"samples_per_s": attempt.samples_seen / cost.total_s} if attempt.samples_seen else {}
+    if figures is not None:
+        names |= {"update_norm": figures.update_norm, "update_cosine": figures.update_cosine, **asdict(figures)}
+    return {**_RECORD.dump_python(record, mode="json"), **names, **asdict(cost)}
 
 
 def _makes_model(row: Mapping[str, Any]) -> bool:

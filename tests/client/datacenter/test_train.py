@@ -31,7 +31,7 @@ def train(app: str, folder: Path, *, restarts: int = 0, again: bool = False) -> 
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     umbel = ["-m", "umbel", "train", str(folder / "run.toml"), "--app", f"{HERE}:{app}", "--out", str(folder / "out")]
     return subprocess.run(
-        [*launcher, f"--max-restarts={restarts}", *umbel],
+        [*launcher, f"--max-restarts={restarts}", *umbel, "--compare-updates"],
         env={**environment, "UMBEL_TEST_AGAIN": "1"} if again else environment,
         capture_output=True,
         text=True,
@@ -77,7 +77,14 @@ def test_after_the_kill_of_a_rank_torchrun_ends_the_run_in_the_same_models(tmp_p
     assert done.returncode == 0, done.stderr
     assert "another rank of this job is lost" in done.stderr
     task = {"app": f"{USUAL}:make_torch_client", "run_file": RUN}
-    assert [row["model_sha256"] for row in rows_of(tmp_path)] == by_simulator(task, 2)
+    rows = rows_of(tmp_path)
+    assert [row["model_sha256"] for row in rows] == by_simulator(task, 2)
+    for row in rows:
+        assert len(row["update_norms"]) == 2
+        assert row["update_norm"] == pytest.approx(sum(row["update_norms"]) / 2)
+        assert 0 < row["update_cosine"] <= 1
+        assert 0 < row["compute_share"] < 1
+        assert row["samples_per_s"] > 0
     assert f"finished: all {ROUNDS} rounds are committed" in done.stdout
 
 

@@ -246,5 +246,5 @@ def test_tied_weights_are_one_tensor_and_travel_once() -> None:
         tensors.collect(whole.state_dict())
         assert tensors.names == ["embedding.weight"]
         assert whole.get_parameter("head.weight") is whole.get_parameter("embedding.weight")
-        assert torch.equal(whole.get_parameter("head.weight"), model["embedding"].weight)
+        assert torch.equal(whole.get_parameter("head.weight"), model.get_parameter("embedding.weight"))
         assert SharedState(whole).layout.digest == SharedState(model).layout.digest
