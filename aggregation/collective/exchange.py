@@ -9,22 +9,16 @@ So a value takes `bits` bits on its way there and `bits` back, instead of 32 eac
 all-reduce of levels is rounded once, but its lanes need room for the sum, which is too much for few bits.) ZeRO++'s
 gradients (Wang et al. 2023) and torchft's float8 sums go the same way.
 
-A rotated vector looks Gaussian (`kernels/rotation.py`), so one uniform grid suits all vectors: 2^bits levels half a
-step off zero, with the step that loses least (Max, Quantizing for minimum distortion, 1960; table II has those of up to
-5 bits). A rank rounds to the nearest level, and sends one factor c with each part:
-
-- without feedback c = ||y||^2 / <y, q>. Then the mean over random rotations is the vector itself (Vargaftik et al.,
-  EDEN, 2022, theorem 1), so each step must have a key of its own. The second rounding is in the rotation of the first,
-  which leaves a bias: 1 % of the mean at 4 bits, and 13 % at 2 bits, which are refused.
-- with feedback c = <y, q> / <q, q>, which makes the error least. What was not sent is added to the next vector: by each
-  rank what it has left of its own, and by the one responsible what it has left of the mean. All steps must have the
-  same key.
+How a vector becomes few bits is in `rounding.py`. Without feedback each step must have a key of its own, as the mean
+over random rotations is the vector itself. The second rounding is in the rotation of the first, which leaves a bias:
+1 % of the mean at 4 bits, and 13 % at 2 bits, which are refused. With feedback what was not sent is added to the next
+vector: by each rank what it has left of its own, and by the one responsible what it has left of the mean. Then all
+steps must have the same key.
 
 Nothing is read back from a device, and every rank decodes the same bytes, so all get the same bits. A vector with a
 value that is not finite makes its part, and so blocks of the mean, NaN on every rank.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,15 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from umbel.aggregation.collective.mean import require_nothing_kept
+from umbel.aggregation.collective.rounding import Rounding, whole_groups
 from umbel.aggregation.collective.torch_names import all_gather_single
 from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.kernels.kernels import rotate_into, unrotate_into
-from umbel.aggregation.kernels.packing import GROUP, pack, packed_bytes, unpack
-
-STEPS = {2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.1041, 8: 0.0308}
-"""By bits: the step, in standard deviations."""
-_UNBIASED_BITS = 4  # from here on the bias is small without feedback
-_FACTOR_BYTES = 4  # of a float32
 
 
 @dataclass(slots=True)
@@ -63,12 +52,10 @@ class ExchangeMean:
     bits: int
     feedback: bool = False
     left: dict[tuple[int, int], Left] = field(default_factory=dict[tuple[int, int], Left], repr=False)
+    _rounding: Rounding = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.bits not in STEPS:
-            raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, not {self.bits}")
-        if self.bits < _UNBIASED_BITS and not self.feedback:
-            raise ValueError(f"{self.bits} bits need error feedback; without it take {_UNBIASED_BITS} bits or more")
+        self._rounding = Rounding(self.bits, self.feedback)
 
     def mean(self, values: Tensor, key: int, slot: int = 0) -> Tensor:
         """The mean of all ranks' `values`: float32 (n,), on their device, the same bits on every rank.
@@ -86,19 +73,19 @@ class ExchangeMean:
         parts = rotated.view(n_ranks, n_part)
         places = torch.arange(n_ranks * n_part, device=values.device).view(n_ranks, n_part)
         is_used = places < blocks.n_padded  # the rest of the last part is no part of the rotated vector
-        sent = self._rounded(parts, is_used)
+        sent = self._rounding.rounded(parts, is_used)
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.group)
-        part = self._values(got).mean(0)
+        part = self._rounding.values(got).mean(0)
         if left is not None:
             part += left.of_part
-        made = self._rounded(part.unsqueeze(0), is_used[rank].unsqueeze(0))
+        made = self._rounding.rounded(part.unsqueeze(0), is_used[rank].unsqueeze(0))
         gathered = made.new_empty(n_ranks * made.numel())
         all_gather_single(gathered, made.view(-1), group=self.group)
-        means = self._values(gathered.view(n_ranks, -1))
+        means = self._rounding.values(gathered.view(n_ranks, -1))
         if self.feedback:
             own = torch.empty_like(values)
-            unrotate_into(own, self._values(sent).reshape(-1)[: blocks.n_padded].contiguous(), blocks, key)
+            unrotate_into(own, self._rounding.values(sent).reshape(-1)[: blocks.n_padded].contiguous(), blocks, key)
             self.left[slot, values.numel()] = Left(whole - own, part - means[rank])
         out = torch.empty_like(values)
         unrotate_into(out, means.reshape(-1)[: blocks.n_padded].contiguous(), blocks, key)
@@ -108,7 +95,7 @@ class ExchangeMean:
         """How many bytes a rank gives to the network for a vector."""
         n_ranks = dist.get_world_size(self.group)
         n_part = _part_length(Blocks.of(n_values), n_ranks)
-        return 2 * (n_ranks - 1) * (packed_bytes(n_part, self.bits) + _FACTOR_BYTES)
+        return 2 * (n_ranks - 1) * self._rounding.n_bytes(n_part)
 
     def kept(self, slot: int, n_values: int) -> dict[str, Tensor]:
         """What feedback keeps for the next vector of a slot, copied to the CPU; empty if it keeps nothing."""
@@ -132,30 +119,7 @@ class ExchangeMean:
             )
         self.left[slot, n_values] = Left(kept["own"].to(device, copy=True), kept["of_part"].to(device, copy=True))
 
-    def _rounded(self, parts: Tensor, is_used: Tensor) -> Tensor:
-        """Each row as bytes: float32 (k, n) -> uint8 (k, packed + 4). `is_used`: bool (k, n), the places that count."""
-        half = 1 << self.bits - 1
-        parts = parts.where(is_used, 0.0)
-        rms = (parts.square().sum(1, keepdim=True) / is_used.sum(1, keepdim=True).clamp(min=1)).sqrt_()
-        levels = (parts / (rms * STEPS[self.bits])).nan_to_num_(0.0).floor_().clamp_(-half, half - 1)
-        grid = (levels + 0.5).where(is_used, 0.0)
-        with_grid = (parts * grid).sum(1)
-        if self.feedback:
-            factors = with_grid / grid.square().sum(1).clamp(min=0.25)
-        else:
-            factors = (parts.square().sum(1) / with_grid).nan_to_num_(0.0)
-        factors = torch.where(rms[:, 0].isfinite(), factors, math.nan)
-        packed = pack(levels.reshape(-1).to(torch.int32), self.bits).view(len(parts), -1)
-        return torch.cat([packed, factors.unsqueeze(1).contiguous().view(torch.uint8)], dim=1)
-
-    def _values(self, rows: Tensor) -> Tensor:
-        """The inverse of `_rounded`, up to what rounding leaves out."""
-        packed, factors = rows[:, :-_FACTOR_BYTES].contiguous(), rows[:, -_FACTOR_BYTES:].contiguous()
-        n_part = packed.shape[1] * 8 // self.bits
-        levels = unpack(packed.reshape(-1), len(rows) * n_part, self.bits).view(len(rows), n_part)
-        return levels.to(torch.float32).add_(0.5).mul_(factors.view(torch.float32))
-
 
 def _part_length(blocks: Blocks, n_ranks: int) -> int:
     """The positions of each rank: whole groups of packed values."""
-    return -(-blocks.n_padded // (n_ranks * GROUP)) * GROUP
+    return whole_groups(-(-blocks.n_padded // n_ranks))

@@ -19,11 +19,13 @@ from umbel.aggregation.collective.exchange import ExchangeMean
 from umbel.aggregation.collective.mean import Float32Mean, Mean
 from umbel.aggregation.collective.sums import gather_bytes
 from umbel.client.datacenter.ddp_hook import DdpHook, average
+from umbel.client.datacenter.fsdp_hook import FsdpHook, detach, sharded_modules
 from umbel.client.datacenter.group import joined
 from umbel.client.datacenter.issuing import Issuer
 from umbel.client.datacenter.outer_sync import Outer, OuterSync, nesterov
 
 _TIMEOUT = timedelta(minutes=10)  # for which a rank waits for the others
+_BITS = {"8bit": 8, "4bit": 4, "2bit": 2}
 CodecName: TypeAlias = Literal["float32", "8bit", "4bit", "2bit"]
 """How many bits a value takes on the network. "2bit" has error feedback, for rare means."""
 
@@ -67,27 +69,43 @@ def outer_sync(
 
 
 @contextmanager
-def comm_hook(ddp: DistributedDataParallel, *, codec: CodecName = "4bit", seed: int = 0) -> Generator[DdpHook]:
-    """Average the gradients of a DDP model in few bits, as long as this block lasts; train only inside it.
+def comm_hook(model: nn.Module, *, codec: CodecName = "4bit", seed: int = 0) -> Generator[DdpHook | FsdpHook]:
+    """Average the gradients of a DDP or FSDP2 model in few bits, as long as this block lasts; train only inside it.
 
-    `seed`: of the rotations, the same on all ranks.
+    `seed`: of the rotations, the same on all ranks. Raises `ValueError` for another model.
     """
-    device = next(ddp.parameters()).device
-    with _own_group(dist.get_process_group_ranks(ddp.process_group)) as group, Issuer(device) as issuer:
-        _require_alike(repr((codec, seed)), group, device)
-        hook = DdpHook(mean_of(codec, group), issuer, seed)
-        ddp.register_comm_hook(hook, average)
-        yield hook
+    if isinstance(model, DistributedDataParallel):
+        ranks = dist.get_process_group_ranks(model.process_group)
+        with _own_group(ranks) as group, Issuer(next(model.parameters()).device) as issuer:
+            _require_alike(repr((codec, seed)), group, next(model.parameters()).device)
+            hook = DdpHook(mean_of(codec, group), issuer, seed)
+            model.register_comm_hook(hook, average)
+            yield hook
+        return
+    if not sharded_modules(model):
+        raise ValueError(
+            f"comm_hook takes a DistributedDataParallel, or a model to which fully_shard was applied, not a plain "
+            f"{type(model).__name__}"
+        )
+    if codec == "float32" or codec == "2bit":
+        raise ValueError('for a model of fully_shard the codec must be "4bit" or "8bit": float32 needs no hook')
+    with _own_group() as group:
+        _require_alike(repr((codec, seed)), group, next(model.parameters()).device)
+    of_shards = FsdpHook(_BITS[codec], seed)
+    of_shards.attach(model)
+    try:
+        yield of_shards
+    finally:
+        detach(model)
 
 
 def mean_of(codec: CodecName, group: dist.ProcessGroup) -> Mean:
     """Raises `ValueError` for an unknown name."""
     if codec == "float32":
         return Float32Mean(group)
-    bits = {"8bit": 8, "4bit": 4, "2bit": 2}
-    if codec not in bits:
+    if codec not in _BITS:
         raise ValueError(f'codec must be one of "float32", "8bit", "4bit" and "2bit", not {codec!r}')
-    return ExchangeMean(group, bits[codec], feedback=codec == "2bit")
+    return ExchangeMean(group, _BITS[codec], feedback=codec == "2bit")
 
 
 def _kind(named: tuple[str, Tensor]) -> tuple[str, list[int], str]:

@@ -1,18 +1,21 @@
 """Means that are attached to a loop of one's own, in real groups: alike on all ranks, and as published."""
 
 import io
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
+from umbel.client.datacenter.ddp_hook import DdpHook
 from umbel.datacenter import CodecName, comm_hook, outer_sync
 
 pytestmark = pytest.mark.slow
@@ -54,6 +57,7 @@ def hooked(group: dist.ProcessGroup) -> dict[str, Tensor]:
                 optimizer.zero_grad()
                 losses.append(backward(ddp, rank, step))
                 optimizer.step()
+            assert isinstance(hook, DdpHook)
             assert hook.steps == STEPS
             found[f"{codec}: bytes"] = torch.tensor(hook.n_bytes)
         found[f"{codec}: model"], found[f"{codec}: losses"] = flat(ddp), torch.tensor(losses)
@@ -73,6 +77,46 @@ def test_a_hook_of_few_bits_trains_as_well_and_all_ranks_alike(n_ranks: int, tmp
         assert float(losses[-10:].mean()) < 0.6 * float(losses[:5].mean()), codec
         assert float(losses[-10:].mean()) == pytest.approx(float(exact[-10:].mean()), rel=0.1), codec
         assert float(by_rank[0][f"{codec}: bytes"]) <= 1.5 * share * whole, codec  # small buckets are padded
+
+
+def sharded(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """After training of a model that FSDP2 shards, without and with few bits, and without them again."""
+    rank, found = dist.get_rank(group), dict[str, Tensor]()
+    for name in ("plain", "4bit", "8bit"):
+        model = network()
+        model[1] = nn.LayerNorm(150)
+        for layer in (model[0], model[3]):
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = SGD(model.parameters(), lr=RATE)
+        losses, n_bytes = list[float](), 0
+        with ExitStack() as held:
+            hook = None if name == "plain" else held.enter_context(comm_hook(model, codec=cast(CodecName, name)))
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                losses.append(backward(model, rank, step))
+                optimizer.step()
+            n_bytes = hook.n_bytes if hook else 0
+        optimizer.zero_grad()
+        backward(model, rank, STEPS)  # torch's own means are back
+        found[f"{name}: losses"], found[f"{name}: bytes"] = torch.tensor(losses), torch.tensor(n_bytes)
+    n_values = sum(one.numel() for one in model.parameters())
+    return {**found, "float32 bytes": torch.tensor(STEPS * 4 * n_values * (group.size() - 1) // group.size())}
+
+
+def test_a_sharded_model_trains_as_well_in_few_bits(tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:sharded", 2, tmp_path)
+    exact = torch.stack([one["plain: losses"] for one in by_rank]).mean(0)
+    for codec, share in (("8bit", 0.27), ("4bit", 0.14)):
+        losses = torch.stack([one[f"{codec}: losses"] for one in by_rank]).mean(0)
+        assert float(losses[-10:].mean()) < 0.6 * float(losses[:5].mean()), codec
+        assert float(losses[-10:].mean()) == pytest.approx(float(exact[-10:].mean()), rel=0.1), codec
+        assert float(by_rank[0][f"{codec}: bytes"]) <= 1.5 * share * float(by_rank[0]["float32 bytes"]), codec
+
+
+def test_a_hook_needs_a_model_of_several_ranks() -> None:
+    with pytest.raises(ValueError, match="not a plain Linear"), comm_hook(nn.Linear(2, 2)):
+        pass
 
 
 def in_two_groups(group: dist.ProcessGroup) -> dict[str, Tensor]:
