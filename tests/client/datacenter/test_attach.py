@@ -170,7 +170,7 @@ def stopped_between(group: dist.ProcessGroup) -> dict[str, Tensor]:
                     optimizer.zero_grad()
                     backward(model, rank, step)
                     optimizer.step()
-            found[f"{name}: {n_steps}"] = torch.cat([flat(model), model[1].running_var])
+            found[f"{name}: {n_steps}"] = torch.cat([flat(model), dict(model.named_buffers())["1.running_var"]])
     return found
 
 
