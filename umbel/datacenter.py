@@ -1,6 +1,9 @@
-"""In a data center: means for training loops of one's own, and one client of several ranks."""
+"""In a data center: one client of several ranks; and, for training loops of one's own, means in few bits and optimizers
+for large batches.
+"""
 
 from umbel.client.datacenter.attach import CodecName, comm_hook, outer_sync
+from umbel.client.local.large_batch import Lamb, Lars
 from umbel.client.silo.run import rank_part, run_silo
 
-__all__ = ["CodecName", "comm_hook", "outer_sync", "rank_part", "run_silo"]
+__all__ = ["CodecName", "Lamb", "Lars", "comm_hook", "outer_sync", "rank_part", "run_silo"]

@@ -45,10 +45,12 @@ def outer_sync(
 ) -> Generator[OuterSync]:
     """Average the ranks' models after `every` steps of `optimizer`, as long as this block lasts.
 
-    At its beginning all ranks get the model of rank 0. `outer`: makes the outer optimizer of some parameters; by
-    default Nesterov with a rate of 0.7 and a momentum of 0.9. `fragments`, `delay` and `keep`: see
-    `client/datacenter/outer_sync.py`. `seed`: of the rotations, the same on all ranks. Raises `ValueError` for numbers
-    that do not fit together.
+    At its beginning all ranks get the model of rank 0. At its end the ranks average what they have trained since the
+    last time, so that all leave it with the same model, unless it ends by an exception.
+
+    `outer`: makes the outer optimizer of some parameters; by default Nesterov with a rate of 0.7 and a momentum of 0.9.
+    `fragments`, `delay` and `keep`: see `client/datacenter/outer_sync.py`. `seed`: of the rotations, the same on all
+    ranks. Raises `ValueError` for numbers that do not fit together.
     """
     device = next(model.parameters()).device
     terms = repr((every, codec, fragments, delay, keep, seed, [_kind(one) for one in model.state_dict().items()]))

@@ -16,6 +16,7 @@ them. Where the run file has [secure_aggregation], the ranks' levels and words a
 an all-reduce adds them up. Nothing is masked inside the group.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +71,7 @@ from umbel.client.user_code import where_raised
 
 _SUM_BYTES = 8  # of an integer of a sum
 _ATTEMPTS_MAX = 3  # at a round: in a group nobody comes or goes, so another attempt hardly ends otherwise
+log = logging.getLogger("umbel.client")
 _NOT_ASKED = "this rank is not in the cohort"
 
 
@@ -130,6 +132,8 @@ class GroupFederation:
         self._group, self.rank_client, self._sizes, self._leaves = group, rank_client, sizes, leaves
         self.standing, self.model = standing, model
         self.leaving = ""  # which rank must leave after the last attempt, and why
+        self._too_slow = ""  # which rank has needed longer than the window in the last attempt, and what helps
+        self._has_warned = False
 
     def attempts(self) -> Iterator[GroupAttempt]:
         """Every attempt until the run is over or a rank must leave.
@@ -142,7 +146,8 @@ class GroupFederation:
             yield ended
             record = ended.record
             if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
-                raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {record.reason}")
+                told = f"{record.reason}{self._too_slow and '. ' + self._too_slow}"
+                raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {told}")
 
     def _attempt(self, meter: CostMeter) -> GroupAttempt:
         plan = self.standing.state.plan
@@ -155,6 +160,7 @@ class GroupFederation:
         meter.end("train_s")
         reports = self._exchanged(made, _sent_bytes(made), time.monotonic() - began)
         meter.end("wait_s")
+        self._look_at_times(plan, reports)
         state: Closing | Abandoned = replace(_played(opened, reports), plan=plan)
         found: _RoundSum | Totals | None = None
         if isinstance(state, Closing):
@@ -251,6 +257,21 @@ class GroupFederation:
                 self.leaving = f"rank {rank} must leave: {one.leaves}"
         _require_same([one.model_sha256 for one in reports], "the model that the round begins with")
         return reports
+
+    def _look_at_times(self, plan: RoundPlan, reports: Sequence[RankReport]) -> None:
+        """Note which rank has needed longer than the window. If only its first step counts, rank 0 logs that once."""
+        rank, slowest = max(enumerate(reports), key=lambda one: one[1].elapsed_s)
+        is_over, work = slowest.elapsed_s > plan.window_s, slowest.work
+        self._too_slow = (
+            f"Rank {rank} has needed {slowest.elapsed_s:.3g} s, and window_s is {plan.window_s:g}: set it to "
+            f"{math.ceil(2 * slowest.elapsed_s)} or more in [rounds], or give this rank less work"
+            if is_over
+            else ""
+        )
+        has_one = isinstance(work, WorkDone) and work.steps_done == 1 < work.steps_planned
+        if is_over and has_one and self._group.is_first and not self._has_warned:
+            self._has_warned = True
+            log.warning("round %d counts only the first step of a rank. %s", plan.number, self._too_slow)
 
     def _shared_elapsed(self, began: float) -> float:
         """Seconds since the attempt began on rank 0's clock, the same number on every rank."""

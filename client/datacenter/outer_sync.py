@@ -19,6 +19,9 @@ With `fragments` F, the model is divided into F parts that are sent in turn, eve
 work at the same time (Douillard et al., Streaming DiLoCo, 2025). What a rank has trained meanwhile is kept by `keep`:
 
     x <- (1 - keep) x_global + keep x_local
+
+At the end of the block what the ranks have trained since their last mean is averaged too, with nothing of their own
+kept. So all ranks leave the block with one model, the global one, whatever the number of steps.
 """
 
 import copy
@@ -55,19 +58,27 @@ class _Fragment:
     offset: int = 0  # in steps, of its turns
     n_sent: int = 0
     due: int = 0  # the step at which the mean under way is applied
+    averaged_at: int = 0  # the last step of which nothing is on this rank alone
     under_way: Pending | None = field(default=None, repr=False)
+    sent: Tensor | None = field(default=None, repr=False)  # kept alive, because a GPU may still have to read it
 
     def flat(self) -> Tensor:
         return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.tensors])
 
-    def apply(self, change: Tensor) -> None:
-        """Make the outer step with the ranks' mean change."""
-        self.start.grad = change
+    def apply(self, change: Tensor, step: int) -> None:
+        """Make the outer step with the ranks' mean change. `step`: of the inner optimizer."""
+        self.start.grad, self.under_way, self.sent = change, None, None
         self.outer.step()
-        self.under_way, first, values = None, 0, self.start.detach()
+        self.take_global(self.keep)
+        if self.keep == 0:  # what was trained while the mean was under way is gone
+            self.averaged_at = step
+
+    def take_global(self, keep: float = 0.0) -> None:
+        """Give the model the values after the last outer step. `keep`: the share of its own that remains."""
+        first, values = 0, self.start.detach()
         for one in self.tensors:
             new = values[first : first + one.numel()].view(one.shape).to(one.dtype)
-            one.data.copy_(new if self.keep == 0 else torch.lerp(new, one.data, self.keep))
+            one.data.copy_(new if keep == 0 else torch.lerp(new, one.data, keep))
             first += one.numel()
 
 
@@ -119,23 +130,33 @@ class OuterSync:
         self.steps += 1
         for number, one in enumerate(self._fragments):
             if one.under_way is not None and self.steps >= one.due:
-                one.apply(one.under_way.result())
+                one.apply(one.under_way.result(), self.steps)
             if self.steps > one.offset and (self.steps - one.offset) % self.every == 0:
                 self._send(number, one)
 
     def finish(self) -> None:
-        """Apply what is under way, so that all ranks hold the same model if they stop here at an outer step."""
+        """Average what the ranks have trained since their last means, so that all hold the same model, the global one.
+
+        All ranks must call it after the same number of steps.
+        """
         for one in self._fragments:
             if one.under_way is not None:
-                one.apply(one.under_way.result())
+                one.apply(one.under_way.result(), self.steps)
+        for number, one in enumerate(self._fragments):
+            if self.steps > one.averaged_at:
+                self._send(number, one)
+        for one in self._fragments:
+            if one.under_way is not None:
+                one.apply(one.under_way.result(), self.steps)
+            one.take_global()
 
     def _send(self, number: int, one: _Fragment) -> None:
         change, mean = one.start.detach() - one.flat(), one.mean
         key = derive_seed(self._seed, "outer", number, 0 if mean.feedback else one.n_sent)
-        one.n_sent += 1
+        one.n_sent, one.averaged_at, one.sent = one.n_sent + 1, self.steps, change
         one.under_way, one.due = self._issuer.submit(lambda: mean.mean(change, key, number)), self.steps + self.delay
         if not self.delay:
-            one.apply(one.under_way.result())
+            one.apply(one.under_way.result(), self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the loop must have of this rank, between two steps, beside the model and the inner
@@ -155,6 +176,7 @@ class OuterSync:
             "n_sent": one.n_sent,
             "under_way": under_way,
             "due": one.due,
+            "averaged_at": one.averaged_at,
             "kept": one.mean.kept(number, one.start.numel()),
         }
 
@@ -170,7 +192,8 @@ class OuterSync:
         for number, (one, stored) in enumerate(zip(self._fragments, found, strict=True)):
             one.start.data.copy_(stored["start"])
             one.outer.load_state_dict(copy.deepcopy(stored["outer"]))
-            one.n_sent, one.due, change = stored["n_sent"], stored["due"], stored["under_way"]
+            one.n_sent, one.due, one.averaged_at = stored["n_sent"], stored["due"], stored["averaged_at"]
+            change = stored["under_way"]
             one.under_way = None if change is None else Pending.of(change.to(one.start.device, copy=True))
             self._restore_kept(number, one, stored["kept"])
 

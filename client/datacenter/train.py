@@ -306,6 +306,11 @@ def _makes_model(row: Mapping[str, Any]) -> bool:
 
 def _summary(end: TrainEnd, group: Group, file: RunFile, shards: Sequence[Shard]) -> str:
     """How the run ended, and all that it depends on."""
-    depends = {"ranks": group.size, "device": group.device.type, "seed": file.seed, "versions": versions()}
+    depends: dict[str, Any] = {
+        "ranks": group.size,
+        "device": group.device.type,
+        "seed": file.seed,
+        "versions": versions(),
+    }
     depends["data"] = [asdict(one) for one in shards]
     return json.dumps({**asdict(end), **depends}, indent=1)

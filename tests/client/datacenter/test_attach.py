@@ -1,5 +1,6 @@
 """Means that are attached to a loop of one's own, in real groups: alike on all ranks, and as published."""
 
+import copy
 import io
 from contextlib import ExitStack
 from pathlib import Path
@@ -160,6 +161,7 @@ def diloco(group: dist.ProcessGroup) -> dict[str, Tensor]:
                 optimizer.step()
             found[f"{name}: starts"] = torch.cat([one["start"] for one in sync.state_dict()["fragments"]])
         found[f"{name}: model"], found[f"{name}: loss"] = flat(model), held_out(model)
+        found[f"{name}: statistics"] = torch.cat([one for one in model.buffers() if one.is_floating_point()])
     return found
 
 
@@ -191,6 +193,8 @@ def held_out(model: nn.Module) -> Tensor:
 
 def test_diloco_is_that_of_the_paper_and_all_ranks_agree(tmp_path: Path) -> None:
     by_rank = in_ranks(f"{HERE}:diloco", 2, tmp_path)
+    for name, one in by_rank[0].items():
+        assert torch.equal(one, by_rank[1][name]), name
     exact, before = float(by_rank[0]["float32: loss"]), float(held_out(network()))
     for name in settings():
         assert torch.equal(by_rank[0][f"{name}: starts"], by_rank[1][f"{name}: starts"]), name
@@ -198,17 +202,44 @@ def test_diloco_is_that_of_the_paper_and_all_ranks_agree(tmp_path: Path) -> None
     torch.testing.assert_close(by_rank[0]["float32: model"], by_hand(), rtol=1e-4, atol=1e-5)
 
 
-def by_hand() -> Tensor:
+def stopped_between(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """The models of loops that end between two means, right after one, and with one under way."""
+    rank, found = dist.get_rank(group), dict[str, Tensor]()
+    for name, setting in settings().items():
+        for n_steps in (EVERY - 2, 2 * EVERY + 2, 2 * EVERY):
+            model = network()
+            optimizer = SGD(model.parameters(), lr=RATE)
+            with outer_sync(model, optimizer, every=EVERY, **setting):
+                for step in range(n_steps):
+                    optimizer.zero_grad()
+                    backward(model, rank, step)
+                    optimizer.step()
+            found[f"{name}: {n_steps}"] = torch.cat([flat(model), dict(model.named_buffers())["1.running_var"]])
+    return found
+
+
+def test_all_ranks_leave_the_block_with_one_model_whatever_the_number_of_steps(tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:stopped_between", 2, tmp_path)
+    for name, one in by_rank[0].items():
+        assert torch.equal(one, by_rank[1][name]), name
+    for n_steps in (EVERY - 2, 2 * EVERY + 2, 2 * EVERY):
+        n_weights = len(flat(network()))
+        torch.testing.assert_close(
+            by_rank[0][f"float32: {n_steps}"][:n_weights], by_hand(n_steps), rtol=1e-4, atol=1e-5
+        )
+
+
+def by_hand(n_steps: int = STEPS) -> Tensor:
     """DiLoCo (algorithm 1) with two workers, and Nesterov's momentum in float64."""
     model = network()
     start = {name: one.clone() for name, one in model.state_dict().items()}
     velocity = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in start.items()}
-    for first in range(0, STEPS, EVERY):
+    for first in range(0, n_steps, EVERY):
         changes = list[dict[str, Tensor]]()
         for rank in range(2):
             model.load_state_dict(start)
             optimizer = SGD(model.parameters(), lr=RATE)
-            for step in range(first, first + EVERY):
+            for step in range(first, min(first + EVERY, n_steps)):
                 optimizer.zero_grad()
                 backward(model, rank, step)
                 optimizer.step()
@@ -227,16 +258,17 @@ def by_hand() -> Tensor:
 def test_one_process_is_a_group_of_its_own_and_goes_on_from_its_state() -> None:
     def trained(stops_at: int | None) -> Tensor:
         model = network()
-        optimizer, state = SGD(model.parameters(), lr=RATE), None
+        optimizer, state, weights = SGD(model.parameters(), lr=RATE), None, model.state_dict()
         for first, last in ((0, STEPS),) if stops_at is None else ((0, stops_at), (stops_at, STEPS)):
             with outer_sync(model, optimizer, every=EVERY, codec="4bit") as sync:
                 if state is not None:
+                    model.load_state_dict(weights)
                     sync.load_state_dict(state)
                 for step in range(first, last):
                     optimizer.zero_grad()
                     backward(model, 0, step)
                     optimizer.step()
-                state = sync.state_dict()
+                state, weights = sync.state_dict(), copy.deepcopy(model.state_dict())
         return flat(model)
 
     assert not dist.is_initialized()

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any, cast
 import pytest
 import torch
 from pydantic import TypeAdapter
+from torch import nn
 
 from tests.contracts.own_clients import make_torch_client
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
-from umbel.client import Client
+from umbel.client import Client, LocalPlan, TrainResult
 from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
 from umbel.client.datacenter.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.group import Group, GroupError, joined
@@ -132,6 +135,42 @@ def test_what_a_slow_rank_has_done_at_the_end_of_the_window_counts(tmp_path: Pat
     end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda attempt: records.append(attempt.record))
     assert is_first
     assert (end.rounds, records[0].reported, records[0].partial) == (1, 1, 1)
+
+
+class _Slow(Client):
+    """Takes longer than the window for its first step, and then takes no other one, or does not count it."""
+
+    def __init__(self, n_steps: int) -> None:
+        self.model, self.sample_count, self._n_steps = nn.Linear(2, 2), 4, n_steps
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        while plan.seconds_left > 0:
+            time.sleep(0.01)
+        return TrainResult(4, self._n_steps, 10, {})
+
+
+SLOW, TOO_SLOW = _Slow(1), _Slow(0)
+SHORT = {"count": 1, "window_s": 0.1}
+
+
+def test_a_first_step_that_is_longer_than_the_window_counts_and_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    end, _ = train_run(run_file(rounds={**SHORT, "count": 2}), f"{__name__}:SLOW", tmp_path, None, lambda _: None)
+    assert end.rounds == 2
+    (said,) = [one.getMessage() for one in caplog.records if "first step" in one.getMessage()]
+    assert re.fullmatch(
+        r"round 1 counts only the first step of a rank. Rank 0 has needed [\d.]+ s, and window_s is 0\.1: set it to "
+        r"\d+ or more in \[rounds\], or give this rank less work",
+        said,
+    )
+
+
+def test_a_run_that_ends_because_of_its_window_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        GroupError, match=r"round 1 was abandoned 3 times: .* Rank 0 has needed \d.* s, and window_s is 0\.1: set it to"
+    ):
+        train_run(run_file(rounds=SHORT), f"{__name__}:TOO_SLOW", tmp_path, None, lambda _: None)
 
 
 def test_a_folder_is_one_runs_alone_and_its_lines_are_those_of_its_checkpoint(tmp_path: Path) -> None:

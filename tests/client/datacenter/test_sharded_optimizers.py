@@ -13,6 +13,7 @@ from tests.aggregation.collective.ranks import in_ranks
 from umbel.aggregation.plans.training import OptimizerName
 from umbel.client.local.optimizers import optimizer_of
 from umbel.client.local.plan import LocalPlan
+from umbel.datacenter import Lamb, Lars
 
 pytestmark = pytest.mark.slow
 HERE = "tests.client.datacenter.test_sharded_optimizers"
@@ -37,18 +38,31 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int) ->
     return [one.full_tensor() if hasattr(one, "full_tensor") else one for one in whole]
 
 
+def of_a_loop(name: OptimizerName, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that a loop of one's own would make, with the settings of `compared`."""
+    match name:
+        case "lars":
+            return Lars(model.parameters(), 0.05, 0.9, 0.01)
+        case "lamb":
+            return Lamb(model.parameters(), 0.05, weight_decay=0.01)
+        case _:
+            pass
+    return optimizer_of(LocalPlan(learning_rate=0.05, weight_decay=0.01, optimizer=name), model)
+
+
 def compared(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """By optimizer and parameter: the greatest difference, and those of all values as a share of how far they moved."""
     found = dict[str, Tensor]()
     for name in NAMES:
-        plan = LocalPlan(learning_rate=0.05, weight_decay=0.01, optimizer=name, momentum=0.9)
+        momentum = 0.9 if name == "lars" else 0.0
+        plan = LocalPlan(learning_rate=0.05, weight_decay=0.01, optimizer=name, momentum=momentum)
         whole, sharded = network(), network()
         for part in sharded:
             if isinstance(part, nn.Linear):
                 fully_shard(part)
         fully_shard(sharded)
         n_steps = 1 if name == "muon" else N_STEPS
-        one = trained(whole, optimizer_of(plan, whole), n_steps)
+        one = trained(whole, of_a_loop(name, whole), n_steps)
         other = trained(sharded, optimizer_of(plan, sharded), n_steps)
         for i, (mine, its, first) in enumerate(zip(one, other, network().parameters(), strict=True)):
             found[f"{name} {i}: greatest"] = (mine - its).abs().max()

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from umbel.client import LocalPlan, TorchClient
+from umbel.client.local.large_batch import Lamb, Lars
 from umbel.client.training.counts import confusion_counts
 from umbel.client.training.trainer import Configured, StepLoss
 
@@ -245,9 +246,13 @@ def test_what_configure_may_return_is_said(configured: Any) -> None:
         ({"optimizer": "adamw", "weight_decay": 0.1}, torch.optim.AdamW),
         ({"optimizer": "adam"}, torch.optim.Adam),
         ({"momentum": 0.9, "weight_decay": 0.01}, torch.optim.SGD),
+        ({"optimizer": "lars", "momentum": 0.8, "weight_decay": 0.01}, Lars),
+        ({"optimizer": "lamb", "weight_decay": 0.01}, Lamb),
     ],
 )
-def test_the_run_files_optimizer_is_torchs(keys: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
+def test_the_run_files_optimizer_is_the_one_of_that_name(
+    keys: dict[str, Any], kind: type[torch.optim.Optimizer]
+) -> None:
     plan = LocalPlan(epochs=2, batch_size=8, seed=3, learning_rate=0.05, **keys)
     given = {key: value for key, value in keys.items() if key != "optimizer"}
     by_hand = plain(optimizer=lambda parameters, rate: kind(parameters, lr=rate, **given))  # type: ignore[call-arg]
