@@ -10,7 +10,8 @@ from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, AsJson, Po
 from umbel.client.state.state_dir import STATE_DEFAULT
 
 if TYPE_CHECKING:
-    from umbel.client.check.findings import ClientCheck
+    from umbel.client.datacenter.doctor.doctor import GroupCheck
+    from umbel.client.findings import ClientCheck
 
 
 def check(
@@ -61,22 +62,50 @@ def doctor(
     ] = None,
     state: State = STATE_DEFAULT,
     policy: Policy = None,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Check the ranks of a torchrun job and their network in the place of this machine's client.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
     coordinator with its proxy, certificate and clock. If a client is enrolled here, check also that the coordinator
     still accepts it. It changes nothing, needs no token, and prints no secret. The exit status is 1 if something is
     wrong.
+
+    With --distributed, check the ranks of a job in a data center: that they have the same versions, and how fast their
+    network is. Rank 0 prints what was found.
+
+    torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed
     """
-    from umbel.client.check.site_checks import check_site
     from umbel.client.cli.output import one_sentence_errors
+
+    if distributed:
+        _doctor_of_group(as_json)
+        return
+    from umbel.client.check.site_checks import check_site
 
     with one_sentence_errors():
         found = check_site(server, state.expanduser(), None if policy is None else policy.expanduser())
     show_findings(found, as_json)
 
 
-def show_findings(found: "ClientCheck", as_json: bool) -> None:
+def _doctor_of_group(as_json: bool) -> None:
+    from umbel.client.cli.output import one_sentence_errors
+    from umbel.client.datacenter.doctor.doctor import check_group
+
+    with one_sentence_errors():
+        found, is_first = check_group()
+    if is_first:
+        show_findings(found, as_json)
+    elif found.wrong:
+        raise typer.Exit(1)
+
+
+def show_findings(found: "ClientCheck | GroupCheck", as_json: bool) -> None:
     """Print what was found. Exit with status 1 if something is wrong."""
     from umbel.client.cli.output import print_json, print_table, table_width
 
