@@ -51,6 +51,11 @@ class Group:
         """Whether this rank writes what the job leaves."""
         return self.rank == 0
 
+    @property
+    def wire(self) -> torch.device:
+        """The device that tensors are sent from: the CPU for Gloo, a GPU for NCCL."""
+        return self._wire
+
     def tell_all(self, words: str) -> None:
         """Write what others find when they ask `told`; not in turn with other calls."""
         self._board.set(_WORDS, words)
