@@ -135,18 +135,36 @@ def fitted(timings: Iterable[Timing]) -> Link:
 
     Raises `ValueError` unless there are two lengths at least.
     """
-    rows = [(one.messages / one.seconds, one.n_bytes / one.seconds) for one in timings]
+    rows = _rows(timings)
+    latency_s, byte_s = _least_squares(rows)
+    if latency_s < 0:
+        return Link(0.0, sum(b * b for _, b in rows) / sum(b for _, b in rows))
+    if byte_s <= 0:
+        return Link(sum(m for m, _ in rows) / sum(m * m for m, _ in rows), math.inf)
+    return Link(latency_s, 1 / byte_s)
+
+
+def bandwidth(timings: Iterable[Timing]) -> float:
+    """Bytes a second by the slope of the times alone: as `fitted`, but a latency below zero is possible. That is what
+    the times of long messages look like if the first bytes of each are faster than the rest. Infinite if the times do
+    not grow with the length.
+    """
+    _, byte_s = _least_squares(_rows(timings))
+    return 1 / byte_s if byte_s > 0 else math.inf
+
+
+def _rows(timings: Iterable[Timing]) -> list[tuple[float, float]]:
+    return [(one.messages / one.seconds, one.n_bytes / one.seconds) for one in timings]
+
+
+def _least_squares(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    """L and 1/B that make the squares of m L + b / B - 1 over the rows (m, b) least."""
     mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     m, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = mm * bb - mb * mb
     if determinant <= 1e-9 * mm * bb:
         raise ValueError("a link is fitted to the times of messages of at least two different lengths")
-    latency_s, byte_s = (bb * m - mb * b) / determinant, (mm * b - mb * m) / determinant
-    if latency_s < 0:
-        latency_s, byte_s = 0.0, b / bb
-    elif byte_s <= 0:
-        return Link(m / mm, math.inf)
-    return Link(latency_s, 1 / byte_s)
+    return (bb * m - mb * b) / determinant, (mm * b - mb * m) / determinant
 
 
 def _levels(n_ranks: int) -> int:

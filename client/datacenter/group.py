@@ -69,27 +69,27 @@ class Group:
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return gather_bytes(data, self.process_group, self._wire)
 
     def from_first(self, data: bytes) -> bytes:
         """What rank 0 has given; what others give is ignored."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return broadcast_bytes(data, self.process_group, self._wire)
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             sum_over_ranks(part, whole, self.process_group, self._wire)
 
     def add_levels(self, parts: Iterable[Tensor] | None, lanes: Lanes) -> Tensor:
         """The sums of all ranks' levels: int32, `lanes.n_values`. `parts`: of this rank; None: it adds none."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return sum_of_levels(parts, lanes, self.process_group, self._wire)
 
     def add_words(self, words: Tensor) -> Tensor:
         """The sum of all ranks' `words`: int64."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return reduced(words, self.process_group, self._wire)
 
 
@@ -151,7 +151,7 @@ def _number(name: str, default: int) -> int:
 
 
 @contextmanager
-def _lost_ranks_named() -> Generator[None]:
+def lost_ranks_named() -> Generator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:

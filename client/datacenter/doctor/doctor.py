@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from umbel.client.datacenter.doctor.facts import RankFacts, facts_of_all, findings_of
+from umbel.client.datacenter.doctor import facts, links, sums
+from umbel.client.datacenter.doctor.facts import RankFacts
+from umbel.client.datacenter.doctor.links import Network
+from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.group import Group, joined
 from umbel.client.findings import ClientCheck, ClientFinding
 
@@ -15,6 +18,8 @@ class GroupCheck:
 
     findings: tuple[ClientFinding, ...]
     ranks: tuple[RankFacts, ...]
+    network: Network
+    sums: SumTimes | None  # None for one rank
 
     @property
     def wrong(self) -> tuple[ClientFinding, ...]:
@@ -35,5 +40,11 @@ def check_group() -> tuple[GroupCheck, bool]:
 
 def checked(group: Group) -> GroupCheck:
     """All checks of a group that has been joined, the same on every rank."""
-    facts = facts_of_all(group)
-    return GroupCheck(tuple(findings_of(facts)), tuple(facts))
+    ranks = facts.facts_of_all(group)
+    hosts = [one.host for one in ranks]
+    network = links.measured_network(group, hosts)
+    found = [*facts.findings_of(ranks), *links.findings_of(network, ranks)]
+    times = sums.measured_sums(group, network, hosts, USUAL_BYTES)
+    if times is not None:
+        found += sums.findings_of(times)
+    return GroupCheck(tuple(found), tuple(ranks), network, times)
