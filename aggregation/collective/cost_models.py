@@ -81,7 +81,7 @@ def recursive_doubling(n_bytes: float, n_ranks: int, link: Link) -> float:
 def halving_and_doubling(n_bytes: float, n_ranks: int, link: Link) -> float:
     """A butterfly for long vectors: a reduce-scatter by halves, then an all-gather by doubling."""
     rounds = _power_below(n_ranks)
-    share = 1 - 1 / 2**rounds
+    share = 1 - 1 / (1 << rounds)
     return (
         2 * rounds * link.latency_s
         + share * (2 * n_bytes / link.bytes_per_s + link.add_s(n_bytes))

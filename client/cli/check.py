@@ -51,6 +51,10 @@ def check(
 
 
 def doctor(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(help="With --distributed: a run file (TOML), whose training is timed.", show_default=False),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +73,14 @@ def doctor(
             help="Check the ranks of a torchrun job and their network in the place of this machine's client.",
         ),
     ] = False,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="With --distributed and a run file: the client of each rank, as for umbel train.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
@@ -77,14 +89,17 @@ def doctor(
     wrong.
 
     With --distributed, check the ranks of a job in a data center: that they have the same versions, and how fast their
-    network is. Rank 0 prints what was found.
+    network is. With a run file and --app, also time the steps of these clients: whether they wait for data or for the
+    network, whether the model fits, and how often to add up in how many bits. Rank 0 prints what was found.
 
-    torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed
+    torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed [RUN.toml --app module:make_client]
     """
     from umbel.client.cli.output import one_sentence_errors
 
+    if (run_file is None) != (app is None) or (app is not None and not distributed):
+        raise typer.BadParameter("a run file and --app go together, and with --distributed")
     if distributed:
-        _doctor_of_group(as_json)
+        _doctor_of_group(run_file, app, as_json)
         return
     from umbel.client.check.site_checks import check_site
 
@@ -93,12 +108,14 @@ def doctor(
     show_findings(found, as_json)
 
 
-def _doctor_of_group(as_json: bool) -> None:
+def _doctor_of_group(run_file: Path | None, app: str | None, as_json: bool) -> None:
     from umbel.client.cli.output import one_sentence_errors
     from umbel.client.datacenter.doctor.doctor import check_group
+    from umbel.client.operator.run_files import read_run_file
 
     with one_sentence_errors():
-        found, is_first = check_group()
+        file = None if run_file is None else read_run_file(run_file)[1]
+        found, is_first = check_group(file, app)
     if is_first:
         show_findings(found, as_json)
     elif found.wrong:

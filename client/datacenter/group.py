@@ -20,6 +20,7 @@ from torch import Tensor
 from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
+from umbel.client.datacenter.torch_errors import cause_of, loss_of, unreachable
 from umbel.client.errors import ClientError
 
 _JOIN_S = 300.0
@@ -94,21 +95,23 @@ class Group:
 
 
 @contextmanager
-def joined(timeout_s: float = 1800.0) -> Generator[Group]:
+def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Group]:
     """Join the other ranks of this job, and leave them at the end. A process that no launcher has started is alone.
 
-    `timeout_s`: how long a rank waits for the others in each call. Raises `GroupError` if they do not come.
+    `timeout_s`: how long a rank waits for the others in each call. `join_s`: how long it looks for the store in which
+    ranks find each other. Raises `GroupError` if they do not come.
     """
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     try:
-        store = _store(size)
+        store = _store(size, join_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:
-        raise GroupError(
-            f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
-            "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
-        ) from error
+        if (why := cause_of(error)) is None:
+            loss = loss_of(error) or "start all ranks with torchrun, and check MASTER_ADDR and MASTER_PORT"
+            why = f"another rank does not answer: {loss}"
+        said = f"rank {rank} could not join the {size} ranks of this job: {why} ({_first_line(error)})"
+        raise GroupError(said) from error
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
@@ -117,18 +120,21 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
         dist.destroy_process_group()
 
 
-def _store(size: int) -> Any:
+def _store(size: int, join_s: float) -> Any:
     if size == 1:
         return _stores.HashStore()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = _stores.TCPStore(
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        _number("MASTER_PORT", 29_500),
-        size,
-        is_master=not is_agents and _number("RANK", 0) == 0,
-        timeout=timedelta(seconds=_JOIN_S),
-    )
+    host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29_500)
+    is_master, wait = not is_agents and _number("RANK", 0) == 0, timedelta(seconds=join_s)
+    try:
+        store = _stores.TCPStore(host, port, size, is_master=is_master, timeout=wait)
+    except RuntimeError as error:
+        if is_master:
+            raise
+        raise GroupError(
+            f"rank {_number('RANK', 0)} did not reach the other ranks in {join_s:.0f} s: {unreachable(host, port)}"
+        ) from error
     return _stores.PrefixStore(f"umbel_attempt_{attempt}_{next(_joins)}", store)
 
 
@@ -155,9 +161,11 @@ def lost_ranks_named() -> Generator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
+        if (cause := cause_of(error)) is not None:
+            raise GroupError(f"a sum over the ranks failed: {cause} ({_first_line(error)})") from error
         raise GroupError(
-            "another rank of this job is lost: the log of that rank says why. Start the same command again to go on; "
-            "torchrun --max-restarts does so by itself"
+            f"another rank of this job is lost: {loss_of(error) or 'the log of that rank says why'}. Start the same "
+            "command again to go on; torchrun --max-restarts does so by itself"
         ) from error
 
 
