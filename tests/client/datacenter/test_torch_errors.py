@@ -5,7 +5,6 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from umbel.client.datacenter import torch_errors
 from umbel.client.datacenter.group import GroupError, joined, lost_ranks_named
 from umbel.client.datacenter.torch_errors import CAUSES, LOSSES, cause_of, loss_of, unreachable
 
@@ -103,7 +102,7 @@ def test_a_port_that_swallows_all_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     def silent(*_: object) -> None:
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(torch_errors.socket, "create_connection", silent)
+    monkeypatch.setattr(socket, "create_connection", silent)
     assert unreachable("10.0.0.1", 29500).startswith("nobody answers at 10.0.0.1:29500: a firewall blocks this port")
 
 
@@ -122,7 +121,7 @@ def test_a_first_rank_says_that_others_have_not_come_or_that_its_port_is_taken(
     monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     second_rank(monkeypatch, "127.0.0.1", port, rank=0)
-    with pytest.raises(GroupError, match="rank 0 could not join .*: not all ranks have come"), joined(join_s=1.0):
+    with pytest.raises(GroupError, match=r"rank 0 could not join .*: not all ranks have come"), joined(join_s=1.0):
         pass
     with socket.socket() as other:
         other.bind(("", port))
