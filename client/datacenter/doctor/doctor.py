@@ -8,6 +8,7 @@ from umbel.client.datacenter.doctor import facts, job, links, sums
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, measured_job
 from umbel.client.datacenter.doctor.links import Network
+from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.group import Group, joined
 from umbel.client.datacenter.train import client_of_rank
@@ -36,7 +37,7 @@ def check_group(file: RunFile | None = None, app: str | None = None) -> tuple[Gr
     """Check the ranks of this job and their network; with a run file and the name of a client also how it trains.
 
     `app`: as for `umbel train`. Returns what was found, and whether this is rank 0. Raises `ClientError` if the ranks
-    cannot work together, and for a client that cannot be made or fails.
+    cannot work together, and for a client that cannot be made.
     """
     with joined(timeout_s=_PATIENCE_S, join_s=_JOIN_S) as group:
         client = None if file is None or app is None else client_of_rank(app, group, file.seed)
@@ -52,12 +53,14 @@ def checked(group: Group, file: RunFile | None = None, client: Client | None = N
     found = [*facts.findings_of(ranks)]
     network = links.measured_network(group, hosts)
     found += links.findings_of(network, ranks)
-    own = None
+    own, of_own = None, list[ClientFinding]()
     if file is not None and client is not None:
-        own = measured_job(group, file, client, hosts.count(hosts[group.rank]))
+        try:
+            own = measured_job(group, file, client, hosts.count(hosts[group.rank]))
+            of_own += job.findings_of(own, ranks)
+        except NotTimed as error:
+            of_own.append(job.finding_of_failure(error))
     times = sums.measured_sums(group, network, hosts, USUAL_BYTES if own is None else 4 * own.n_values)
     if times is not None:
         found += sums.findings_of(times)
-    if own is not None:
-        found += job.findings_of(own, ranks)
-    return GroupCheck(tuple(found), tuple(ranks), network, times, own)
+    return GroupCheck((*found, *of_own), tuple(ranks), network, times, own)

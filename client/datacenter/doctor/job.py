@@ -19,10 +19,11 @@ from umbel.client.datacenter.doctor.advice import CODECS, TARGET, Advice, StepTi
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
 from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_bytes
-from umbel.client.datacenter.doctor.steps import StepMemory, StepTimer
+from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.group import Group
-from umbel.client.findings import ClientFinding, passed, warned
+from umbel.client.datacenter.torch_errors import cause_of
+from umbel.client.findings import ClientFinding, passed, warned, wrong
 
 _BUDGET_S = 4.0
 _OF_SUMS, _OF_ROUNDS = 0.4, 5.0  # of that budget
@@ -57,7 +58,7 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
     """Time this rank's client, together with those of all ranks.
 
     `n_on_host`: ranks that share its memory. `budget_s`: about so long the steps of each kind may take. Raises
-    `GroupError` for a client that does not follow its plan, and what its code raises.
+    `NotTimed` for a client that fails, or does not follow its plan.
     """
     timer = StepTimer(group, file, app)
     about_s, memory = timer.probe()
@@ -88,6 +89,11 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
         memory=memory,
         device_bytes=memory_bytes(group.device, n_on_host),
     )
+
+
+def finding_of_failure(error: NotTimed) -> ClientFinding:
+    """Why a job could not be timed, and what to do."""
+    return wrong("job", str(error), cause_of(error) or "correct the client; umbel client check tries it in one process")
 
 
 def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:

@@ -19,12 +19,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.doctor.timing import agreed_time
-from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.group import Group
+from umbel.client.errors import ClientError
 from umbel.client.rounds.site_code import asked_of_site, train_from
 from umbel.client.training.shared_state import SharedState
 from umbel.client.training.trainer import TorchClient
 
 _PROBE_STEPS, _LEAST, _MOST = 5, 8, 200
+
+
+class NotTimed(ClientError):
+    """A rank's client fails, or its steps cannot be timed; raised on every rank, with that rank's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class StepTimer:
         self._weights = {name: one.detach().clone() for name, one in self._shared.shared().items()}
         plan = asked_of_site(file.training_plan(1), file.seed, run=file.name)
         self._plan = replace(plan, epochs=None, evaluate=False, evaluate_after=False, algorithm="fedavg")
-        self._synthetic = app.on_one_batch(self._plan.batch_size) if isinstance(app, TorchClient) else None
+        self._synthetic = _on_one_batch(app, self._plan.batch_size)
 
     @property
     def n_values(self) -> int:
@@ -75,8 +80,9 @@ class StepTimer:
         return median(self._cycles(self._app, 1, _n_steps(about_s, budget_s), work))
 
     def synthetic_step_s(self, about_s: float, budget_s: float) -> float | None:
-        """The same with one repeated batch; None for a client whose data are its own affair."""
-        if self._synthetic is None:
+        """The same with one repeated batch; None if a rank's client can be given no other data."""
+        lacks = agreed_time(self._group, float(self._synthetic is None))
+        if self._synthetic is None or lacks:
             return None
         n = _n_steps(about_s, budget_s)
         return median(self._cycles(self._synthetic, 1, n, None))
@@ -89,21 +95,28 @@ class StepTimer:
         return _differences(self._marks(app, every, n + 1, work or (lambda: None)))
 
     def _marks(self, app: Client, every: int, n: int, work: Callable[[], object]) -> list[float]:
-        """The times after each of `n` turns of `every` steps and one `work`. Raises `GroupError` for a client that does
-        not follow its plan; it has made the work that other ranks wait for.
+        """The times after each of `n` turns of `every` steps and one `work`.
+
+        Raises `NotTimed` on every rank if one rank's client fails or does not follow its plan. That rank has made the
+        `work` that the others wait for.
         """
-        between = _Between(every, n, work)
+        between, why = _Between(every, n, work), ""
         plan = replace(self._plan, steps=every * n + 1, told_to_stop=between)
-        train_from(app, self._shared, self._weights, plan)
+        try:
+            train_from(app, self._shared, self._weights, plan)
+        except ClientError as error:
+            why = str(error)
         made = len(between.marks)
         for _ in range(n - made):
             work()
-        if made < min(n, 2):
-            raise GroupError(
-                f"the client of rank {self._group.rank} was asked for {plan.steps} steps, and asked its plan "
-                f"{between.n_asked} times whether it should stop, so its steps cannot be timed: call "
-                "plan.should_stop() between two steps, as `umbel client check` explains"
+        if not why and made < min(n, 2):
+            why = (
+                f"its client was asked for {plan.steps} steps, and asked its plan {between.n_asked} times whether it "
+                "should stop, so its steps cannot be timed: call plan.should_stop() between two steps"
             )
+        for rank, one in enumerate(self._group.gather(why.encode())):
+            if one:
+                raise NotTimed(f"rank {rank}: {one.decode()}")
         return between.marks
 
 
@@ -146,6 +159,14 @@ class _Seen:
         states: list[Mapping[str, object]] = [optimizer.state.get(one, {}) for one in parameters]
         held = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         self.optimizer = max(self.optimizer, sum(one.nbytes for one in held))
+
+
+def _on_one_batch(app: Client, batch_size: int) -> Client | None:
+    """The client with one repeated batch; None if it can be given no other data, or has none to take it from."""
+    try:
+        return app.on_one_batch(batch_size) if isinstance(app, TorchClient) else None
+    except Exception:  # the site's own code, which fails in its training too: there it is named
+        return None
 
 
 def _n_steps(about_s: float, budget_s: float) -> int:

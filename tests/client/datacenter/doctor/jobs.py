@@ -73,3 +73,18 @@ class _Deaf(Client):
 
 def make_deaf(number: int, of: int) -> Client:
     return _Deaf()
+
+
+class _Failing(TorchClient):
+    """Has no memory for its second step."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        self.n_steps = getattr(self, "n_steps", 0) + 1
+        if self.n_steps > 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().training_step(model, batch)
+
+
+def make_failing_at_rank_1(number: int, of: int) -> Client:
+    kind = _Failing if number == 1 else TorchClient
+    return kind(_Small(), nn.CrossEntropyLoss(), _Samples(), device="cpu")

@@ -41,6 +41,7 @@ def test_a_run_file_and_a_client_go_together_and_with_distributed(tmp_path: Path
         assert "go together" in text
 
 
+@pytest.mark.slow
 def test_one_process_is_the_only_rank() -> None:
     status, text = call("--distributed", "--json")
     found = json.loads(text)
@@ -58,9 +59,10 @@ def test_one_process_can_time_its_own_job(tmp_path: Path) -> None:
     assert status == 0, text
     assert "compute-bound: " in text
     assert "it fits, so replicate" in " ".join(text.split())
-    status, text = call("--distributed", str(file), "--app", f"{HERE}:make_deaf")
+    status, text = call("--distributed", str(file), "--app", f"{HERE}:make_deaf", "--json")
     assert status == 1
-    assert "call plan.should_stop() between two steps" in text
+    (wrong,) = [one for one in json.loads(text)["findings"] if one["verdict"] == "wrong"]
+    assert wrong["found"].endswith("call plan.should_stop() between two steps")
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ from tests.client.datacenter.doctor import jobs
 from umbel.aggregation.run.file import RunFile
 from umbel.client.datacenter.doctor.advice import Advice, StepTimes
 from umbel.client.datacenter.doctor.facts import RankFacts
-from umbel.client.datacenter.doctor.job import JobCheck, findings_of, measured_job
-from umbel.client.datacenter.doctor.steps import StepMemory
-from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.doctor.job import JobCheck, finding_of_failure, findings_of, measured_job
+from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
+from umbel.client.datacenter.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_job"
 KINDS = ("input", "compute", "communication")
@@ -43,8 +43,12 @@ def measured(group: dist.ProcessGroup) -> dict[str, Tensor]:
         }
     try:
         measured_job(mine, FILE, jobs.make_deaf(rank, size), 2)
-    except GroupError as error:
-        found["deaf"] = str(error)
+    except NotTimed as error:
+        found["deaf"] = str(finding_of_failure(error))
+    try:
+        measured_job(mine, FILE, jobs.make_failing_at_rank_1(rank, size), 2)
+    except NotTimed as error:
+        found["failing"] = str(finding_of_failure(error))
     return {"found": torch.tensor(list(json.dumps(found).encode()))}
 
 
@@ -65,7 +69,12 @@ def test_the_bottleneck_of_three_jobs_is_named(tmp_path: Path) -> None:
     small = 4 * (4 * 2 + 2)
     assert first["input"]["memory"] == [small, small, 0]
     assert first["communication"]["memory"] == [small + 4 * jobs.N_SENT, small, 0]
-    assert "was asked for 5 steps, and asked its plan 0 times whether it should stop" in first["deaf"]
+    for one in by_rank:
+        assert one["deaf"].startswith(
+            "job: wrong: rank 0: its client was asked for 5 steps, and asked its plan 0 times"
+        )
+        assert one["failing"].startswith("job: wrong: rank 1: the client's own code failed with RuntimeError: CUDA out")
+        assert one["failing"].endswith("take smaller batches, accumulate gradients, or shard the model")
 
 
 def job_of(**changes: Any) -> JobCheck:
