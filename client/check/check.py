@@ -22,7 +22,6 @@ from umbel.aggregation.model.base import base_sha256
 from umbel.aggregation.plans.tensors import TensorRules
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
-from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, wrong
 from umbel.client.check.observed import ObservedTraining
 from umbel.client.check.plan_checks import KEYS, check_gradients, check_stops
 from umbel.client.check.practice_run import STEPS, PracticeRun, practice_run
@@ -31,6 +30,7 @@ from umbel.client.check.result_checks import check_failed, check_left, check_res
 from umbel.client.check.round_checks import CheckedRounds, check_resumes, check_rounds, check_secure, logged
 from umbel.client.check.trainee import Trainee
 from umbel.client.errors import AppError, TrainingFailed
+from umbel.client.findings import ClientCheck, ClientFinding, passed, skipped, wrong
 from umbel.client.local.devices import generators, set_generators
 from umbel.client.training.encoding_device import encoding_device
 from umbel.client.training.shared_state import SharedState

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import ObservedPlan, ObservedTraining, as_asked
 from umbel.client.check.practice_run import PracticeRun
 from umbel.client.check.trainee import Trainee
+from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.local.plan import LocalPlan
 from umbel.client.user_code import where_raised
 

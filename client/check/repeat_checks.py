@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from umbel.aggregation.phrases import some
-from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import Evaluating, ObservedTraining
 from umbel.client.check.practice_run import PracticeRun
 from umbel.client.check.result_checks import check_metrics
 from umbel.client.check.trainee import Trainee
+from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.local.results import Evaluation
 from umbel.client.user_code import where_raised
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from umbel.aggregation.types import METRIC_ABS_MAX, METRICS_MAX, require_metric_name
-from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import GENERATORS, Marks, ObservedTraining
 from umbel.client.check.trainee import Trainee
+from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.local.results import TrainResult
 from umbel.client.user_code import where_raised
 

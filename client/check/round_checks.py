@@ -10,11 +10,11 @@ from typing import Any
 from umbel.aggregation.model.layout import Layout
 from umbel.client.check.cohort import PEERS, SecureCheckCoordinator
 from umbel.client.check.coordinator import ADDRESS, TOKEN, CheckCoordinator
-from umbel.client.check.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.check.observed import ObservedClient, ObservedPlan, ObservedTraining
 from umbel.client.check.plan_checks import STOP_AFTER, out_of_time
 from umbel.client.check.practice_run import CLIENT, SEED, PracticeRun
 from umbel.client.errors import ClientError
+from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.loop import RunEnd, run_client

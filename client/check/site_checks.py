@@ -18,9 +18,9 @@ import torch
 from umbel.aggregation.kernels.native import NoKernels, chosen
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.types import ClientId, RunId
-from umbel.client.check.findings import ClientCheck, ClientFinding, passed, skipped, warned, wrong
 from umbel.client.errors import AccessRefused, AssignmentClosed, ClientError, StateError, printable
 from umbel.client.files import require_own
+from umbel.client.findings import ClientCheck, ClientFinding, passed, skipped, warned, wrong
 from umbel.client.policy.policy import SitePolicy, read_policy
 from umbel.client.state.enrol import CLOCK_WARNING_S
 from umbel.client.state.identity import enrolled_identity, own_keys

@@ -10,7 +10,8 @@ from umbel.client.cli.options import SERVER_METAVAR, SERVER_VARIABLE, AsJson, Po
 from umbel.client.state.state_dir import STATE_DEFAULT
 
 if TYPE_CHECKING:
-    from umbel.client.check.findings import ClientCheck
+    from umbel.client.datacenter.doctor.doctor import GroupCheck
+    from umbel.client.findings import ClientCheck
 
 
 def check(
@@ -50,6 +51,10 @@ def check(
 
 
 def doctor(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(help="With --distributed: a run file (TOML), whose training is timed.", show_default=False),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -61,22 +66,63 @@ def doctor(
     ] = None,
     state: State = STATE_DEFAULT,
     policy: Policy = None,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Check the ranks of a torchrun job and their network in the place of this machine's client.",
+        ),
+    ] = False,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="With --distributed and a run file: the client of each rank, as for umbel train.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
     coordinator with its proxy, certificate and clock. If a client is enrolled here, check also that the coordinator
     still accepts it. It changes nothing, needs no token, and prints no secret. The exit status is 1 if something is
     wrong.
+
+    With --distributed, check the ranks of a job in a data center: that they have the same versions, and how fast their
+    network is. With a run file and --app, also time the steps of these clients: whether they wait for data or for the
+    network, whether the model fits, and how often to add up in how many bits. Rank 0 prints what was found.
+
+    torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed [RUN.toml --app module:make_client]
     """
-    from umbel.client.check.site_checks import check_site
     from umbel.client.cli.output import one_sentence_errors
+
+    if (run_file is None) != (app is None) or (app is not None and not distributed):
+        raise typer.BadParameter("a run file and --app go together, and with --distributed")
+    if distributed:
+        _doctor_of_group(run_file, app, as_json)
+        return
+    from umbel.client.check.site_checks import check_site
 
     with one_sentence_errors():
         found = check_site(server, state.expanduser(), None if policy is None else policy.expanduser())
     show_findings(found, as_json)
 
 
-def show_findings(found: "ClientCheck", as_json: bool) -> None:
+def _doctor_of_group(run_file: Path | None, app: str | None, as_json: bool) -> None:
+    from umbel.client.cli.output import one_sentence_errors
+    from umbel.client.datacenter.doctor.doctor import check_group
+    from umbel.client.operator.run_files import read_run_file
+
+    with one_sentence_errors():
+        file = None if run_file is None else read_run_file(run_file)[1]
+        found, is_first = check_group(file, app)
+    if is_first:
+        show_findings(found, as_json)
+    elif found.wrong:
+        raise typer.Exit(1)
+
+
+def show_findings(found: "ClientCheck | GroupCheck", as_json: bool) -> None:
     """Print what was found. Exit with status 1 if something is wrong."""
     from umbel.client.cli.output import print_json, print_table, table_width
 

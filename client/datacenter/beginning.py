@@ -1,15 +1,12 @@
 """The beginning of a group's run: the ranks agree on what they run, and on the model and the round to begin with."""
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-import umbel
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
@@ -23,6 +20,7 @@ from umbel.client.app import Client
 from umbel.client.datacenter.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.datacenter.rank_client import RankClient
+from umbel.client.datacenter.versions import differences, versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +118,9 @@ def _are(n_ranks: int) -> str:
     return f"{'is' if n_ranks == 1 else 'are'} only {counted(n_ranks, 'rank')}"
 
 
-def versions() -> dict[str, str]:
-    """What else decides which bits a training computes."""
-    return {"umbel": umbel.__version__, "Python": platform.python_version(), "torch": str(torch.__version__)}
-
-
 def _require_alike(hellos: list[Hello]) -> None:
     """Raise `GroupError`, which names the ranks that differ from most others, and in what."""
     facts = [{"run file": one.run_file, "model": one.layout, **one.versions} for one in hellos]
-    for name in facts[0]:
-        values = [one[name] for one in facts]
-        usual = max(values, key=values.count)
-        for rank, value in enumerate(values):
-            if value != usual:
-                shown = f": {value}, but most have {usual}" if name in hellos[0].versions else ""
-                raise GroupError(f"rank {rank} has another {name} than the other ranks{shown}; start all ranks alike")
+    for one in differences(facts)[:1]:
+        shown = f": {one.value}, but most have {one.usual}" if one.name in hellos[0].versions else ""
+        raise GroupError(f"rank {one.rank} has another {one.name} than the other ranks{shown}; start all ranks alike")

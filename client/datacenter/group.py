@@ -21,6 +21,7 @@ from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.datacenter.attempt import agreed_attempt
+from umbel.client.datacenter.torch_errors import cause_of, loss_of, unreachable
 from umbel.client.datacenter.waiting import Waiting
 from umbel.client.errors import CannotGoOn
 
@@ -54,6 +55,11 @@ class Group:
         """Whether this rank writes what the job leaves."""
         return self.rank == 0
 
+    @property
+    def wire(self) -> torch.device:
+        """The device that tensors are sent from: the CPU for Gloo, a GPU for NCCL."""
+        return self._wire
+
     def tell_all(self, words: str) -> None:
         """Write what others find when they ask `told`; not in turn with other calls."""
         self._board.set(_WORDS, words)
@@ -73,24 +79,24 @@ class Group:
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank has given, in the order of the ranks."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return gather_bytes(data, self.process_group, self._wire)
 
     def from_first(self, data: bytes) -> bytes:
         """What rank 0 has given; what others give is ignored."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return broadcast_bytes(data, self.process_group, self._wire)
 
     def fill_from_first(self, tensor: Tensor) -> None:
         """Overwrite a tensor, of the same shape and dtype on each rank, with that of rank 0."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             dist.broadcast(tensor, group=self.process_group, group_src=0)
 
     def pass_to_first(self, tensor: Tensor, source: int) -> Tensor | None:
         """Hand `tensor` of the rank `source` to rank 0, which gets it; others get None. On rank 0 `tensor` may be
         overwritten.
         """
-        with _lost_ranks_named():
+        with lost_ranks_named():
             if self.rank == source != 0:
                 dist.send(tensor, group=self.process_group, group_dst=0)
             elif self.is_first and source:
@@ -99,18 +105,18 @@ class Group:
 
     def put(self, key: str, words: str) -> None:
         """Write what others find under this key; not in turn with other calls."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             self._board.set(key, words)
 
     def forget(self, key: str) -> None:
         """Remove what was put under this key."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             self._board.delete_key(key)
 
     def find(self, key: str, wait_s: float = 0.0) -> str | None:
         """What a rank has put under this key; None if none has within `wait_s` seconds."""
         pause, until = _LOOK_S, time.monotonic() + wait_s
-        with _lost_ranks_named():
+        with lost_ranks_named():
             while not self._board.check([key]):  # the store's own wait writes a warning for each time that it ends
                 if time.monotonic() >= until:
                     return None
@@ -132,36 +138,38 @@ class Group:
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             sum_over_ranks(part, whole, self.process_group, self._wire)
 
     def add_levels(self, parts: Iterable[Tensor] | None, lanes: Lanes) -> Tensor:
         """The sums of all ranks' levels: int32, `lanes.n_values`. `parts`: of this rank; None: it adds none."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return sum_of_levels(parts, lanes, self.process_group, self._wire)
 
     def add_words(self, words: Tensor) -> Tensor:
         """The sum of all ranks' `words`: int64."""
-        with _lost_ranks_named():
+        with lost_ranks_named():
             return reduced(words, self.process_group, self._wire)
 
 
 @contextmanager
-def joined(timeout_s: float = 1800.0) -> Generator[Group]:
+def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Group]:
     """Join the other ranks of this job, and leave them at the end. A process that no launcher has started is alone.
 
-    `timeout_s`: how long a rank waits for the others in each call. Raises `GroupError` if they do not come.
+    `timeout_s`: how long a rank waits for the others in each call. `join_s`: how long it looks for the store in which
+    ranks find each other. Raises `GroupError` if they do not come.
     """
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     device, backend = _device(_number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     try:
-        store = _store(rank, size)
+        store = _store(rank, size, join_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError, TimeoutError) as error:
-        raise GroupError(
-            f"rank {rank} could not join the {size} ranks of this job: {_first_line(error)}. Start all of them with "
-            "torchrun, and check that they reach MASTER_ADDR and MASTER_PORT"
-        ) from error
+        if (why := cause_of(error)) is None:
+            loss = loss_of(error) or "start all ranks with torchrun, and check MASTER_ADDR and MASTER_PORT"
+            why = f"another rank does not answer: {loss}"
+        said = f"rank {rank} could not join the {size} ranks of this job: {why} ({_first_line(error)})"
+        raise GroupError(said) from error
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
@@ -170,19 +178,22 @@ def joined(timeout_s: float = 1800.0) -> Generator[Group]:
         dist.destroy_process_group()
 
 
-def _store(rank: int, size: int) -> Any:
+def _store(rank: int, size: int, join_s: float) -> Any:
     """What the ranks of this attempt write to each other, apart from what earlier attempts have written."""
     if size == 1:
         return _stores.HashStore()
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = _stores.TCPStore(
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        _number("MASTER_PORT", 29_500),
-        size,
-        is_master=not is_agents and rank == 0,
-        timeout=timedelta(seconds=_JOIN_S),
-    )
-    return _stores.PrefixStore(f"umbel_attempt_{agreed_attempt(store, rank, size, _JOIN_S)}", store)
+    host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29_500)
+    is_master, wait = not is_agents and rank == 0, timedelta(seconds=join_s)
+    try:
+        store = _stores.TCPStore(host, port, size, is_master=is_master, timeout=wait)
+    except RuntimeError as error:
+        if is_master:
+            raise
+        raise GroupError(
+            f"rank {rank} did not reach the other ranks in {join_s:.0f} s: {unreachable(host, port)}"
+        ) from error
+    return _stores.PrefixStore(f"umbel_attempt_{agreed_attempt(store, rank, size, join_s)}", store)
 
 
 def _device(local_rank: int, n_local: int) -> tuple[torch.device, str]:
@@ -204,14 +215,21 @@ def _number(name: str, default: int) -> int:
 
 
 @contextmanager
-def _lost_ranks_named() -> Generator[None]:
+def lost_ranks_named() -> Generator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
-        raise GroupError(
-            "another rank of this job is lost: the log of that rank says why. Start the same command again to go on; "
-            "torchrun --max-restarts does so by itself"
-        ) from error
+        if (cause := cause_of(error)) is not None:
+            raise GroupError(f"a sum over the ranks failed: {cause} ({_first_line(error)})") from error
+        raise lost_rank(error) from error
+
+
+def lost_rank(error: BaseException) -> GroupError:
+    """What to raise because another rank no longer answers. `error`: as torch says it."""
+    return GroupError(
+        f"another rank of this job is lost: {loss_of(error) or 'the log of that rank says why'}. Start the same "
+        "command again to go on; torchrun --max-restarts does so by itself"
+    )
 
 
 def _first_line(error: Exception) -> str:

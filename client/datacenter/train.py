@@ -33,12 +33,13 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.app import Client
-from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint, versions
+from umbel.client.datacenter.beginning import agreed, first_checkpoint, next_checkpoint
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE, GroupCheckpoint
 from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.datacenter.leaving import Leaving
 from umbel.client.datacenter.shards import Shard, changed_data, compared_shards
+from umbel.client.datacenter.versions import versions
 from umbel.client.errors import AppError
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown

@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from umbel.client.app import Client
-from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.group import Group, GroupError, lost_rank
+from umbel.client.datacenter.torch_errors import loss_of
 from umbel.client.errors import RankFailed, TrainingFailed
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import TrainResult
@@ -136,24 +137,17 @@ class SiloRank:
 
     def _fail(self, error: BaseException) -> None:
         """Wait for all others to fail, too. Raises `RankFailed` if they do not, as some may wait for this one."""
-        is_lost = isinstance(error, dist.DistError) or (
-            isinstance(error, RuntimeError) and any(one in str(error) for one in _LOST)
-        )
+        is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
         words = "" if is_lost else f"the client's own code failed on rank {self.ranks.rank} with {where_raised(error)}"
         own = f"failed {self._number} "
         self.ranks.put(f"{own}{self.ranks.rank}", words)
-        until = time.monotonic() + _ALL_FAIL_S
-        missing = set(range(self.ranks.size))
-        causes = list[str]()
-        while missing and (time.monotonic() < until or not causes):
-            for rank in sorted(missing):
-                if (said := self.ranks.find(f"{own}{rank}")) is not None:
-                    missing.discard(rank)
-                    causes += [said] * bool(said)
-            if missing and time.monotonic() >= until:
-                break
-            time.sleep(_LOOK_S * bool(missing))
-        if not missing and causes:
+        until, found = time.monotonic() + _ALL_FAIL_S, dict[int, str]()
+        while len(found) < self.ranks.size and time.monotonic() < until:
+            said = {rank: self.ranks.find(f"{own}{rank}") for rank in range(self.ranks.size) if rank not in found}
+            found |= {rank: one for rank, one in said.items() if one is not None}
+            time.sleep(_LOOK_S)
+        causes = [one for one in found.values() if one]
+        if causes and len(found) == self.ranks.size:
             self._done()
             return
         if causes:
@@ -162,13 +156,7 @@ class SiloRank:
                 f"{causes[0]}. Other ranks did not fail with it, so they may wait for this one, and the silo ends",
                 f"the client's own code failed with {kind}; see the client's log",
             ) from error
-        raise GroupError(
-            "another rank of this job is lost: the log of that rank says why. Start the same command again to go on; "
-            "torchrun --max-restarts does so by itself"
-        ) from error
-
-
-_LOST = "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout"
+        raise lost_rank(error) from error
 
 
 class _Steps:

@@ -5,8 +5,10 @@ the steps done so far: partial work. After a kill the training resumes from its 
 loss that becomes NaN does not stop it: the loop declines the update with the reason.
 """
 
+import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import repeat
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -112,6 +114,16 @@ class TorchClient(Client):
     def train_data(self) -> Data:
         """What it trains on, as it was given."""
         return self._train
+
+    def on_one_batch(self, batch_size: int) -> "TorchClient":
+        """The same client, but trained on one batch again and again, so that its steps wait for no data.
+
+        Data sets give a batch of `batch_size` samples, or of the part of it in which the client accumulates gradients.
+        """
+        data, size = self._train, max(1, batch_size // self._accumulate)
+        found = copy.copy(self)
+        found._train = _Repeated(next(iter(ordered_batches(data, size, self._collate))))
+        return found
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -259,6 +271,16 @@ class _Step:
         for optimizer in optimizers:
             self._scaler.step(optimizer)
         self._scaler.update()
+
+
+class _Repeated:
+    """Data without end: one batch."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self._batch)
 
 
 def _configured(configured: Configured) -> tuple[list[Optimizer], list[LRScheduler]]:

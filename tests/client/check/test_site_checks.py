@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from tests.servers.tls_server import Server, issued, serving
 from umbel.__main__ import app, mount
-from umbel.client.check.findings import ClientCheck
 from umbel.client.check.site_checks import check_site
+from umbel.client.findings import ClientCheck
 from umbel.client.state.home import Home
 from umbel.client.state.identity import make_own_key
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.__main__ import app, mount
-from umbel.client.check.findings import ClientCheck, ClientFinding
 from umbel.client.cli.check import show_findings
+from umbel.client.findings import ClientCheck, ClientFinding
 
 pytestmark = pytest.mark.slow  # each check has some fifteen trainings
 RUN_FILE = """

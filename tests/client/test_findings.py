@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from umbel.client.check.findings import CheckVerdict, ClientCheck, passed, skipped, warned, worst, wrong
 from umbel.client.check.round_checks import too_large
+from umbel.client.findings import CheckVerdict, ClientCheck, passed, skipped, warned, worst, wrong
 
 
 def test_the_worst_verdict_counts_in_any_order() -> None:

@@ -1,0 +1,88 @@
+"""What limits a job, and which `every` and codec suit it. Pure.
+
+A step with a sum after it takes t; without the sum t_alone; without the sum and with one repeated batch t_synthetic:
+
+    communication = 1 - t_alone / t        input = 1 - t_synthetic / t_alone
+
+With a sum only after `every` steps, the share of the time in which a rank trains (its compute utilisation) is
+
+    every t_alone / (every t_alone + t_sum)
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from umbel.client.datacenter.attach import CodecName
+
+TARGET = 0.9
+"""The compute utilisation to reach."""
+CODECS: tuple[CodecName, ...] = ("float32", "8bit", "4bit", "2bit")  # by their bits
+RARE = 32  # steps between two means of 2 bits, at least: it is for rare means
+_ABOUT_AS_FEW = 1.25  # so many times the steps of another codec are no disadvantage
+Bottleneck: TypeAlias = Literal["communication", "input", "compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step on the slowest rank. `synthetic_s` None: it could not be measured."""
+
+    normal_s: float
+    alone_s: float
+    synthetic_s: float | None
+
+    @property
+    def communication_share(self) -> float:
+        """Of a step with a sum."""
+        return max(0.0, 1 - self.alone_s / self.normal_s)
+
+    @property
+    def input_share(self) -> float | None:
+        """Of a step without a sum."""
+        return None if self.synthetic_s is None else max(0.0, 1 - self.synthetic_s / self.alone_s)
+
+    @property
+    def parts(self) -> Mapping[Bottleneck, float]:
+        """The shares of a step with a sum; together 1."""
+        alone = 1 - self.communication_share
+        of_input = alone * (self.input_share or 0.0)
+        return {"communication": self.communication_share, "input": of_input, "compute": alone - of_input}
+
+    @property
+    def bound(self) -> Bottleneck:
+        """What takes most of a step."""
+        parts = self.parts
+        return max(parts, key=parts.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A sum with this codec after `every` steps. `utilisation`: the predicted share of compute."""
+
+    every: int
+    codec: CodecName
+    utilisation: float
+
+
+def utilisation(every: int, alone_s: float, sum_s: float) -> float:
+    """The share of the time in which a rank trains."""
+    return every * alone_s / (every * alone_s + sum_s)
+
+
+def least_every(alone_s: float, sum_s: float) -> int:
+    """The fewest steps between two sums that reach `TARGET`."""
+    return max(1, math.ceil(TARGET / (1 - TARGET) * sum_s / alone_s * (1 - 1e-9)))
+
+
+def advised(alone_s: float, sums: Mapping[CodecName, float]) -> Advice:
+    """The codec with the fewest steps between two sums; of codecs with about as few, the one with most bits.
+
+    `sums`: seconds of a sum by codec.
+    """
+    steps = {codec: least_every(alone_s, sum_s) for codec, sum_s in sums.items()}
+    if "2bit" in steps:
+        steps["2bit"] = max(RARE, steps["2bit"])
+    fewest = min(steps.values())
+    codec = next(one for one in CODECS if one in steps and steps[one] <= _ABOUT_AS_FEW * fewest)
+    return Advice(steps[codec], codec, utilisation(steps[codec], alone_s, sums[codec]))
