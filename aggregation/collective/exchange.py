@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from umbel.aggregation.collective.mean import require_nothing_kept
-from umbel.aggregation.collective.rounding import Rounding, whole_groups
+from umbel.aggregation.collective.rounding import Rounding, whole_row
 from umbel.aggregation.collective.torch_names import all_gather_single
 from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.kernels.kernels import rotate_into, unrotate_into
@@ -71,15 +71,16 @@ class ExchangeMean:
         rotated = values.new_zeros(n_ranks * n_part)
         rotate_into(rotated[: blocks.n_padded], whole, blocks, key)
         parts = rotated.view(n_ranks, n_part)
-        places = torch.arange(n_ranks * n_part, device=values.device).view(n_ranks, n_part)
-        is_used = places < blocks.n_padded  # the rest of the last part is no part of the rotated vector
-        sent = self._rounding.rounded(parts, is_used)
+        firsts = torch.arange(0, n_ranks * n_part, n_part, device=values.device)
+        n_used = (blocks.n_padded - firsts).clamp_(0, n_part)  # the rest is no part of the rotated vector
+        sent = self._rounding.rounded(parts, n_used)
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.group)
         part = self._rounding.values(got).mean(0)
         if left is not None:
             part += left.of_part
-        made = self._rounding.rounded(part.unsqueeze(0), is_used[rank].unsqueeze(0))
+        part[max(0, blocks.n_padded - rank * n_part) :].zero_()
+        made = self._rounding.rounded(part.unsqueeze(0), n_used[rank : rank + 1])
         gathered = made.new_empty(n_ranks * made.numel())
         all_gather_single(gathered, made.view(-1), group=self.group)
         means = self._rounding.values(gathered.view(n_ranks, -1))
@@ -122,4 +123,4 @@ class ExchangeMean:
 
 def _part_length(blocks: Blocks, n_ranks: int) -> int:
     """The positions of each rank: whole groups of packed values."""
-    return whole_groups(-(-blocks.n_padded // n_ranks))
+    return whole_row(-(-blocks.n_padded // n_ranks))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from umbel.aggregation.collective.rounding import Rounding, whole_groups
+from umbel.aggregation.collective.rounding import Rounding, whole_row
 from umbel.aggregation.kernels.arguments import Blocks
 from umbel.aggregation.kernels.kernels import rotate_into, unrotate_into
 
@@ -40,11 +40,11 @@ class ScatterMean:
         n_ranks = dist.get_world_size(self.group)
         parts = values.view(n_ranks, -1)
         blocks = Blocks.of(parts.shape[1])
-        rotated = values.new_zeros(n_ranks, whole_groups(blocks.n_padded))
+        rotated = values.new_zeros(n_ranks, whole_row(blocks.n_padded))
         for row, part in zip(rotated, parts, strict=True):
             rotate_into(row[: blocks.n_padded], part, blocks, key)
-        is_used = (torch.arange(rotated.shape[1], device=values.device) < blocks.n_padded).expand_as(rotated)
-        sent = self._rounding.rounded(rotated, is_used)
+        n_used = torch.full((n_ranks,), blocks.n_padded, device=values.device)
+        sent = self._rounding.rounded(rotated, n_used)
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.group)
         mean = self._rounding.values(got).mean(0)
@@ -56,4 +56,4 @@ class ScatterMean:
         """How many bytes a rank gives to the network for vectors of `n_values` in all."""
         n_ranks = dist.get_world_size(self.group)
         blocks = Blocks.of(n_values // n_ranks)
-        return (n_ranks - 1) * self._rounding.n_bytes(whole_groups(blocks.n_padded))
+        return (n_ranks - 1) * self._rounding.n_bytes(whole_row(blocks.n_padded))
