@@ -92,5 +92,5 @@ def whole_row(n: int) -> int:
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """The inner product of each pair of rows: (k, n), (k, n) -> (k,). (A product of matrices takes ten times as long.)"""
+    """The inner product of each pair of rows: (k, n), (k, n) -> (k,). (A matrix product is ten times slower.)"""
     return torch.stack([torch.dot(*pair) for pair in zip(left, right, strict=True)])
