@@ -363,3 +363,15 @@ def bench_secagg(
     from umbel.sim.bench.secagg.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
+
+
+@bench_app.command("collective")
+def bench_collective(
+    quick: QuickOption = False,
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Number of ranks, each a process of this machine.")] = 2,
+    json: JsonOption = False,
+) -> None:
+    """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
+    from umbel.sim.bench.collective.bench import measure
+
+    _bench(lambda: measure(quick=quick, n_ranks=ranks), json)
