@@ -369,9 +369,21 @@ def bench_secagg(
 def bench_collective(
     quick: QuickOption = False,
     ranks: Annotated[int, typer.Option(min=2, max=16, help="Number of ranks, each a process of this machine.")] = 2,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="Rates of the ranks' links in Mbit/s, such as 100,1000: each in a run of its own. "
+            "Needs root on Linux; without them, ranks use the loopback.",
+            show_default=False,
+        ),
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
-    from umbel.sim.bench.collective.bench import measure
+    from umbel.sim.bench.collective.bench import measure, rates_of
 
-    _bench(lambda: measure(quick=quick, n_ranks=ranks), json)
+    try:
+        of_links = rates_of(rates)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rates") from error
+    _bench(lambda: measure(quick=quick, n_ranks=ranks, rates=of_links), json)

@@ -8,13 +8,16 @@ what a rank must send in an all-reduce whose sum is made in parts (Patarasuk and
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from umbel.aggregation.types import require_within
+from umbel.sim.bench.collective.hosts import shape, switched, why_not
 from umbel.sim.bench.collective.job import (
     BF16,
     FLOAT32,
@@ -39,12 +42,13 @@ PROMISED_MBIT_S, PROMISED_MS, PROMISED_RANKS = 100.0, 40.0, 2
 WIDTHS = (64, 1024, 1024, 10)
 _RIVALS = tuple(one for one in METHODS.values() if not one.is_ours)
 _OURS = tuple(one for one in METHODS.values() if one.is_ours)
-_LIMIT_S = 1800.0
+_LIMIT_S = 1800.0  # of one link
+_MBIT_S_WITHIN = 1.0, 100_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The steps on one link. `title`: of the link; `mbit_s`: its rate, None without a limit; `round_trip_ms`: its delay.
+    """The steps on one link. `title`, `mbit_s`, `round_trip_ms`: of the link.
 
     `steps_s`: median seconds of a step; `bytes_share`: sent by a rank in a step, divided by the 4n bytes of a gradient.
     """
@@ -129,15 +133,63 @@ def links_table(links: Sequence[Timed]) -> Table:
     return table
 
 
-def measure(*, quick: bool, n_ranks: int) -> Report:
-    """Run the benchmark. Raises `ChildDied` and `TimeoutError`."""
+def measure(*, quick: bool, n_ranks: int, rates: Sequence[float]) -> Report:
+    """Run the benchmark. `rates`: of the links, in Mbit/s; none: the loopback.
+
+    Raises `BenchFailed`, `ChildDied` and `TimeoutError`.
+    """
     job = timing_job(n_ranks, quick=quick)
     data = load(DataSection("digits"), None, seed=0)
     assert isinstance(data, DataSet), "it is no population"
-    samples = data.samples
-    links: list[Link] = [Loopback()]
-    timed = tuple(Timed.of(link, run_ranks(job, samples, link, _LIMIT_S)) for link in links)
-    return CollectiveReport("collective", tuple(row for one in timed for row in rows_of(one)), (), timed)
+    timed, notes = list[Timed](), list[str]()
+    with links_of(n_ranks, rates, notes) as links:
+        for link in links:
+            timed.append(Timed.of(link, run_ranks(job, data.samples, link, _LIMIT_S)))
+    rows = tuple(row for one in timed for row in rows_of(one))
+    return CollectiveReport("collective", rows, (*notes, _words_of(job)), tuple(timed))
+
+
+def rates_of(words: str) -> tuple[float, ...]:
+    """The rates in Mbit/s of a list such as "100,1000". Raises `ValueError`."""
+    rates = list[float]()
+    for word in words.split(",") if words else []:
+        try:
+            rates.append(float(word))
+            require_within(rates[-1], "a rate", *_MBIT_S_WITHIN)
+        except ValueError as error:
+            raise ValueError(
+                f"{word.strip()!r} is no rate; rates are numbers of Mbit/s with commas between them, such as 100,1000, "
+                f"from {_MBIT_S_WITHIN[0]:g} to {_MBIT_S_WITHIN[1]:g}"
+            ) from error
+    return tuple(rates)
+
+
+@contextmanager
+def links_of(n_ranks: int, rates: Sequence[float], notes: list[str]) -> Generator[Iterator[Link]]:
+    """The links to measure, each ready when it is asked for. Adds to `notes` what a reader must know of them."""
+    missing = why_not() if rates else "no rates were named with --rates"
+    if missing:
+        notes.append(
+            f"The ranks talked over the loopback, which has no limit, because {missing}. Bytes are those that each "
+            "method has counted itself, without headers."
+        )
+        yield iter([Loopback()])
+        return
+    notes.append(
+        "Each rank had a network namespace, behind a link of the given rate each way (tc tbf). Bytes are those that "
+        "its interface has sent, headers included."
+    )
+    with switched(n_ranks) as hosts:
+        yield (shape(hosts, rate) for rate in rates)
+
+
+def _words_of(job: Job) -> str:
+    widths = "-".join(map(str, job.widths))
+    return (
+        f"{job.n_ranks} ranks train a perceptron {widths} on digits in batches of {job.batch_size}, over Gloo, on one "
+        f"thread each. Times are medians of {job.blocks * job.steps} steps; methods take turns every {job.steps} steps. "
+        f"PowerSGD has one bucket, because torch's hook hangs on Gloo with two; other methods have DDP's own buckets."
+    )
 
 
 def timing_job(n_ranks: int, *, quick: bool) -> Job:

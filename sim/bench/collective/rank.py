@@ -1,6 +1,7 @@
-"""One rank of the benchmark: `python -m umbel.sim.bench.collective.rank FOLDER RANK [INTERFACE]`, with the job in the folder.
+"""One rank of the benchmark. It trains one model for each method, over Gloo.
 
-It counts bytes at the network interface, if one is named. It trains one model for each method, over Gloo. The methods take turns, so noise of the machine slows all of them.
+`python -m umbel.sim.bench.collective.rank FOLDER RANK [INTERFACE]`: the job is in the folder. Bytes are counted at the
+network interface, if one is named. The methods take turns, so noise of the machine slows all of them.
 
 (This module must not import annotations from `__future__`: DDP looks at the types of the hook's parameters themselves.)
 """
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,7 +101,7 @@ class Trainee:
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
     layers = list[nn.Module]()
-    for width, next_width in zip(widths, widths[1:], strict=False):
+    for width, next_width in pairwise(widths):
         layers += [nn.Linear(width, next_width), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
