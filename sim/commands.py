@@ -377,6 +377,10 @@ def bench_collective(
             show_default=False,
         ),
     ] = "",
+    round_trip_ms: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=10_000.0, help="Also measure the slowest of these links with this delay."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
@@ -386,4 +390,6 @@ def bench_collective(
         of_links = rates_of(rates)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rates") from error
-    _bench(lambda: measure(quick=quick, n_ranks=ranks, rates=of_links), json)
+    if round_trip_ms is not None and not of_links:
+        raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
+    _bench(lambda: measure(quick=quick, n_ranks=ranks, rates=of_links, round_trip_ms=round_trip_ms), json)

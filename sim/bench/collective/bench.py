@@ -8,8 +8,8 @@ what a rank must send in an all-reduce whose sum is made in parts (Patarasuk and
 """
 
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from umbel.aggregation.types import require_within
-from umbel.sim.bench.collective.hosts import shape, switched, why_not
+from umbel.sim.bench.collective.hosts import why_not
 from umbel.sim.bench.collective.job import (
     BF16,
     FLOAT32,
@@ -30,7 +30,8 @@ from umbel.sim.bench.collective.job import (
     Job,
     Method,
 )
-from umbel.sim.bench.collective.ranks import Link, Loopback, run_ranks
+from umbel.sim.bench.collective.links import Link, Loopback, with_rate, with_rate_and_delay
+from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.data.load import DataSection, load
@@ -133,20 +134,40 @@ def links_table(links: Sequence[Timed]) -> Table:
     return table
 
 
-def measure(*, quick: bool, n_ranks: int, rates: Sequence[float]) -> Report:
+def measure(*, quick: bool, n_ranks: int, rates: Sequence[float], round_trip_ms: float | None = None) -> Report:
     """Run the benchmark. `rates`: of the links, in Mbit/s; none: the loopback.
 
-    Raises `BenchFailed`, `ChildDied` and `TimeoutError`.
+    `round_trip_ms`: the slowest link is measured once more with this delay. Raises `BenchFailed`, `ChildDied` and
+    `TimeoutError`.
     """
     job = timing_job(n_ranks, quick=quick)
     data = load(DataSection("digits"), None, seed=0)
     assert isinstance(data, DataSet), "it is no population"
-    timed, notes = list[Timed](), list[str]()
-    with links_of(n_ranks, rates, notes) as links:
-        for link in links:
+    links, words = links_of(n_ranks, rates, round_trip_ms)
+    timed = list[Timed]()
+    for one in links:
+        with one as link:
             timed.append(Timed.of(link, run_ranks(job, data.samples, link, _LIMIT_S)))
     rows = tuple(row for one in timed for row in rows_of(one))
-    return CollectiveReport("collective", rows, (*notes, _words_of(job)), tuple(timed))
+    return CollectiveReport("collective", rows, (words, _words_of(job)), tuple(timed))
+
+
+def links_of(
+    n_ranks: int, rates: Sequence[float], round_trip_ms: float | None = None
+) -> tuple[Sequence[AbstractContextManager[Link]], str]:
+    """The links to measure, and what a reader must know of them."""
+    if missing := why_not() if rates else "no rates were named with --rates":
+        return [nullcontext(Loopback())], (
+            f"The ranks talked over the loopback, which has no limit, because {missing}. Bytes are those that each "
+            "method has counted itself, without headers."
+        )
+    links = [with_rate(n_ranks, rate) for rate in rates]
+    if round_trip_ms is not None:
+        links.append(with_rate_and_delay(n_ranks, min(rates), round_trip_ms))
+    return links, (
+        "Each rank had a network namespace, behind a link of the given rate each way (tc tbf; with a delay, a relay of "
+        "packets). Bytes are those that its interface has sent, headers included."
+    )
 
 
 def rates_of(words: str) -> tuple[float, ...]:
@@ -164,30 +185,11 @@ def rates_of(words: str) -> tuple[float, ...]:
     return tuple(rates)
 
 
-@contextmanager
-def links_of(n_ranks: int, rates: Sequence[float], notes: list[str]) -> Generator[Iterator[Link]]:
-    """The links to measure, each ready when it is asked for. Adds to `notes` what a reader must know of them."""
-    missing = why_not() if rates else "no rates were named with --rates"
-    if missing:
-        notes.append(
-            f"The ranks talked over the loopback, which has no limit, because {missing}. Bytes are those that each "
-            "method has counted itself, without headers."
-        )
-        yield iter([Loopback()])
-        return
-    notes.append(
-        "Each rank had a network namespace, behind a link of the given rate each way (tc tbf). Bytes are those that "
-        "its interface has sent, headers included."
-    )
-    with switched(n_ranks) as hosts:
-        yield (shape(hosts, rate) for rate in rates)
-
-
 def _words_of(job: Job) -> str:
     widths = "-".join(map(str, job.widths))
     return (
         f"{job.n_ranks} ranks train a perceptron {widths} on digits in batches of {job.batch_size}, over Gloo, on one "
-        f"thread each. Times are medians of {job.blocks * job.steps} steps; methods take turns every {job.steps} steps. "
+        f"thread each. Times are medians of {job.blocks * job.steps} steps; methods take turns every {job.steps}. "
         f"PowerSGD has one bucket, because torch's hook hangs on Gloo with two; other methods have DDP's own buckets."
     )
 

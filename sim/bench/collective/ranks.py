@@ -1,59 +1,16 @@
 """Starts the ranks of a job as processes of this machine, and reads their answers."""
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from safetensors.torch import save_file
 
 from umbel.sim.bench.collective.job import SAMPLES_FILE, Answer, Job
+from umbel.sim.bench.collective.links import Link
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.processes import start, stopping, wait_until
 
 _RANK = "umbel.sim.bench.collective.rank"
-
-
-class Link(Protocol):
-    """Where ranks run, and by which interface they reach each other."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def mbit_s(self) -> float | None:
-        """Of each rank, both ways; None without a limit."""
-        ...
-
-    @property
-    def round_trip_ms(self) -> float: ...
-
-    @property
-    def interface(self) -> str: ...
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether only the ranks use the interface, so that its counter has their bytes."""
-        ...
-
-    def prefix(self, rank: int) -> Sequence[str]:
-        """The command that runs a program where this rank is."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loopback:
-    """All ranks on this machine, without a network between them."""
-
-    title: str = "loopback"
-    mbit_s: float | None = None
-    round_trip_ms: float = 0.0
-    interface: str = "lo"
-    is_counted: bool = False
-
-    def prefix(self, rank: int) -> Sequence[str]:
-        return ()
 
 
 def run_ranks(job: Job, samples: SampleSet, link: Link, limit_s: float) -> list[Answer]:
