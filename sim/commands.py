@@ -381,10 +381,21 @@ def bench_collective(
         float | None,
         typer.Option(min=0.1, max=10_000.0, help="Also measure the slowest of these links with this delay."),
     ] = None,
+    losses: Annotated[
+        bool, typer.Option("--losses", help="Also compare losses after equal steps on Fashion-MNIST, some minutes.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="UMBEL_DATA",
+            help="For --losses: the folder with the four files in fashion_mnist/; missing files are fetched.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
     from umbel.sim.bench.collective.bench import measure, rates_of
+    from umbel.sim.data.data_set import DataError
 
     try:
         of_links = rates_of(rates)
@@ -392,4 +403,10 @@ def bench_collective(
         raise typer.BadParameter(str(error), param_hint="--rates") from error
     if round_trip_ms is not None and not of_links:
         raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
-    _bench(lambda: measure(quick=quick, n_ranks=ranks, rates=of_links, round_trip_ms=round_trip_ms), json)
+    _bench(
+        lambda: measure(
+            quick=quick, n_ranks=ranks, rates=of_links, round_trip_ms=round_trip_ms, losses=losses, data=data
+        ),
+        json,
+        DataError,
+    )

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -31,6 +32,7 @@ from umbel.sim.bench.collective.job import (
     Method,
 )
 from umbel.sim.bench.collective.links import Link, Loopback, with_rate, with_rate_and_delay
+from umbel.sim.bench.collective.losses import measure_losses
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.data.data_set import DataSet
@@ -51,7 +53,8 @@ _MBIT_S_WITHIN = 1.0, 100_000.0
 class Timed:
     """The steps on one link. `title`, `mbit_s`, `round_trip_ms`: of the link.
 
-    `steps_s`: median seconds of a step; `bytes_share`: sent by a rank in a step, divided by the 4n bytes of a gradient.
+    `steps_s`: median seconds of a step; `cpu_s`: processor time of a rank in a step; `bytes_share`: sent by a rank in a
+    step, divided by the 4n bytes of a gradient.
     """
 
     title: str
@@ -60,6 +63,7 @@ class Timed:
     round_trip_ms: float
     n_values: int
     steps_s: Mapping[Method, float]
+    cpu_s: Mapping[Method, float]
     bytes_share: Mapping[Method, float]
 
     @classmethod
@@ -73,6 +77,7 @@ class Timed:
             link.round_trip_ms,
             n_values,
             {method: statistics.median(s for one in ranks for s in one.steps_s) for method, ranks in by_method.items()},
+            {method: statistics.mean(one.cpu_s for one in ranks) for method, ranks in by_method.items()},
             {
                 method: statistics.mean(one.sent_bytes for one in ranks) / (4 * n_values)
                 for method, ranks in by_method.items()
@@ -98,6 +103,7 @@ class Timed:
             "round_trip_ms": self.round_trip_ms,
             "limit_s": self.limit_s,
             "step_s": {method.name: seconds for method, seconds in self.steps_s.items()},
+            "cpu_s": {method.name: seconds for method, seconds in self.cpu_s.items()},
             "bytes_of_float32": {method.name: share for method, share in self.bytes_share.items()},
             "fastest": self.winner.name,
         }
@@ -134,22 +140,35 @@ def links_table(links: Sequence[Timed]) -> Table:
     return table
 
 
-def measure(*, quick: bool, n_ranks: int, rates: Sequence[float], round_trip_ms: float | None = None) -> Report:
+def measure(
+    *,
+    quick: bool,
+    n_ranks: int,
+    rates: Sequence[float],
+    round_trip_ms: float | None = None,
+    losses: bool = False,
+    data: Path | None = None,
+) -> Report:
     """Run the benchmark. `rates`: of the links, in Mbit/s; none: the loopback.
 
-    `round_trip_ms`: the slowest link is measured once more with this delay. Raises `BenchFailed`, `ChildDied` and
-    `TimeoutError`.
+    `round_trip_ms`: the slowest link is measured once more with this delay. `losses`: whether the loss after equal
+    steps is measured too, on the Fashion-MNIST of the folder `data`. Raises `BenchFailed`, `ChildDied`, `TimeoutError`,
+    `DataError`, `NotIdx` and `OSError`.
     """
     job = timing_job(n_ranks, quick=quick)
-    data = load(DataSection("digits"), None, seed=0)
-    assert isinstance(data, DataSet), "it is no population"
+    digits = load(DataSection("digits"), None, seed=0)
+    assert isinstance(digits, DataSet), "it is no population"
     links, words = links_of(n_ranks, rates, round_trip_ms)
     timed = list[Timed]()
     for one in links:
         with one as link:
-            timed.append(Timed.of(link, run_ranks(job, data.samples, link, _LIMIT_S)))
-    rows = tuple(row for one in timed for row in rows_of(one))
-    return CollectiveReport("collective", rows, (words, _words_of(job)), tuple(timed))
+            timed.append(Timed.of(link, run_ranks(job, digits.samples, link, _LIMIT_S)))
+    rows, notes = [row for one in timed for row in rows_of(one)], [words, _words_of(job)]
+    if losses:
+        of_losses, words = measure_losses(data, n_ranks, quick=quick)
+        rows += of_losses
+        notes.append(words)
+    return CollectiveReport("collective", tuple(rows), tuple(notes), tuple(timed))
 
 
 def links_of(
@@ -221,6 +240,11 @@ def rows_of(timed: Timed) -> list[BenchRow]:
             rows.append(BenchRow(what, step, rival.title, timed.steps_s[rival] * 1e3, "ms", hold))
         if limit is not None:
             rows.append(BenchRow(what, step, "float32's bytes alone at this rate", limit * 1e3, "ms"))
+    for ours in _OURS:
+        cpu_ms, theirs = timed.cpu_s[ours] * 1e3, timed.cpu_s[FLOAT32] * 1e3
+        rows.append(
+            BenchRow(f"{timed.title}: processor time of a step, {ours.title}", cpu_ms, FLOAT32.title, theirs, "ms")
+        )
     whole = 4 * timed.n_values / 1e6
     for method, share in timed.bytes_share.items():
         hold = Hold(BYTES_MAX[method]) if timed.n_ranks == PROMISED_RANKS and method in BYTES_MAX else None

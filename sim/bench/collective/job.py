@@ -70,12 +70,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One method on one rank. `steps_s`: seconds of each step; `sent_bytes`: in a step, on average.
+    """One method on one rank. `steps_s`: seconds of each step; `cpu_s`: processor time of a step, of all threads.
 
-    `loss`: of the last model, on all samples.
+    `sent_bytes`: in a step; both are means. `loss`: of the last model, on all samples.
     """
 
     steps_s: Sequence[float]
+    cpu_s: float
     sent_bytes: float
     loss: float
 

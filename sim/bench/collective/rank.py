@@ -115,7 +115,8 @@ def bytes_through(interface: str) -> int:
 
 def carry_out(job: Job, samples: tuple[Tensor, Tensor], interface: str | None) -> Answer:
     """Train with every method in turn. `interface`: whose counter is read; None: methods count their bytes."""
-    steps_s, sent = {name: list[float]() for name in job.methods}, dict.fromkeys(job.methods, 0.0)
+    steps_s = {name: list[float]() for name in job.methods}
+    cpu_s, sent = dict.fromkeys(job.methods, 0.0), dict.fromkeys(job.methods, 0.0)
     with ExitStack() as own:
         trainees = {name: Trainee(job, METHODS[name], samples, own) for name in job.methods}
         for one in trainees.values():
@@ -126,16 +127,21 @@ def carry_out(job: Job, samples: tuple[Tensor, Tensor], interface: str | None) -
                 one.step()
                 dist.barrier()
                 before = one.counted_bytes() if interface is None else bytes_through(interface)
+                cpu_before = time.process_time()
                 for _ in range(job.steps):
                     began = time.perf_counter()
                     one.step()
                     steps_s[name].append(time.perf_counter() - began)
+                cpu_s[name] += time.process_time() - cpu_before
                 dist.barrier()  # before the last packets have left, the counter lacks them
                 sent[name] += (one.counted_bytes() if interface is None else bytes_through(interface)) - before
         n_steps = job.blocks * job.steps
         return Answer(
             next(iter(trainees.values())).n_values,
-            {name: Trained(steps_s[name], sent[name] / n_steps, one.loss()) for name, one in trainees.items()},
+            {
+                name: Trained(steps_s[name], cpu_s[name] / n_steps, sent[name] / n_steps, one.loss())
+                for name, one in trainees.items()
+            },
         )
 
 
