@@ -401,6 +401,8 @@ def bench_collective(
         of_links = rates_of(rates)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rates") from error
+    if losses and data is None:
+        raise typer.BadParameter("--losses trains on Fashion-MNIST; pass its folder with --data too")
     if round_trip_ms is not None and not of_links:
         raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
     _bench(
