@@ -18,6 +18,7 @@ import pytest
 from tests.repository import ROOT
 from tests.servers.waits import wait_until
 from tests.sim.bench.collective.test_ranks import LIMIT_S, N_VALUES, SMALL, samples
+from tests.suite.nights import at_night
 from umbel.sim.bench.collective.bench import links_of
 from umbel.sim.bench.collective.hosts import hosts, why_not
 from umbel.sim.bench.collective.links import Link, with_rate, with_rate_and_delay
@@ -110,7 +111,7 @@ def test_a_relayed_link_has_its_rate_and_its_delay() -> None:
     assert link.title == "8 Mbit/s, 60 ms round trip"
 
 
-@pytest.mark.parametrize("round_trip_ms", [None, 5.0], ids=["rate", "rate and delay"])
+@pytest.mark.parametrize("round_trip_ms", [None, *at_night(5.0)])
 def test_ranks_train_over_a_link_and_their_interface_counts_their_bytes(round_trip_ms: float | None) -> None:
     links, words = links_of(2, (200.0,), round_trip_ms)
     assert len(links) == (1 if round_trip_ms is None else 2)

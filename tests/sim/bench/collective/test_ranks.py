@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.suite.nights import at_night
 from umbel.sim.bench.collective.job import METHODS, Answer, Job, Trained
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.ranks import run_ranks
@@ -34,7 +35,7 @@ def samples() -> SampleSet:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("n_ranks", [2, *at_night(4)])
 def test_every_method_trains_all_ranks_alike_and_counts_its_bytes(n_ranks: int) -> None:
     answers = run_ranks(replace(SMALL, n_ranks=n_ranks), samples(), Loopback(), LIMIT_S)
     first, exact = answers[0].trained, answers[0].trained["float32"].loss
@@ -60,6 +61,7 @@ def test_every_method_trains_all_ranks_alike_and_counts_its_bytes(n_ranks: int) 
     assert sent["umbel-4bit"] < 0.6 * sent["umbel-8bit"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_equal_seeds_train_equally_and_others_differently() -> None:
     job = replace(SMALL, methods=("float32", "umbel-4bit"), blocks=1, steps=3)
