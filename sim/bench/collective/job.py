@@ -43,8 +43,9 @@ METHODS: Mapping[str, Method] = {
 class Job:
     """DDP steps with each method, in turn: one block of steps of each, then the next block of each.
 
-    `widths`: of a multilayer perceptron, inputs and classes included. `steps`: of a block, after one that does not
-    count, in which connections that were idle get back to speed. `warm_up`: steps before the first block.
+    `widths`: of a perceptron, inputs and classes included; of a transformer, the characters and its width. `steps`: of
+    a block, after one that does not count, in which connections that were idle get back to speed. `warm_up`: steps
+    before the first block.
     """
 
     n_ranks: int
@@ -57,6 +58,7 @@ class Job:
     steps: int
     warm_up: int
     seed: int
+    model: Literal["perceptron", "transformer"] = "perceptron"
 
     def write(self, folder: Path) -> None:
         (folder / JOB_FILE).write_text(json.dumps(asdict(self)))

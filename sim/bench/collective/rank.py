@@ -11,27 +11,27 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is documented there
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
 
 from umbel.client.datacenter.attach import comm_hook
 from umbel.sim.bench.collective.job import METHODS, SAMPLES_FILE, Answer, Job, Method, Trained
+from umbel.sim.bench.collective.models import model_of, optimizer_of
 
 _ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets
 _COUNTERS, _SENT_COLUMN = Path("/proc/self/net/dev"), 8
 _FLOAT_BYTES = 4
+_SCORED_AT_ONCE = 500  # samples
 _POWER_STARTS = 2  # DDP makes its buckets anew after the first step
 BytesAfter: TypeAlias = Callable[[int], float]
 """How many bytes this rank has given to the network after so many steps, by the method's own count."""
@@ -70,14 +70,13 @@ class Trainee:
     """One model, and the method that averages its gradients."""
 
     def __init__(self, job: Job, method: Method, samples: tuple[Tensor, Tensor], own: ExitStack) -> None:
-        torch.manual_seed(job.seed)
         self._rank, self._batch_size, self._samples = dist.get_rank(), job.batch_size, samples
         self._share = torch.arange(self._rank, len(samples[0]), job.n_ranks)
         self._draw = torch.Generator().manual_seed(1000 * job.seed + self._rank)
         one_bucket = {} if method.matrix_rank is None else {"bucket_cap_mb": _ONE_BUCKET_MB}
-        self._ddp = DistributedDataParallel(perceptron(job.widths), **one_bucket)
+        self._ddp = DistributedDataParallel(model_of(job), **one_bucket)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
-        self._optimizer = SGD(self._ddp.parameters(), lr=job.learning_rate, momentum=job.momentum)
+        self._optimizer = optimizer_of(job, self._ddp.parameters())
         self._bytes_after = own.enter_context(hooked(self._ddp, method, self.n_values))
         self._n_steps = 0
 
@@ -85,7 +84,7 @@ class Trainee:
         """Train on one batch."""
         rows = self._share[torch.randint(len(self._share), (self._batch_size,), generator=self._draw)]
         self._optimizer.zero_grad()
-        cross_entropy(self._ddp(self._samples[0][rows]), self._samples[1][rows]).backward()
+        loss_of(self._ddp(self._samples[0][rows]), self._samples[1][rows]).backward()
         self._optimizer.step()
         self._n_steps += 1
 
@@ -95,15 +94,15 @@ class Trainee:
 
     def loss(self) -> float:
         """The mean over all samples, in nats."""
+        parts = zip(*(one.split(_SCORED_AT_ONCE) for one in self._samples), strict=True)
         with torch.no_grad():
-            return cross_entropy(self._ddp.module(self._samples[0]), self._samples[1]).item()
+            sums = (loss_of(self._ddp.module(inputs), targets).item() * len(inputs) for inputs, targets in parts)
+            return sum(sums) / len(self._samples[0])
 
 
-def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    layers = list[nn.Module]()
-    for width, next_width in pairwise(widths):
-        layers += [nn.Linear(width, next_width), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of classes (n,), or of classes at each place (n, length); `outputs` have one more dimension."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def bytes_through(interface: str) -> int:

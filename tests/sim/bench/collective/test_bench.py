@@ -21,7 +21,7 @@ from umbel.sim.bench.collective.job import (
     Trained,
 )
 from umbel.sim.bench.collective.links import Loopback
-from umbel.sim.bench.collective.losses import TRAINING, loss_note, loss_rows, n_steps
+from umbel.sim.bench.collective.losses import FASHION, PLAYS, loss_note, loss_rows
 from umbel.sim.commands import bench_app
 
 N = 1_000_000
@@ -142,7 +142,7 @@ def test_a_delay_needs_a_rate() -> None:
 
 def test_losses_may_be_3_per_cent_above_float32_s() -> None:
     losses = {FLOAT32: (0.2, 0.4), BF16: (0.2, 0.4), OURS_8BIT: (0.2, 0.41), OURS_4BIT: (0.21, 0.41)}
-    rows = loss_rows(losses, 400)
+    rows = loss_rows(FASHION, losses)
     assert [(row.against, row.hold, row.holds) for row in rows] == [
         ("torch float32", "<= 1.03", True),
         ("torch bf16", None, None),
@@ -150,8 +150,8 @@ def test_losses_may_be_3_per_cent_above_float32_s() -> None:
         ("torch bf16", None, None),
     ]
     assert rows[0].what == "Fashion-MNIST: loss after 400 steps, umbel 8bit"
-    assert "umbel 4bit 1.050, 1.025" in loss_note(losses, TRAINING, 10_000)
-    assert n_steps(TRAINING) == 400
+    assert "umbel 4bit 1.050, 1.025" in loss_note(PLAYS, losses)
+    assert "2 ranks train a transformer" in loss_note(PLAYS, losses)
 
 
 def test_losses_need_data(monkeypatch: pytest.MonkeyPatch) -> None:
