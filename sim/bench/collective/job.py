@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Codec: TypeAlias = Literal["float32", "8bit", "4bit"]
 JOB_FILE, SAMPLES_FILE = "job.json", "samples.safetensors"
@@ -66,8 +66,9 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> "Job":
         """Raises `ValueError` and `OSError`."""
-        fields = json.loads((folder / JOB_FILE).read_text())
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        fields: dict[str, Any] = json.loads((folder / JOB_FILE).read_text())
+        tuples: dict[str, Any] = {name: tuple(fields[name]) for name in ("methods", "widths")}  # JSON has lists
+        return cls(**{**fields, **tuples})
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ class Trainee:
         self._rank, self._batch_size, self._samples = dist.get_rank(), job.batch_size, samples
         self._share = torch.arange(self._rank, len(samples[0]), job.n_ranks)
         self._draw = torch.Generator().manual_seed(1000 * job.seed + self._rank)
-        one_bucket = {} if method.matrix_rank is None else {"bucket_cap_mb": _ONE_BUCKET_MB}
-        self._ddp = DistributedDataParallel(model_of(job), **one_bucket)
+        bucket_cap_mb = None if method.matrix_rank is None else _ONE_BUCKET_MB
+        self._ddp = DistributedDataParallel(model_of(job), bucket_cap_mb=bucket_cap_mb)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
         self._optimizer = optimizer_of(job, self._ddp.parameters())
         self._bytes_after = own.enter_context(hooked(self._ddp, method, self.n_values))
