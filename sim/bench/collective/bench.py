@@ -34,6 +34,7 @@ from umbel.sim.bench.collective.job import (
 from umbel.sim.bench.collective.links import Link, Loopback, with_rate, with_rate_and_delay
 from umbel.sim.bench.collective.losses import measure_losses
 from umbel.sim.bench.collective.ranks import run_ranks
+from umbel.sim.bench.collective.relay import why_no_relay
 from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.data.load import DataSection, load
@@ -186,12 +187,15 @@ def links_of(
             "method has counted itself, without headers."
         )
     links = [with_rate(n_ranks, rate) for rate in rates]
-    if round_trip_ms is not None:
-        links.append(with_rate_and_delay(n_ranks, min(rates), round_trip_ms))
-    return links, (
+    words = (
         "Each rank had a network namespace, behind a link of the given rate each way (tc tbf; with a delay, a relay of "
         "packets). Bytes are those that its interface has sent, headers included."
     )
+    if round_trip_ms is None:
+        return links, words
+    if missing := why_no_relay():
+        return links, f"{words} The link with a delay was left out, because {missing}."
+    return [*links, with_rate_and_delay(n_ranks, min(rates), round_trip_ms)], words
 
 
 def rates_of(words: str) -> tuple[float, ...]:

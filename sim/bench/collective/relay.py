@@ -24,6 +24,15 @@ _NEW_NET = 0x4000_0000  # linux/sched.h
 _DESTINATION_END = 20  # of an IPv4 header; its last byte is the number of the host
 
 
+def why_no_relay() -> str:
+    """Why there can be no relay here; empty if there can."""
+    try:
+        os.close(os.open(_DEVICE, os.O_RDWR))
+    except OSError as error:
+        return f"{_DEVICE} cannot be opened ({error.strerror})"
+    return ""
+
+
 @dataclass(slots=True)
 class Queues:
     """Packets on their way. `rate`: bytes a second of each link, each way; `delay_s`: one way."""

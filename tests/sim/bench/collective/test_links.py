@@ -17,16 +17,18 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.waits import wait_until
-from tests.sim.bench.collective.test_ranks import LIMIT_S, N_VALUES, SMALL, samples
-from tests.suite.nights import at_night
+from tests.sim.bench.collective.small_job import LIMIT_S, N_VALUES, SMALL, samples
 from umbel.sim.bench.collective.bench import links_of
 from umbel.sim.bench.collective.hosts import hosts, why_not
 from umbel.sim.bench.collective.links import Link, with_rate, with_rate_and_delay
 from umbel.sim.bench.collective.ranks import run_ranks
+from umbel.sim.bench.collective.relay import why_no_relay
 from umbel.sim.bench.report import BenchFailed
 
 _WHY_NOT = why_not()
+_WHY_NO_RELAY = why_no_relay()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)]
+needs_relay = pytest.mark.skipif(bool(_WHY_NO_RELAY), reason=_WHY_NO_RELAY)
 
 # The first answers two echoes, and then reads to the end; the second prints the seconds of both.
 SERVER = """
@@ -102,6 +104,7 @@ def test_a_link_has_its_rate_both_ways() -> None:
     assert link.title == "8 Mbit/s"
 
 
+@needs_relay
 def test_a_relayed_link_has_its_rate_and_its_delay() -> None:
     with nothing_left(), with_rate_and_delay(2, 8.0, 60.0) as link:
         assert len(namespaces()) == 3
@@ -111,7 +114,7 @@ def test_a_relayed_link_has_its_rate_and_its_delay() -> None:
     assert link.title == "8 Mbit/s, 60 ms round trip"
 
 
-@pytest.mark.parametrize("round_trip_ms", [None, *at_night(5.0)])
+@pytest.mark.parametrize("round_trip_ms", [None, pytest.param(5.0, marks=[pytest.mark.nightly, needs_relay])])
 def test_ranks_train_over_a_link_and_their_interface_counts_their_bytes(round_trip_ms: float | None) -> None:
     links, words = links_of(2, (200.0,), round_trip_ms)
     assert len(links) == (1 if round_trip_ms is None else 2)
@@ -141,8 +144,9 @@ def test_a_command_that_fails_is_quoted_and_nothing_is_left() -> None:
 
 
 HELD = """
-import sys, time
+import signal, time
 from umbel.sim.bench.collective.links import with_rate
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with with_rate(2, 100.0) as link:
     print(*(one.pid for one in link.hosts), flush=True)
     time.sleep(600)
@@ -151,31 +155,44 @@ with with_rate(2, 100.0) as link:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
 def test_hosts_are_gone_with_the_process_that_made_them(number: signal.Signals) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", HELD]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as one:
+    with started("-c", HELD) as one:
         assert one.stdout is not None
         held = [Path(f"/proc/{pid}") for pid in one.stdout.readline().split()]
         assert len(held) == 2
         assert all(place.exists() for place in held)
         one.send_signal(number)
-    wait_until("the end of the hosts", lambda: not any(place.exists() for place in held))
+        wait_until("the end of the hosts", lambda: not any(place.exists() for place in held))
 
 
-def test_the_benchmark_ends_its_ranks_at_ctrl_c() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "umbel", "bench", "collective", "--rates", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as bench:
+def test_the_benchmark_ends_its_ranks_when_it_is_interrupted() -> None:
+    """By SIGTERM, which it takes as it takes a Ctrl-C."""
+    with started("-m", "umbel", "bench", "collective", "--rates", "1") as bench:
         me = psutil.Process(bench.pid)
         wait_until("the ranks to start", lambda: sum(is_rank(one) for one in me.children(recursive=True)) == 2)
-        started = me.children(recursive=True)
-        bench.send_signal(signal.SIGINT)
-        _, said = bench.communicate(timeout=LIMIT_S)
-    assert bench.returncode == 130
-    assert said.endswith("umbel: interrupted; all processes are stopped\n")
-    wait_until("the end of all processes", lambda: not any(one.is_running() for one in started))
+        children = me.children(recursive=True)
+        bench.send_signal(signal.SIGTERM)
+        said, _ = bench.communicate(timeout=LIMIT_S)
+        assert bench.returncode == 130
+        assert said.endswith("umbel: interrupted; all processes are stopped\n")
+        wait_until("the end of all processes", lambda: not any(one.is_running() for one in children))
+
+
+@contextmanager
+def started(*arguments: str) -> Generator["subprocess.Popen[str]"]:
+    """A Python of this repository; all that it says is in `stdout`."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def is_rank(process: psutil.Process) -> bool:

@@ -4,34 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.sim.bench.collective.small_job import LIMIT_S, N_VALUES, SMALL, samples
 from tests.suite.nights import at_night
 from umbel.sim.bench.collective.job import METHODS, Answer, Job, Trained
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.ranks import run_ranks
-from umbel.sim.data.data_set import SampleSet
 from umbel.sim.processes import ChildDied
-
-SMALL = Job(
-    n_ranks=2,
-    methods=tuple(METHODS),
-    widths=(16, 256, 4),
-    batch_size=16,
-    learning_rate=0.1,
-    momentum=0.0,
-    blocks=2,
-    steps=10,
-    warm_up=3,
-    seed=4,
-)
-N_VALUES = 16 * 256 + 256 + 256 * 4 + 4
-LIMIT_S = 240.0
-
-
-def samples() -> SampleSet:
-    inputs = torch.randn(200, 16, generator=torch.Generator().manual_seed(7))
-    return SampleSet(inputs, inputs[:, :4].argmax(1))
 
 
 @pytest.mark.slow
