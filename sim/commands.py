@@ -382,13 +382,14 @@ def bench_collective(
         typer.Option(min=0.1, max=10_000.0, help="Also measure the slowest of these links with this delay."),
     ] = None,
     losses: Annotated[
-        bool, typer.Option("--losses", help="Also compare losses after equal steps on Fashion-MNIST, some minutes.")
+        bool, typer.Option("--losses", help="Also compare losses after equal steps, with --data, some ten minutes.")
     ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
             envvar="UMBEL_DATA",
-            help="For --losses: the folder with the four files in fashion_mnist/; missing files are fetched.",
+            help="For --losses: the folder with Fashion-MNIST in fashion_mnist/, whose missing files are fetched, and "
+            "the plays in shakespeare/ (not needed with --quick).",
         ),
     ] = None,
     json: JsonOption = False,
@@ -402,7 +403,7 @@ def bench_collective(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rates") from error
     if losses and data is None:
-        raise typer.BadParameter("--losses trains on Fashion-MNIST; pass its folder with --data too")
+        raise typer.BadParameter("--losses trains on data sets; pass their folder with --data too")
     if round_trip_ms is not None and not of_links:
         raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
     _bench(

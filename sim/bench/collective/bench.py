@@ -32,7 +32,7 @@ from umbel.sim.bench.collective.job import (
     Method,
 )
 from umbel.sim.bench.collective.links import Link, Loopback, with_rate, with_rate_and_delay
-from umbel.sim.bench.collective.losses import measure_losses
+from umbel.sim.bench.collective.losses import LossReport, measure_losses
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.bench.collective.relay import why_no_relay
 from umbel.sim.bench.report import BenchRow, Hold, Report
@@ -158,9 +158,10 @@ def measure(
     """Run the benchmark. `rates`: of the links, in Mbit/s; none: the loopback.
 
     `round_trip_ms`: the slowest link is measured once more with this delay. `losses`: whether the loss after equal
-    steps is measured too, on the Fashion-MNIST of the folder `data`. Raises `BenchFailed`, `ChildDied`, `TimeoutError`,
+    steps is measured too, on data sets in the folder `data`. Raises `BenchFailed`, `ChildDied`, `TimeoutError`,
     `DataError`, `NotIdx` and `OSError`.
     """
+    of_losses = measure_losses(data, n_ranks, quick=quick) if losses else LossReport()
     job = timing_job(n_ranks, quick=quick)
     digits = load(DataSection("digits"), None, seed=0)
     assert isinstance(digits, DataSet), "it is no population"
@@ -169,12 +170,8 @@ def measure(
     for one in links:
         with one as link:
             timed.append(Timed.of(link, run_ranks(job, digits.samples, link, _LIMIT_S)))
-    rows, notes = [row for one in timed for row in rows_of(one)], [words, _words_of(job)]
-    if losses:
-        of_losses, words = measure_losses(data, n_ranks, quick=quick)
-        rows += of_losses
-        notes.append(words)
-    return CollectiveReport("collective", tuple(rows), tuple(notes), tuple(timed))
+    rows = (*(row for one in timed for row in rows_of(one)), *of_losses.rows)
+    return CollectiveReport("collective", rows, (words, _words_of(job), *of_losses.notes), tuple(timed))
 
 
 def links_of(

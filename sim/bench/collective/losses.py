@@ -79,8 +79,16 @@ PLAYS = Training(
 )
 
 
-def measure_losses(data: Path | None, n_ranks: int, *, quick: bool) -> tuple[list[BenchRow], str]:
-    """Rows, and a note on them. `data`: the folder of the data sets; missing files of Fashion-MNIST are fetched.
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """`notes`: how they were measured, a sentence or two for each training."""
+
+    rows: tuple[BenchRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def measure_losses(data: Path | None, n_ranks: int, *, quick: bool) -> LossReport:
+    """Train with each method. `data`: the folder of the data sets; missing files of Fashion-MNIST are fetched.
 
     `quick`: few steps of one seed on Fashion-MNIST. Raises `DataError`, `NotIdx`, `OSError`, `ChildDied` and
     `TimeoutError`.
@@ -92,7 +100,7 @@ def measure_losses(data: Path | None, n_ranks: int, *, quick: bool) -> tuple[lis
         losses = losses_of(training, data, SEEDS_QUICK if quick else SEEDS)
         rows += loss_rows(training, losses)
         notes.append(loss_note(training, losses))
-    return rows, " ".join(notes)
+    return LossReport(tuple(rows), tuple(notes))
 
 
 def losses_of(training: Training, folder: Path | None, seeds: Sequence[int]) -> Losses:

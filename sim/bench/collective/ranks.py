@@ -18,7 +18,10 @@ def run_ranks(job: Job, samples: SampleSet, link: Link, limit_s: float) -> list[
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         job.write(folder)
-        save_file({"inputs": samples.inputs.flatten(1).contiguous(), "targets": samples.targets}, folder / SAMPLES_FILE)
+        save_file(
+            {"inputs": samples.inputs.flatten(1).contiguous(), "targets": samples.targets.contiguous()},
+            folder / SAMPLES_FILE,
+        )
         environment = {"GLOO_SOCKET_IFNAME": link.interface}
         counted = [link.interface] if link.is_counted else []
         with stopping([]) as children:
