@@ -57,4 +57,5 @@ class Transformer(nn.Module):
         hidden = self.characters(texts) + self.places[:length]
         for layer in self.layers:
             hidden = layer(hidden, src_mask=later, is_causal=True)
-        return self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
