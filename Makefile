@@ -80,6 +80,7 @@ bench: $(VENV)/.dev $(FLOWER)/.made ## measure ratios against peers, baselines a
 	$(BIN)/umbel bench sampling --quick
 	$(BIN)/umbel bench codec
 	$(BIN)/umbel bench secagg
+	$(BIN)/umbel bench collective
 	$(BIN)/umbel bench simulate
 	$(FLOWER)/bin/python -m umbel bench flower
 

@@ -363,3 +363,53 @@ def bench_secagg(
     from umbel.sim.bench.secagg.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
+
+
+@bench_app.command("collective")
+def bench_collective(
+    quick: QuickOption = False,
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Number of ranks, each a process of this machine.")] = 2,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="Rates of the ranks' links in Mbit/s, such as 100,1000: each in a run of its own. "
+            "Needs root on Linux; without them, ranks use the loopback.",
+            show_default=False,
+        ),
+    ] = "",
+    round_trip_ms: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=10_000.0, help="Also measure the slowest of these links with this delay."),
+    ] = None,
+    losses: Annotated[
+        bool, typer.Option("--losses", help="Also compare losses after equal steps, with --data, some ten minutes.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="UMBEL_DATA",
+            help="For --losses: the folder with Fashion-MNIST in fashion_mnist/, whose missing files are fetched, and "
+            "the plays in shakespeare/ (not needed with --quick).",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
+    from umbel.sim.bench.collective.bench import measure, rates_of
+    from umbel.sim.data.data_set import DataError
+
+    try:
+        of_links = rates_of(rates)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rates") from error
+    if losses and data is None:
+        raise typer.BadParameter("--losses trains on data sets; pass their folder with --data too")
+    if round_trip_ms is not None and not of_links:
+        raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
+    _bench(
+        lambda: measure(
+            quick=quick, n_ranks=ranks, rates=of_links, round_trip_ms=round_trip_ms, losses=losses, data=data
+        ),
+        json,
+        DataError,
+    )

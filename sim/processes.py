@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -88,16 +88,26 @@ class Child:
                     pipe.close()
 
 
-def start(name: str, argv: Sequence[str], log: Path) -> Child:
-    """Start `python ARGV...` with its own process group, its standard error in `log`."""
+def start(
+    name: str,
+    argv: Sequence[str],
+    log: Path,
+    *,
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Child:
+    """Start `python ARGV...` with its own process group, its standard error in `log`.
+
+    `prefix`: a command that becomes the one that follows, such as `nsenter`; `environment`: further variables.
+    """
     log_file = log.open("ab")
     process = subprocess.Popen(
-        [sys.executable, *argv],
+        [*prefix, sys.executable, *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log_file,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         start_new_session=True,
     )
     return Child(name, process, log, log_file)
@@ -131,12 +141,17 @@ def start_coordinator(data: Path, timeout_s: float = 60.0, *, port: int = 0) -> 
         raise
 
 
-def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: float, what: str) -> None:
-    """Return once `is_so()`. Raises `ChildDied` or `TimeoutError`, saying what was waited for."""
+def wait_until(
+    is_so: Callable[[], bool], children: Sequence[Child], timeout_s: float, what: str, *, may_finish: bool = False
+) -> None:
+    """Return once `is_so()`. Raises `ChildDied` or `TimeoutError`, saying what was waited for.
+
+    `may_finish`: whether children may end meanwhile, with status 0.
+    """
     deadline = time.monotonic() + timeout_s
     while not is_so():
         for child in children:
-            child.require_alive()
+            child.require_alive(may_finish=may_finish)
         if time.monotonic() > deadline:
             raise TimeoutError(f"gave up after waiting {timeout_s:.0f} s for {what}")
         time.sleep(0.02)
