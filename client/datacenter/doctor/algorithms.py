@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -19,17 +20,34 @@ def all_reduce(values: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def ring_sum(values: Tensor, group: dist.ProcessGroup) -> None:
-    """A reduce-scatter and an all-gather around a ring."""
+    """A reduce-scatter and an all-gather around a ring: in round t a rank sends part (rank - t) to its right.
+
+    Over Gloo each part is asked for one round early: the receiver's request would else wait in a queue behind the part
+    that the receiver sends, and the sender would wait for it. NCCL does these in their order, and would hang.
+    """
     n_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    parts = values.tensor_split(n_ranks)
-    got = values.new_empty(len(parts[0]))
-    right, left = (rank + 1) % n_ranks, (rank - 1) % n_ranks
-    for step in range(n_ranks - 1):
-        part = parts[(rank - step - 1) % n_ranks]
-        _exchange([(parts[(rank - step) % n_ranks], right)], [(got[: len(part)], left)], group)
-        part += got[: len(part)]
-    for step in range(n_ranks - 1):
-        _exchange([(parts[(rank - step + 1) % n_ranks], right)], [(parts[(rank - step) % n_ranks], left)], group)
+    parts, rounds = values.tensor_split(n_ranks), 2 * (n_ranks - 1)
+    got = [torch.empty_like(parts[0]) for _ in range(2)]
+
+    def place(number: int) -> Tensor:
+        """Where a rank receives what its left sends in this round: to add it, or as it is."""
+        part = parts[(rank - number - 1) % n_ranks]
+        return got[number % 2][: len(part)] if number < n_ranks - 1 else part
+
+    def received(number: int) -> list[dist.P2POp]:
+        return _operations([], [(place(number), (rank - 1) % n_ranks)], group) if number < rounds else []
+
+    is_early = dist.get_backend(group) == "gloo"
+    asked = _begun(received(0)) if is_early else []
+    for number in range(rounds):
+        sent = _operations([(parts[(rank - number) % n_ranks], (rank + 1) % n_ranks)], [], group)
+        early = _begun(received(number + 1)) if is_early else []
+        under_way = [*asked, *_begun(sent if is_early else [*received(number), *sent])]
+        for work in under_way:
+            work.wait()
+        if number < n_ranks - 1:
+            parts[(rank - number - 1) % n_ranks].add_(place(number))
+        asked = early
 
 
 def tree_sum(values: Tensor, group: dist.ProcessGroup) -> None:
@@ -70,11 +88,20 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 """By the name of their cost model."""
 
 
-def _exchange(
-    sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]], group: dist.ProcessGroup
-) -> None:
-    """Send and receive at the same time. Each tensor with the other rank."""
-    operations = [dist.P2POp(dist.irecv, one, group=group, group_peer=rank) for one, rank in received if len(one)]
-    operations += [dist.P2POp(dist.isend, one, group=group, group_peer=rank) for one, rank in sent if len(one)]
-    for work in dist.batch_isend_irecv(operations) if operations else ():
+_Parts: TypeAlias = Sequence[tuple[Tensor, int]]  # each with the other rank
+
+
+def _exchange(sent: _Parts, received: _Parts, group: dist.ProcessGroup) -> None:
+    """Send and receive at the same time."""
+    for work in _begun(_operations(sent, received, group)):
         work.wait()
+
+
+def _operations(sent: _Parts, received: _Parts, group: dist.ProcessGroup) -> list[dist.P2POp]:
+    """Receptions come first: a rank asks for what it will get before it fills the network with what it sends."""
+    found = [dist.P2POp(dist.irecv, one, group=group, group_peer=rank) for one, rank in received if len(one)]
+    return found + [dist.P2POp(dist.isend, one, group=group, group_peer=rank) for one, rank in sent if len(one)]
+
+
+def _begun(operations: list[dist.P2POp]) -> list[dist.Work]:
+    return dist.batch_isend_irecv(operations) if operations else []

@@ -1,6 +1,7 @@
 """Ranks in network namespaces of their own, whose links have a bandwidth: for tests that run as root on Linux.
 
-Each rank has an interface `eth0` on one bridge. What it sends is shaped there (`tc`), by default and by receiver.
+Each rank has an interface `eth0` on one bridge. What it sends is shaped there (`tc`), and what it receives is shaped at
+the bridge. Queues are long, because losses would stall TCP.
 """
 
 import os
@@ -25,6 +26,7 @@ def namespaces(n: int, megabits: float, slower: Mapping[tuple[int, int], float] 
         for i, name in enumerate(names):
             _do(f"ip netns add {name}", f"ip link add {own}v{i} type veth peer name eth0 netns {name}")
             _do(f"ip link set {own}v{i} master {own} up")
+            _do(f"tc qdisc add dev {own}v{i} root tbf rate {megabits}mbit burst 64kb limit 30mb")
             inside = f"ip netns exec {name}"
             _do(f"{inside} ip address add {address(i)}/24 dev eth0", f"{inside} ip link set eth0 up")
             _do(f"{inside} ip link set lo up", f"{inside} tc qdisc add dev eth0 root handle 1: htb default 1")

@@ -9,7 +9,7 @@ from tests.client.datacenter.doctor.shaped import CAN_SHAPE, namespaces, ranks_i
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not CAN_SHAPE, reason="needs root, ip and tc")]
 DOCTOR = ("-m", "umbel", "doctor", "--distributed", "--json")
-MEGABITS = 20.0  # few enough that no processor is slower
+MEGABITS = 50.0  # few enough that no processor is slower
 HEADERS = 0.955  # of the bytes on a link, what is not a header
 
 
