@@ -12,11 +12,11 @@ from umbel.aggregation.seeds import derive_seed
 
 
 class FsdpHook:
-    """The reduce-scatters of one model. `n_bytes`: given to the network for gradients so far, by this rank."""
+    """The reduce-scatters of one model. `steps`: so far. `n_bytes`: given to the network for gradients, by this rank."""
 
     def __init__(self, bits: int, seed: int) -> None:
         self._bits, self._seed = bits, seed
-        self.n_bytes = 0
+        self.steps = self.n_bytes = 0
 
     def attach(self, model: nn.Module) -> None:
         for slot, module in enumerate(sharded_modules(model)):
@@ -66,5 +66,6 @@ class _FewBits(_Whole):
         means = ScatterMean(group, self._bits)
         found = means.mean_of_part(input_tensor.to(torch.float32), derive_seed(self._seed, "step", self._n_done))
         self._n_done += 1
+        self._hook.steps = max(self._hook.steps, self._n_done)
         self._hook.n_bytes += means.sent_bytes(input_tensor.numel())
         output_tensor.copy_(found if op == dist.ReduceOp.AVG else found * dist.get_world_size(group))
