@@ -12,7 +12,7 @@ from umbel.aggregation.seeds import derive_seed
 
 
 class FsdpHook:
-    """The reduce-scatters of one model. `steps`: so far. `n_bytes`: given to the network for gradients, by this rank."""
+    """The reduce-scatters of one model. `steps`: so far. `n_bytes`: of gradients, given to the network."""
 
     def __init__(self, bits: int, seed: int) -> None:
         self._bits, self._seed = bits, seed
