@@ -57,6 +57,18 @@ class _Stopped(_Unlucky):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+class _Leaving(_Unlucky):
+    """The machines of all that train are taken away in the round that the variable UMBEL_TEST_LEAVES names."""
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        if str(plan.round) == os.environ.get("UMBEL_TEST_LEAVES"):
+            self.meet()
+        return self.inner.train(model, plan)
+
+    def meet(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class _Failing(_Unlucky):
     def meet(self) -> None:
         raise ValueError("no such scanner")
@@ -68,6 +80,10 @@ def make_killed(number: int, of: int) -> Client:
 
 def make_stopped(number: int, of: int) -> Client:
     return _Stopped(number, make_torch_client(number, of))
+
+
+def make_leaving(number: int, of: int) -> Client:
+    return _Leaving(number, make_torch_client(number, of))
 
 
 def make_failing(number: int, of: int) -> Client:

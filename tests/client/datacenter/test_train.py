@@ -24,15 +24,24 @@ training = {{ local_epochs = 2, batch_size = 4, learning_rate = 0.1, algorithm =
 """
 
 
-def train(app: str, folder: Path, *, restarts: int = 0, again: bool = False) -> subprocess.CompletedProcess[str]:
-    """Two ranks of `umbel train`."""
-    (folder / "run.toml").write_text(RUN)
+def train(
+    app: str,
+    folder: Path,
+    *,
+    restarts: int = 0,
+    again: bool = False,
+    ranks: int = 2,
+    run: str = RUN,
+    leaves: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Some ranks of `umbel train`. `leaves`: the round in which the machine of one is taken away."""
+    (folder / "run.toml").write_text(run)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     umbel = ["-m", "umbel", "train", str(folder / "run.toml"), "--app", f"{HERE}:{app}", "--out", str(folder / "out")]
     return subprocess.run(
         [*launcher, f"--max-restarts={restarts}", *umbel, "--compare-updates"],
-        env={**environment, "UMBEL_TEST_AGAIN": "1"} if again else environment,
+        env=environment | {"UMBEL_TEST_LEAVES": str(leaves)} | ({"UMBEL_TEST_AGAIN": "1"} if again else {}),
         capture_output=True,
         text=True,
         timeout=300,
@@ -109,6 +118,20 @@ def test_a_rank_that_must_leave_saves_the_run_and_the_same_command_goes_on(tmp_p
     assert rows_of(tmp_path)[: len(rows)] == rows
     assert [row["round"] for row in rows_of(tmp_path)] == list(range(1, ROUNDS + 1))
     assert (summary_of(tmp_path)["rounds"], summary_of(tmp_path)["leaving"]) == (ROUNDS, "")
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_with_fewer_ranks_and_with_more_again(tmp_path: Path) -> None:
+    run = RUN.replace(', algorithm = "scaffold", total_samples = 100', "")
+    for ranks, leaves in ((4, 2), (2, 4)):
+        left = train("make_leaving", tmp_path, ranks=ranks, run=run, leaves=leaves)
+        assert left.returncode == 1, left.stderr
+        assert rows_of(tmp_path)[-1]["round"] == leaves
+    ended = train("make_leaving", tmp_path, ranks=4, run=run)
+    assert ended.returncode == 0, ended.stderr
+    rows = rows_of(tmp_path)
+    assert [(row["round"], row["committed"]) for row in rows] == [(number, True) for number in range(1, ROUNDS + 1)]
+    assert summary_of(tmp_path)["ranks"] == 4
 
 
 def test_code_that_fails_ends_all_ranks_and_is_named(tmp_path: Path) -> None:
