@@ -1,8 +1,10 @@
 """Sums over all ranks by the algorithms of the cost models, of messages between two ranks: to be timed, not to be fast.
 
-`values`: float32 (n,), which become the sum on every rank. Over Gloo a sender waits until it is asked for a long message,
-and the request takes its turn behind what the receiver itself sends. So every rank asks for what it will get before it
-sends: two ranks that send first and ask then exchange vectors one after the other, which takes twice as long.
+`values`: float32 (n,), which become the sum on every rank.
+
+Over Gloo a sender waits until it is asked for a long message, and the request takes its turn behind what the receiver
+itself sends. So every rank asks for what it will get before it sends. If two ranks send first and ask then, they
+exchange vectors one after the other, which takes twice as long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
