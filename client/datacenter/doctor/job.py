@@ -112,8 +112,8 @@ def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFin
     own = least_every(job.steps.alone_s, job.run_sum_s + job.wait_s)
     yield passed(
         "umbel train",
-        f"a round's sum of 64-bit integers takes {seconds(job.run_sum_s)}: predicted {TARGET:.0%} of the time in compute "
-        f"from local_steps = {own} on",
+        f"a round's sum of 64-bit integers takes {seconds(job.run_sum_s)}: predicted {TARGET:.0%} of the time in "
+        f"compute from local_steps = {own} on",
     )
 
 
