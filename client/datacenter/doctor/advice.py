@@ -80,9 +80,9 @@ def advised(alone_s: float, sums: Mapping[CodecName, float]) -> Advice:
 
     `sums`: seconds of a sum by codec.
     """
-    steps = {codec: least_every(alone_s, sum_s) for codec, sum_s in sums.items()}
+    steps: dict[CodecName, int] = {codec: least_every(alone_s, sum_s) for codec, sum_s in sums.items()}
     if "2bit" in steps:
         steps["2bit"] = max(RARE, steps["2bit"])
     fewest = min(steps.values())
-    codec = next(one for one in CODECS if one in steps and steps[one] <= _ABOUT_AS_FEW * fewest)
+    codec: CodecName = next(one for one in CODECS if one in steps and steps[one] <= _ABOUT_AS_FEW * fewest)
     return Advice(steps[codec], codec, utilisation(steps[codec], alone_s, sums[codec]))

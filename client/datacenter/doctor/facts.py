@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
+from torch.cuda import nccl
 
 from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.client.datacenter.group import Group
@@ -96,7 +97,7 @@ def _sentence(one: Difference, facts: Sequence[RankFacts]) -> str:
 def _nccl() -> str:
     if not torch.distributed.is_nccl_available() or not torch.cuda.is_available():
         return NONE
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, nccl.version()))
 
 
 def _driver() -> str:

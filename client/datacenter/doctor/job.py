@@ -66,7 +66,9 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
     float32 = mean_of("float32", group.process_group)
     own_s = timer.step_s(about_s, budget_s)
     alone_s = agreed_time(group, own_s)
-    sums = {codec: _mean_s(group, mean_of(codec, group.process_group), values, _OF_SUMS * budget_s) for codec in CODECS}
+    sums: dict[CodecName, float] = {
+        codec: _mean_s(group, mean_of(codec, group.process_group), values, _OF_SUMS * budget_s) for codec in CODECS
+    }
     each_s = about_s + sums["float32"]
     normal_s = timer.step_s(each_s, budget_s, work=lambda: float32.mean(values, 0))
     synthetic_s = timer.synthetic_step_s(about_s, budget_s)
@@ -74,7 +76,8 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
         agreed_time(group, normal_s), alone_s, None if synthetic_s is None else agreed_time(group, synthetic_s)
     )
     wait_s = max(0.0, times.normal_s - alone_s - sums["float32"])
-    advice = advised(alone_s, {codec: took + wait_s for codec, took in sums.items()}) if group.size > 1 else None
+    with_wait: dict[CodecName, float] = {codec: took + wait_s for codec, took in sums.items()}
+    advice = advised(alone_s, with_wait) if group.size > 1 else None
     return JobCheck(
         n_values=timer.n_values,
         steps=times,
@@ -109,8 +112,8 @@ def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFin
     own = least_every(job.steps.alone_s, job.run_sum_s + job.wait_s)
     yield passed(
         "umbel train",
-        f"a round's sum of 64-bit integers takes {seconds(job.run_sum_s)}: {TARGET:.0%} of the time is compute from "
-        f"local_steps = {own} on",
+        f"a round's sum of 64-bit integers takes {seconds(job.run_sum_s)}: predicted {TARGET:.0%} of the time in "
+        f"compute from local_steps = {own} on",
     )
 
 

@@ -134,8 +134,7 @@ def findings_of(network: Network, facts: Sequence[RankFacts]) -> Iterator[Client
 
 def _slow(network: Network, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     slow = slow_links(network.pairs)
-    if not slow:
-        return
+    unnamed = list(slow)
     advice = "look at its cable, its switch port and its other traffic; all sums wait for the slowest link"
     for rank in range(len(facts)):
         own = [one for one in network.pairs if rank in one.ranks]
@@ -143,8 +142,8 @@ def _slow(network: Network, facts: Sequence[RankFacts]) -> Iterator[ClientFindin
             worst = min((one.link for one in own), key=lambda link: link.bytes_per_s)
             said = f"all {len(own)} links of {named(rank, facts)} are slow, down to {figures(worst)}"
             yield warned("slow host", said, advice)
-            slow = [one for one in slow if one not in own]
-    for one in slow:
+            unnamed = [one for one in unnamed if one not in own]
+    for one in unnamed:
         a, b = (named(rank, facts) for rank in one.ranks)
         usual = network.usual(inside=one.is_inside)
         others = "" if usual is None else f", and the median is {figures(usual)}"

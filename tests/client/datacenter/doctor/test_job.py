@@ -107,7 +107,7 @@ def test_predicted_and_measured_stand_side_by_side_with_what_to_write() -> None:
         "warning: communication-bound: 50% communication, 10% input, 40% compute; a step with a sum takes 1 s, without "
         "500 ms, and with one repeated batch 400 ms"
     )
-    assert found["umbel train"].endswith("takes 900 ms: 90% of the time is compute from local_steps = 18 on")
+    assert found["umbel train"].endswith("takes 900 ms: predicted 90% of the time in compute from local_steps = 18 on")
     assert "slow rank" not in found
     assert 'comm_hook(ddp, codec="8bit")' in said(advice=Advice(1, "8bit", 0.95))["advice"]
     assert "plain data parallelism" in said(advice=Advice(1, "float32", 0.95))["advice"]

@@ -61,6 +61,14 @@ def test_a_host_with_slow_links_alone_is_named_in_place_of_its_links(n_ranks: in
     ]
 
 
+def test_two_slow_hosts_are_both_named() -> None:
+    odd = {pair: SLOW for pair in pairs_to_measure(["h"] * 8) if {1, 2} & {*pair}}
+    found = said(8, odd)[2:]
+    assert [one.partition(" are slow")[0] for one in found] == [
+        f"slow host: warning: all 7 links of rank {rank} (on host-{rank})" for rank in (1, 2)
+    ]
+
+
 def test_links_that_differ_a_little_are_not_slow() -> None:
     assert not slow_links(links(4, {(0, 1): Link(4e-3, 0.6e9)}))
     assert not slow_links(links(2, {}))

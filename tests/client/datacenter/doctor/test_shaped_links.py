@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.client.datacenter.doctor.shaped import CAN_SHAPE, namespaces, ranks_in
+from umbel.client.datacenter.doctor.algorithms import ALGORITHMS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not CAN_SHAPE, reason="needs root, ip and tc")]
 DOCTOR = ("-m", "umbel", "doctor", "--distributed", "--json")
@@ -28,7 +29,7 @@ def test_bandwidths_are_those_of_the_links_and_sums_take_as_long_as_predicted() 
         assert one["link"]["bytes_per_s"] * 8e-6 == pytest.approx(HEADERS * MEGABITS, rel=0.1)
     assert found["network"]["of_sums"]["bytes_per_s"] * 8e-6 == pytest.approx(HEADERS * MEGABITS, rel=0.2)
     measured = {one["algorithm"]: one for one in found["sums"]["times"] if one["measured_s"] is not None}
-    assert measured.keys() == {"all_reduce", "ring", "tree", "parameter server"}
+    assert measured.keys() == {"all_reduce", *ALGORITHMS}
     for one in measured.values():
         assert one["measured_s"] == pytest.approx(one["predicted_s"], rel=0.25), one
 
