@@ -92,6 +92,21 @@ def test_a_rank_that_is_not_the_first_says_nothing_and_the_next_wait_has_marks_o
     assert line.endswith(" for b; missing: ranks 0, 2, 3")
 
 
+class _BusyStore:
+    """A store whose connection is busy, so that only another connection answers."""
+
+    def __init__(self) -> None:
+        self._other = _stores.HashStore()
+
+    def clone(self) -> Any:
+        return self._other
+
+
+def test_a_store_that_is_busy_is_asked_over_another_connection(lines: _Lines) -> None:
+    with rank(0, _BusyStore(), 0.0).told("a"):
+        assert lines.wait_for(1)[0].endswith("; missing: ranks 1, 2, 3")
+
+
 def test_a_short_wait_and_a_rank_alone_ask_no_store(lines: _Lines) -> None:
     with Waiting(0, 2, store=object()).told("a"), Waiting(0, 1, None, mark_s=0.0, first_s=0.0).told("b"):
         pass

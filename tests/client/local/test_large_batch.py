@@ -180,6 +180,22 @@ def test_an_optimizer_goes_on_from_its_state_and_follows_a_schedule(name: Any) -
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["lars", "lamb", "muon"])
+def test_a_step_computes_the_loss_by_a_closure_that_has_gradients(name: Any) -> None:
+    model, expected = text(), text()
+    words = torch.zeros(2, 6, dtype=torch.int64)
+
+    def loss() -> Any:
+        found = model(words).square().mean()
+        found.backward()
+        return found.detach()
+
+    assert of_run_file(model, optimizer=name).step(loss) == expected(words).square().mean()
+    assert all(
+        not torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters(), strict=True)
+    )
+
+
 def test_a_model_without_hidden_matrices_is_trained_by_adamw_alone() -> None:
     model, expected = nn.Linear(3, 2), nn.Linear(3, 2)
     expected.load_state_dict(model.state_dict())
