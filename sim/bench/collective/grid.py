@@ -1,7 +1,8 @@
 """`umbel bench collective --grid`: how busy processors are with training, if models are averaged after every N steps.
 
-*Compute utilisation* is the time of N steps without any mean, divided by their time with one. It is measured for each
-N, each rate of the links and each codec, with `outer_sync` (DiLoCo), without fragments that overlap with training.
+*Compute utilisation* is the share of its time in which a rank trains; in the rest it averages, or waits for others. It
+is measured for each N, each rate of the links and each codec, with `outer_sync` (DiLoCo), whose fragments could overlap
+with training, but do not here.
 """
 
 import statistics
@@ -42,10 +43,10 @@ class Cell:
         """From the answers of all ranks."""
         cells, n_values = list[Cell](), answers[0].n_values
         for ranks in zip(*(one.times for one in answers), strict=True):
-            alone_s, step_s = statistics.mean(r.alone_s for r in ranks), statistics.mean(r.step_s for r in ranks)
+            mean_s, step_s = statistics.mean(one.mean_s for one in ranks), statistics.mean(one.step_s for one in ranks)
             sent = [one.sent_bytes for one in ranks if one.sent_bytes is not None]
             share = statistics.mean(sent) / (4 * n_values) if sent else None
-            cells.append(cls(link.title, ranks[0].every, ranks[0].codec, alone_s / step_s, step_s, share))
+            cells.append(cls(link.title, ranks[0].every, ranks[0].codec, 1 - mean_s / step_s, step_s, share))
         return cells
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +119,6 @@ def grid_job(n_ranks: int, *, quick: bool) -> RareJob:
         untimed_means=1,
         means=1 if quick else 4,
         steps_min=4 if quick else 12,
-        alone_steps=16 if quick else 64,
         seed=0,
     )
 
@@ -135,7 +135,6 @@ def loss_job(n_ranks: int, *, quick: bool) -> RareJob:
         untimed_means=0,
         means=1,
         steps_min=128 if quick else 512,
-        alone_steps=0,
         seed=1,
     )
 
@@ -185,6 +184,6 @@ def loss_rows(job: RareJob, data: Path | None) -> tuple[list[BenchRow], list[str
 def _words_of(job: RareJob) -> str:
     return (
         f"{job.n_ranks} ranks train a perceptron {'-'.join(map(str, job.widths))} on digits in batches of "
-        f"{job.batch_size}, over Gloo, on one thread each. Compute utilisation: the time of steps without any mean, "
-        f"divided by the time of as many steps with {job.means} mean{'s' * (job.means > 1)} or more."
+        f"{job.batch_size}, over Gloo, on one thread each. Compute utilisation: the share of its time in which a rank "
+        f"trains, over {job.means} mean{'s' * (job.means > 1)} or more. In the rest it averages, or waits for others."
     )

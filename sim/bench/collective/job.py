@@ -107,8 +107,8 @@ class Answer:
 class RareJob:
     """Local steps with a mean of the ranks' models after every N of them (DiLoCo), for each N and each codec in turn.
 
-    `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps.
-    `alone_steps`: without any mean, before and after them. Model and optimizer are those of `Job`.
+    `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps. The
+    model is a perceptron, trained with SGD.
     """
 
     n_ranks: int
@@ -120,7 +120,6 @@ class RareJob:
     untimed_means: int
     means: int
     steps_min: int
-    alone_steps: int
     seed: int
 
     def write(self, folder: Path) -> None:
@@ -140,14 +139,14 @@ class RareJob:
 
 @dataclass(frozen=True, slots=True)
 class RareTimes:
-    """`alone_s`: a step without any mean; `step_s`: a step, with its part of a mean; `sent_bytes`: in a step, None if
-    nobody counts them. All are averages. `loss`: of the last model, on all samples.
+    """`step_s`: of a step, with its part of a mean; `mean_s`: this part; `sent_bytes`: in a step, None if nobody counts
+    them. All are averages. `loss`: of the last model, on all samples.
     """
 
     codec: RareCodec
     every: int
-    alone_s: float
     step_s: float
+    mean_s: float
     sent_bytes: float | None
     loss: float
 

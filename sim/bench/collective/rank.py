@@ -190,8 +190,11 @@ def carry_out_rare(job: RareJob, samples: Samples, interface: str | None) -> Rar
 def timed(job: RareJob, every: int, codec: RareCodec, samples: Samples, interface: str | None) -> RareTimes:
     model, batches = perceptron(job.widths, job.seed), Batches(samples, job.batch_size, job.seed)
     optimizer, n_steps = SGD(model.parameters(), lr=job.learning_rate), job.timed_steps(every)
-    alone_s = seconds_alone(job, samples)
+    trained_at, averaged_at = list[float](), list[float]()
+    # Hooks of an optimizer run in the order in which they were registered: these two are before and after the mean.
+    optimizer.register_step_post_hook(lambda *_: trained_at.append(time.perf_counter()))
     with outer_sync(model, optimizer, every=every, codec=codec):
+        optimizer.register_step_post_hook(lambda *_: averaged_at.append(time.perf_counter()))
         for _ in range(job.untimed_means * every):
             step(model, optimizer, batches)
         dist.barrier()
@@ -201,20 +204,8 @@ def timed(job: RareJob, every: int, codec: RareCodec, samples: Samples, interfac
         step_s = (time.perf_counter() - began) / n_steps
         dist.barrier()
         sent = None if interface is None or before is None else (bytes_through(interface) - before) / n_steps
-    alone_s = (alone_s + seconds_alone(job, samples)) / 2
-    return RareTimes(codec, every, alone_s, step_s, sent, whole_loss(model, samples))
-
-
-def seconds_alone(job: RareJob, samples: Samples) -> float:
-    """Of a step of another model, without any mean: the mean of some."""
-    model, batches = perceptron(job.widths, job.seed), Batches(samples, job.batch_size, job.seed)
-    optimizer = SGD(model.parameters(), lr=job.learning_rate)
-    step(model, optimizer, batches)
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(job.alone_steps):
-        step(model, optimizer, batches)
-    return (time.perf_counter() - began) / max(1, job.alone_steps)
+    means_s = [after - at for at, after in zip(trained_at, averaged_at, strict=True)]
+    return RareTimes(codec, every, step_s, sum(means_s[-n_steps:]) / n_steps, sent, whole_loss(model, samples))
 
 
 def main(folder: Path, rank: int, interface: str | None = None) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.sim.bench.collective.small_job import LIMIT_S, N_VALUES, SMALL, samples
 from umbel.sim.bench.collective.grid import Cell, GridReport, grid_job, loss_job, rows_of
-from umbel.sim.bench.collective.job import RareAnswer, RareCodec, RareJob, RareTimes
+from umbel.sim.bench.collective.job import RareAnswer, RareJob, RareTimes
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.commands import bench_app
@@ -27,20 +27,19 @@ RARE = RareJob(
     untimed_means=0,
     means=1,
     steps_min=20,
-    alone_steps=3,
     seed=4,
 )
 
 
-def answer(alone_s: float, step_s: float, sent_bytes: float | None, codec: RareCodec = "4bit") -> RareAnswer:
-    return RareAnswer(N, [RareTimes(codec, 8, alone_s, step_s, sent_bytes, 1.0)])
+def answer(step_s: float, mean_s: float, sent_bytes: float | None) -> RareAnswer:
+    return RareAnswer(N, [RareTimes("4bit", 8, step_s, mean_s, sent_bytes, 1.0)])
 
 
-def test_utilisation_is_the_time_alone_over_the_time_with_means_of_all_ranks() -> None:
+def test_utilisation_is_the_share_of_the_time_without_means_of_all_ranks() -> None:
     link = Loopback()
-    found = Cell.all_of(link, [answer(0.0625, 0.25, 400.0), answer(0.1875, 0.25, 600.0)])
-    assert found == [Cell("loopback", 8, "4bit", utilisation=0.5, step_s=0.25, bytes_share=0.125)]
-    assert Cell.all_of(link, [answer(0.01, 0.02, None)])[0].bytes_share is None
+    found = Cell.all_of(link, [answer(0.25, 0.0625, 400.0), answer(0.25, 0.125, 600.0)])
+    assert found == [Cell("loopback", 8, "4bit", utilisation=0.625, step_s=0.25, bytes_share=0.125)]
+    assert Cell.all_of(link, [answer(0.02, 0.01, None)])[0].bytes_share is None
 
 
 def cells() -> list[Cell]:
@@ -105,8 +104,7 @@ def test_real_ranks_end_with_one_model_that_has_learned(n_ranks: int) -> None:
         assert losses(rank.times) == losses(first), "20 steps are a multiple of 1 and of 4"
     for one in first:
         assert one.loss < 1.2, (one.every, one.codec)
-        assert one.alone_s > 0
-        assert one.step_s > 0
+        assert 0 < one.mean_s < one.step_s
         assert one.sent_bytes is None, "the loopback has others' bytes, too"
 
 
