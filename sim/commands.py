@@ -381,6 +381,14 @@ def bench_collective(
         float | None,
         typer.Option(min=0.1, max=10_000.0, help="Also measure the slowest of these links with this delay."),
     ] = None,
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid",
+            help="Instead of gradients, average the models after every 1, 8, 32 and 128 steps (DiLoCo), and say how "
+            "busy the processors are with training.",
+        ),
+    ] = False,
     losses: Annotated[
         bool, typer.Option("--losses", help="Also compare losses after equal steps, with --data, some ten minutes.")
     ] = False,
@@ -396,6 +404,7 @@ def bench_collective(
 ) -> None:
     """A step of data parallelism over a slow network: umbel's hook against torch's float32, bf16 and PowerSGD."""
     from umbel.sim.bench.collective.bench import measure, rates_of
+    from umbel.sim.bench.collective.grid import measure_grid
     from umbel.sim.data.data_set import DataError
 
     try:
@@ -406,6 +415,13 @@ def bench_collective(
         raise typer.BadParameter("--losses trains on data sets; pass their folder with --data too")
     if round_trip_ms is not None and not of_links:
         raise typer.BadParameter("--round-trip-ms delays a link of --rates; pass --rates too, such as --rates 100")
+    if grid and round_trip_ms is not None:
+        raise typer.BadParameter("--grid has no link with a delay; leave out --round-trip-ms")
+    if grid:
+        _bench(
+            lambda: measure_grid(quick=quick, n_ranks=ranks, rates=of_links, losses=losses, data=data), json, DataError
+        )
+        return
     _bench(
         lambda: measure(
             quick=quick, n_ranks=ranks, rates=of_links, round_trip_ms=round_trip_ms, losses=losses, data=data

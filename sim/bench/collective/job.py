@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Codec: TypeAlias = Literal["float32", "8bit", "4bit"]
-JOB_FILE, SAMPLES_FILE = "job.json", "samples.safetensors"
+RareCodec: TypeAlias = Literal["float32", "4bit", "2bit"]
+JOB_FILE, RARE_FILE, SAMPLES_FILE = "job.json", "rare.json", "samples.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> "Job":
         """Raises `ValueError` and `OSError`."""
-        fields: dict[str, Any] = json.loads((folder / JOB_FILE).read_text())
-        tuples: dict[str, Any] = {name: tuple(fields[name]) for name in ("methods", "widths")}  # JSON has lists
-        return cls(**{**fields, **tuples})
+        return cls(**_fields_of(folder / JOB_FILE))
+
+    def answer(self, folder: Path, rank: int) -> "Answer":
+        return Answer.read(folder, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,74 @@ class Answer:
         """Raises `ValueError` and `OSError`."""
         fields = json.loads((folder / f"{rank}.json").read_text())
         return cls(fields["n_values"], {name: Trained(**one) for name, one in fields["trained"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RareJob:
+    """Local steps with a mean of the ranks' models after every N of them (DiLoCo), for each N and each codec in turn.
+
+    `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps. The
+    model is a perceptron, trained with SGD.
+    """
+
+    n_ranks: int
+    everys: tuple[int, ...]
+    codecs: tuple[RareCodec, ...]
+    widths: tuple[int, ...]
+    batch_size: int
+    learning_rate: float
+    untimed_means: int
+    means: int
+    steps_min: int
+    seed: int
+
+    def write(self, folder: Path) -> None:
+        (folder / RARE_FILE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> "RareJob":
+        """Raises `ValueError` and `OSError`."""
+        return cls(**_fields_of(folder / RARE_FILE))
+
+    def answer(self, folder: Path, rank: int) -> "RareAnswer":
+        return RareAnswer.read(folder, rank)
+
+    def timed_steps(self, every: int) -> int:
+        return every * max(self.means, -(-self.steps_min // every))
+
+
+@dataclass(frozen=True, slots=True)
+class RareTimes:
+    """`step_s`: of a step, with its part of a mean; `mean_s`: this part; `sent_bytes`: in a step, None if nobody counts
+    them. All are averages. `loss`: of the last model, on all samples.
+    """
+
+    codec: RareCodec
+    every: int
+    step_s: float
+    mean_s: float
+    sent_bytes: float | None
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class RareAnswer:
+    """What one rank found. `n_values`: of the model."""
+
+    n_values: int
+    times: Sequence[RareTimes]
+
+    def write(self, folder: Path, rank: int) -> None:
+        (folder / f"{rank}.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> "RareAnswer":
+        """Raises `ValueError` and `OSError`."""
+        fields = json.loads((folder / f"{rank}.json").read_text())
+        return cls(fields["n_values"], [RareTimes(**one) for one in fields["times"]])
+
+
+def _fields_of(path: Path) -> dict[str, Any]:
+    """With tuples in the place of JSON's lists."""
+    fields: dict[str, Any] = json.loads(path.read_text())
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

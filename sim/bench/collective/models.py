@@ -14,9 +14,9 @@ _HEADS, _LAYERS, _TEXT_MAX = 4, 2, 128
 
 def model_of(job: Job) -> nn.Module:
     """The job's model, with values that follow from its seed."""
-    torch.manual_seed(job.seed)
     if job.model == "perceptron":
-        return perceptron(job.widths)
+        return perceptron(job.widths, job.seed)
+    torch.manual_seed(job.seed)
     n_characters, width = job.widths
     return Transformer(n_characters, width)
 
@@ -27,8 +27,9 @@ def optimizer_of(job: Job, parameters: Iterator[nn.Parameter]) -> Optimizer:
     return AdamW(parameters, lr=job.learning_rate, betas=(job.momentum, 0.999))
 
 
-def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    """With ReLUs between its layers."""
+def perceptron(widths: tuple[int, ...], seed: int) -> nn.Sequential:
+    """With ReLUs between its layers, and values that follow from the seed."""
+    torch.manual_seed(seed)
     layers = list[nn.Module]()
     for width, next_width in pairwise(widths):
         layers += [nn.Linear(width, next_width), nn.ReLU()]

@@ -17,16 +17,29 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is documented there
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
 
-from umbel.client.datacenter.attach import comm_hook
-from umbel.sim.bench.collective.job import METHODS, SAMPLES_FILE, Answer, Job, Method, Trained
-from umbel.sim.bench.collective.models import model_of, optimizer_of
+from umbel.client.datacenter.attach import comm_hook, outer_sync
+from umbel.sim.bench.collective.job import (
+    METHODS,
+    RARE_FILE,
+    SAMPLES_FILE,
+    Answer,
+    Job,
+    Method,
+    RareAnswer,
+    RareCodec,
+    RareJob,
+    RareTimes,
+    Trained,
+)
+from umbel.sim.bench.collective.models import model_of, optimizer_of, perceptron
 
 _ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets
 _COUNTERS, _SENT_COLUMN = Path("/proc/self/net/dev"), 8
@@ -66,13 +79,28 @@ def hooked(ddp: DistributedDataParallel, method: Method, n_values: int) -> Gener
         yield lambda steps: steps * whole
 
 
+Samples: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """This rank's share of the samples, in random batches."""
+
+    def __init__(self, samples: Samples, size: int, seed: int) -> None:
+        rank = dist.get_rank()
+        self._samples, self._size = samples, size
+        self._share = torch.arange(rank, len(samples[0]), dist.get_world_size())
+        self._draw = torch.Generator().manual_seed(1000 * seed + rank)
+
+    def next(self) -> Samples:
+        rows = self._share[torch.randint(len(self._share), (self._size,), generator=self._draw)]
+        return self._samples[0][rows], self._samples[1][rows]
+
+
 class Trainee:
     """One model, and the method that averages its gradients."""
 
-    def __init__(self, job: Job, method: Method, samples: tuple[Tensor, Tensor], own: ExitStack) -> None:
-        self._rank, self._batch_size, self._samples = dist.get_rank(), job.batch_size, samples
-        self._share = torch.arange(self._rank, len(samples[0]), job.n_ranks)
-        self._draw = torch.Generator().manual_seed(1000 * job.seed + self._rank)
+    def __init__(self, job: Job, method: Method, samples: Samples, own: ExitStack) -> None:
+        self._samples, self._batches = samples, Batches(samples, job.batch_size, job.seed)
         bucket_cap_mb = None if method.matrix_rank is None else _ONE_BUCKET_MB
         self._ddp = DistributedDataParallel(model_of(job), bucket_cap_mb=bucket_cap_mb)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
@@ -82,10 +110,7 @@ class Trainee:
 
     def step(self) -> None:
         """Train on one batch."""
-        rows = self._share[torch.randint(len(self._share), (self._batch_size,), generator=self._draw)]
-        self._optimizer.zero_grad()
-        loss_of(self._ddp(self._samples[0][rows]), self._samples[1][rows]).backward()
-        self._optimizer.step()
+        step(self._ddp, self._optimizer, self._batches)
         self._n_steps += 1
 
     def counted_bytes(self) -> float:
@@ -93,11 +118,23 @@ class Trainee:
         return self._bytes_after(self._n_steps)
 
     def loss(self) -> float:
-        """The mean over all samples, in nats."""
-        parts = zip(*(one.split(_SCORED_AT_ONCE) for one in self._samples), strict=True)
-        with torch.no_grad():
-            sums = (loss_of(self._ddp.module(inputs), targets).item() * len(inputs) for inputs, targets in parts)
-            return sum(sums) / len(self._samples[0])
+        return whole_loss(self._ddp.module, self._samples)
+
+
+def step(model: nn.Module, optimizer: Optimizer, batches: Batches) -> None:
+    """Train on one batch."""
+    inputs, targets = batches.next()
+    optimizer.zero_grad()
+    loss_of(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def whole_loss(model: nn.Module, samples: Samples) -> float:
+    """The mean over all samples, in nats."""
+    parts = zip(*(one.split(_SCORED_AT_ONCE) for one in samples), strict=True)
+    with torch.no_grad():
+        sums = (loss_of(model(inputs), targets).item() * len(inputs) for inputs, targets in parts)
+        return sum(sums) / len(samples[0])
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,7 +149,7 @@ def bytes_through(interface: str) -> int:
     return int(own.partition(":")[2].split()[_SENT_COLUMN])
 
 
-def carry_out(job: Job, samples: tuple[Tensor, Tensor], interface: str | None) -> Answer:
+def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
     """Train with every method in turn. `interface`: whose counter is read; None: methods count their bytes."""
     steps_s = {name: list[float]() for name in job.methods}
     cpu_s, sent = dict.fromkeys(job.methods, 0.0), dict.fromkeys(job.methods, 0.0)
@@ -144,12 +181,44 @@ def carry_out(job: Job, samples: tuple[Tensor, Tensor], interface: str | None) -
         )
 
 
+def carry_out_rare(job: RareJob, samples: Samples, interface: str | None) -> RareAnswer:
+    """Train with each number of steps between two means, and each codec, in turn."""
+    times = [timed(job, every, codec, samples, interface) for every in job.everys for codec in job.codecs]
+    return RareAnswer(sum(one.numel() for one in perceptron(job.widths, job.seed).parameters()), times)
+
+
+def timed(job: RareJob, every: int, codec: RareCodec, samples: Samples, interface: str | None) -> RareTimes:
+    model, batches = perceptron(job.widths, job.seed), Batches(samples, job.batch_size, job.seed)
+    optimizer, n_steps = SGD(model.parameters(), lr=job.learning_rate), job.timed_steps(every)
+    trained_at, averaged_at = list[float](), list[float]()
+    # Hooks of an optimizer run in the order in which they were registered: these two are before and after the mean.
+    optimizer.register_step_post_hook(lambda *_: trained_at.append(time.perf_counter()))
+    with outer_sync(model, optimizer, every=every, codec=codec):
+        optimizer.register_step_post_hook(lambda *_: averaged_at.append(time.perf_counter()))
+        for _ in range(job.untimed_means * every):
+            step(model, optimizer, batches)
+        dist.barrier()
+        before, began = None if interface is None else bytes_through(interface), time.perf_counter()
+        for _ in range(n_steps):
+            step(model, optimizer, batches)
+        step_s = (time.perf_counter() - began) / n_steps
+        dist.barrier()
+        sent = None if interface is None or before is None else (bytes_through(interface) - before) / n_steps
+    means_s = [after - at for at, after in zip(trained_at, averaged_at, strict=True)]
+    return RareTimes(codec, every, step_s, sum(means_s[-n_steps:]) / n_steps, sent, whole_loss(model, samples))
+
+
 def main(folder: Path, rank: int, interface: str | None = None) -> None:
     torch.set_num_threads(1)
-    job, samples = Job.read(folder), load_file(folder / SAMPLES_FILE)
+    loaded = load_file(folder / SAMPLES_FILE)
+    samples, is_rare = (loaded["inputs"], loaded["targets"]), (folder / RARE_FILE).exists()
+    job = RareJob.read(folder) if is_rare else Job.read(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=job.n_ranks)
     try:
-        answer = carry_out(job, (samples["inputs"], samples["targets"]), interface)
+        if isinstance(job, RareJob):
+            answer: Answer | RareAnswer = carry_out_rare(job, samples, interface)
+        else:
+            answer = carry_out(job, samples, interface)
         gc.collect()  # a callback of a hook that lives on at the end of the process can abort it
     finally:
         dist.destroy_process_group()

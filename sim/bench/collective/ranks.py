@@ -2,10 +2,11 @@
 
 import tempfile
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from safetensors.torch import save_file
 
-from umbel.sim.bench.collective.job import SAMPLES_FILE, Answer, Job
+from umbel.sim.bench.collective.job import SAMPLES_FILE
 from umbel.sim.bench.collective.links import Link
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.processes import start, stopping, wait_until
@@ -13,7 +14,23 @@ from umbel.sim.processes import start, stopping, wait_until
 _RANK = "umbel.sim.bench.collective.rank"
 
 
-def run_ranks(job: Job, samples: SampleSet, link: Link, limit_s: float) -> list[Answer]:
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+class Work(Protocol[Found_co]):
+    """What ranks are asked to do."""
+
+    @property
+    def n_ranks(self) -> int: ...
+
+    def write(self, folder: Path) -> None: ...
+
+    def answer(self, folder: Path, rank: int) -> Found_co:
+        """What a rank has found."""
+        ...
+
+
+def run_ranks(job: Work[Found_co], samples: SampleSet, link: Link, limit_s: float) -> list[Found_co]:
     """The answers of all ranks. Raises `ChildDied`, and `TimeoutError` after `limit_s`."""
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -36,4 +53,4 @@ def run_ranks(job: Job, samples: SampleSet, link: Link, limit_s: float) -> list[
                 f"the {job.n_ranks} ranks of a job",
                 may_finish=True,
             )
-        return [Answer.read(folder, rank) for rank in range(job.n_ranks)]
+        return [job.answer(folder, rank) for rank in range(job.n_ranks)]
