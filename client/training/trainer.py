@@ -122,7 +122,7 @@ class TorchClient(Client):
         """
         data, size = self._train, max(1, batch_size // self._accumulate)
         found = copy.copy(self)
-        found._train = _Repeated(next(iter(ordered_batches(data, size, self._collate))))
+        found._train = _Repeated(next(iter(ordered_batches(data, size, self._collate)))[0])
         return found
 
     # --- hooks --------------------------------------------------------------------------------------------------------
