@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from umbel.aggregation.collective.scatter import ScatterMean
+from umbel.aggregation.collective.torch_names import reduce_scatter_single
 from umbel.aggregation.seeds import derive_seed
 
 
@@ -45,7 +46,7 @@ class _Whole:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        return reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
 
 
 class _FewBits(_Whole):

@@ -1,9 +1,10 @@
 """What rank 0 asks of all ranks: its words, in the store that all ranks see. Tensors follow over the process group."""
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from umbel.client.local.plan import LocalPlan
 
@@ -57,13 +58,14 @@ class Order:
     failed: bool = False  # of an end: whether rank 0 has failed
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return _ORDER.dump_json(self).decode()
 
-    @classmethod
-    def from_json(cls, text: str) -> "Order":
-        found: dict[str, Any] = json.loads(text)
-        tuples = {name: tuple(found[name]) for name in ("loads", "pulls", "own")}
-        return cls(**{**found, **tuples, "task": Task(found["task"])})
+    @staticmethod
+    def from_json(text: str) -> "Order":
+        return _ORDER.validate_json(text)
+
+
+_ORDER = TypeAdapter(Order)
 
 
 def told(plan: LocalPlan) -> dict[str, Any]:

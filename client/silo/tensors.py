@@ -4,12 +4,12 @@ A rank may hold a tensor whole (DDP), a shard of it (FSDP2, tensor parallelism),
 pipeline). Tensors travel one by one, so no GPU ever has a copy of the whole model.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -49,7 +49,7 @@ class SiloTensors:
         self._model, self._ranks = model, ranks
         self._held = dict[str, HeldTensor]()
         self._owner = dict[str, int]()  # the first rank that holds it
-        by_rank = [_described(one) for one in ranks.gather(_description(model))]
+        by_rank = [_HELD.validate_json(one) for one in ranks.gather(_description(model))]
         for rank, held in enumerate(by_rank):
             for one in held:
                 known = self._held.setdefault(one.name, one)
@@ -69,7 +69,7 @@ class SiloTensors:
             *path, last = one.name.split(".")
             owner = root
             for part in path:
-                if part not in owner._modules:
+                if part not in dict(owner.named_children()):
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
             tensor = made[one.same_as] if one.same_as else torch.zeros(one.shape, dtype=one.torch_dtype)
@@ -149,7 +149,9 @@ class SiloTensors:
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """By name in the whole model, in the order of the state dict; shards as DTensors."""
-    found = cast("dict[str, Tensor]", get_model_state_dict(model))
+    found: dict[str, Any] = get_model_state_dict(model)
+    if other := [name for name, one in found.items() if not isinstance(one, Tensor)]:
+        raise GroupError(f"the model's state has {other[0]!r}, which is no tensor: ranks of a silo cannot share it")
     return {name: found[name] for name in _names_of(model)}
 
 
@@ -177,10 +179,6 @@ def _description(model: nn.Module) -> bytes:
     first = dict[int, str]()
     held = list[HeldTensor]()
     for name, tensor in _tensors_of(model).items():
-        if not isinstance(tensor, Tensor):
-            raise GroupError(
-                f"the model's state has {name!r}, which is no tensor: a silo cannot share it between ranks"
-            )
         parameter = parameters.get(local[name])
         same_as = "" if parameter is None else first.setdefault(id(parameter), name)
         held.append(
@@ -193,11 +191,10 @@ def _description(model: nn.Module) -> bytes:
                 "" if same_as == name else same_as,
             )
         )
-    return json.dumps([asdict(one) for one in held]).encode()
+    return _HELD.dump_json(held)
 
 
-def _described(description: bytes) -> list[HeldTensor]:
-    return [HeldTensor(**{**one, "shape": tuple(one["shape"])}) for one in json.loads(description)]
+_HELD = TypeAdapter(list[HeldTensor])
 
 
 def _kind(held: HeldTensor) -> str:

@@ -97,7 +97,7 @@ def led(rank: SiloRank, lead: Callable[[SiloClient], dict[str, Tensor]]) -> dict
 
 
 def silo_of(app: Client, group: dist.ProcessGroup, folder: Path) -> SiloRank:
-    store = dist.distributed_c10d._get_default_store()  # as `joined` keeps it
+    store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # as `joined` keeps it
     ranks = Group(dist.get_rank(group), dist.get_world_size(group), torch.device("cpu"), group, _board=store)
     return SiloRank(app, ranks, folder)
 
