@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 Codec: TypeAlias = Literal["float32", "8bit", "4bit"]
 RareCodec: TypeAlias = Literal["float32", "4bit", "2bit"]
+SETTLING_STEPS = 2
 JOB_FILE, RARE_FILE, SAMPLES_FILE = "job.json", "rare.json", "samples.safetensors"
 
 
@@ -45,8 +46,8 @@ class Job:
     """DDP steps with each method, in turn: one block of steps of each, then the next block of each.
 
     `widths`: of a perceptron, inputs and classes included; of a transformer, the characters and its width. `steps`: of
-    a block, after one that does not count, in which connections that were idle get back to speed. `warm_up`: steps
-    before the first block.
+    a block, after `SETTLING_STEPS` that do not count, in which connections that were idle get back to speed. `warm_up`:
+    steps before the first block.
     """
 
     n_ranks: int

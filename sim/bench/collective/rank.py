@@ -30,6 +30,7 @@ from umbel.sim.bench.collective.job import (
     METHODS,
     RARE_FILE,
     SAMPLES_FILE,
+    SETTLING_STEPS,
     Answer,
     Job,
     Method,
@@ -62,18 +63,18 @@ def averaged_in_bf16(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Ten
 @contextmanager
 def hooked(ddp: DistributedDataParallel, method: Method, n_values: int) -> Generator[BytesAfter]:
     """Average the model's gradients by a method, as long as this block lasts."""
-    n_ranks = dist.get_world_size()
+    n_ranks, group = dist.get_world_size(), ddp.process_group
     sent_share = 2 * (n_ranks - 1) / n_ranks  # of a vector, in a ring
     whole = _FLOAT_BYTES * n_values * sent_share
     if method.codec is not None:
         with comm_hook(ddp, codec=method.codec) as hook:
             yield lambda _: float(hook.n_bytes)
     elif method.matrix_rank is not None:
-        state = PowerSGDState(None, method.matrix_rank, start_powerSGD_iter=_POWER_STARTS)
+        state = PowerSGDState(group, method.matrix_rank, start_powerSGD_iter=_POWER_STARTS)
         ddp.register_comm_hook(state, powerSGD_hook)
         yield lambda _: float(state.compression_stats()[2]) * _FLOAT_BYTES * sent_share
     elif method.name == "bf16":
-        ddp.register_comm_hook(dist.group.WORLD, averaged_in_bf16)
+        ddp.register_comm_hook(group, averaged_in_bf16)
         yield lambda steps: steps * whole / 2
     else:
         yield lambda steps: steps * whole
@@ -102,7 +103,8 @@ class Trainee:
     def __init__(self, job: Job, method: Method, samples: Samples, own: ExitStack) -> None:
         self._samples, self._batches = samples, Batches(samples, job.batch_size, job.seed)
         bucket_cap_mb = None if method.matrix_rank is None else _ONE_BUCKET_MB
-        self._ddp = DistributedDataParallel(model_of(job), bucket_cap_mb=bucket_cap_mb)
+        # Each method has connections of its own, which are equally idle while it is others' turn.
+        self._ddp = DistributedDataParallel(model_of(job), process_group=dist.new_group(), bucket_cap_mb=bucket_cap_mb)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
         self._optimizer = optimizer_of(job, self._ddp.parameters())
         self._bytes_after = own.enter_context(hooked(self._ddp, method, self.n_values))
@@ -160,7 +162,8 @@ def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
                 one.step()
         for _ in range(job.blocks):
             for name, one in trainees.items():
-                one.step()
+                for _ in range(SETTLING_STEPS):
+                    one.step()
                 dist.barrier()
                 before = one.counted_bytes() if interface is None else bytes_through(interface)
                 cpu_before = time.process_time()
