@@ -14,7 +14,7 @@ from umbel.client.datacenter.group import Group, joined
 from umbel.client.datacenter.train import client_of_rank
 from umbel.client.findings import ClientCheck, ClientFinding
 
-_PATIENCE_S, _JOIN_S = 600.0, 60.0
+_PATIENCE_S, _JOIN_S = 600.0, 180.0
 
 
 @dataclass(frozen=True, slots=True)

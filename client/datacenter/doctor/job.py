@@ -15,19 +15,21 @@ from umbel.aggregation.collective.mean import Mean
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.attach import CodecName, mean_of
-from umbel.client.datacenter.doctor.advice import CODECS, TARGET, Advice, StepTimes, advised, least_every
+from umbel.client.datacenter.doctor.advice import CODECS, Advice, StepTimes, advised
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
 from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_bytes
+from umbel.client.datacenter.doctor.rounds import RoundAdvice, advised_rounds
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.group import Group
 from umbel.client.datacenter.torch_errors import cause_of
-from umbel.client.findings import ClientFinding, passed, warned, wrong
+from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 
 _BUDGET_S = 4.0
 _OF_SUMS, _OF_ROUNDS = 0.4, 5.0  # of that budget
 _ROUNDS, _ROUND_S_MAX = range(2, 6), 60.0  # how many, and how long one may be
+_ALONE = "there is only one rank"
 _STRAGGLER = 1.5  # times the median step
 _FLOATS = TypeAdapter(list[float])
 
@@ -37,19 +39,19 @@ class JobCheck:
     """What was measured of a job.
 
     `alone_s`: seconds of a step without a sum, of each rank. `sums`: of a mean of the model's change, by codec.
-    `run_sum_s`: of a round's sum in `umbel train`, of 64-bit integers. `wait_s`: what a sum takes longer after steps
-    than by itself, because ranks wait for each other. `measured_utilisation` None: a round as advised would take too
-    long to try.
+    `wait_s`: what a sum takes longer after steps than by itself, because ranks wait for each other.
+    `measured_utilisation` None: a round as advised would take too long to try. `rounds`: of `umbel train`, or why these
+    ranks cannot carry out the run file.
     """
 
     n_values: int
     steps: StepTimes
     alone_s: tuple[float, ...]
     sums: Mapping[CodecName, float]
-    run_sum_s: float
     wait_s: float
     advice: Advice | None  # None for one rank
     measured_utilisation: float | None
+    rounds: RoundAdvice | str
     memory: StepMemory
     device_bytes: int
 
@@ -78,17 +80,21 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
     wait_s = max(0.0, times.normal_s - alone_s - sums["float32"])
     with_wait: dict[CodecName, float] = {codec: took + wait_s for codec, took in sums.items()}
     advice = advised(alone_s, with_wait) if group.size > 1 else None
+    rounds: RoundAdvice | str = _ALONE
+    if advice is not None:
+        about_s = 2 * sums["float32"] + wait_s  # integers of 64 bits
+        rounds = advised_rounds(group, file, app, alone_s, about_s, _OF_ROUNDS * budget_s)
     return JobCheck(
         n_values=timer.n_values,
         steps=times,
         alone_s=tuple(own for one in group.gather(_FLOATS.dump_json([own_s])) for own in _FLOATS.validate_json(one)),
         sums=sums,
-        run_sum_s=_run_sum_s(group, timer.n_values, _OF_SUMS * budget_s),
         wait_s=wait_s,
         advice=advice,
         measured_utilisation=None
         if advice is None
         else _tried(group, timer, advice, alone_s, values, _OF_ROUNDS * budget_s),
+        rounds=rounds,
         memory=memory,
         device_bytes=memory_bytes(group.device, n_on_host),
     )
@@ -109,12 +115,7 @@ def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFin
     shown = ", ".join(f"{codec} {seconds(took)}" for codec, took in job.sums.items())
     yield passed("codecs", f"a mean of {job.n_values:,} values takes {shown}")
     yield _advice(job, job.advice)
-    own = least_every(job.steps.alone_s, job.run_sum_s + job.wait_s)
-    yield passed(
-        "umbel train",
-        f"a round's sum of 64-bit integers takes {seconds(job.run_sum_s)}: predicted {TARGET:.0%} of the time in "
-        f"compute from local_steps = {own} on",
-    )
+    yield _rounds(job.rounds)
 
 
 def _bottleneck(job: JobCheck) -> ClientFinding:
@@ -149,6 +150,14 @@ def _advice(job: JobCheck, advice: Advice) -> ClientFinding:
     return passed("advice", said)
 
 
+def _rounds(found: RoundAdvice | str) -> ClientFinding:
+    if isinstance(found, str):
+        return skipped("umbel train", f"these ranks cannot carry out this run file: {found}")
+    said = f"a round takes {seconds(found.cost_s)} beside its steps; with local_steps = {found.local_steps} "
+    said += f"predicted {found.predicted:.0%} of the time in compute, "
+    return passed("umbel train", said + (f"measured {found.measured:.0%}" if found.measured else "not tried"))
+
+
 def _stragglers(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     usual = median(job.alone_s)
     for rank, own_s in enumerate(job.alone_s):
@@ -177,9 +186,3 @@ def _tried(
 
 def _mean_s(group: Group, mean: Mean, values: torch.Tensor, budget_s: float) -> float:
     return time_of(group, lambda: mean.mean(values, 0), budget_s)
-
-
-def _run_sum_s(group: Group, n_values: int, budget_s: float) -> float:
-    """Seconds of the all-reduce of a plain round (`Group.add_up`)."""
-    words = torch.zeros(n_values, dtype=torch.int64)
-    return time_of(group, lambda: group.add_words(words), budget_s)

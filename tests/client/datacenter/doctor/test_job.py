@@ -17,6 +17,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.datacenter.doctor.advice import Advice, StepTimes
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, finding_of_failure, findings_of, measured_job
+from umbel.client.datacenter.doctor.rounds import RoundAdvice
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
 from umbel.client.datacenter.group import Group
 
@@ -32,13 +33,14 @@ def measured(group: dist.ProcessGroup) -> dict[str, Tensor]:
     mine, found = Group(rank, size, torch.device("cpu"), group), dict[str, Any]()
     for kind in KINDS:
         app = getattr(jobs, f"make_{kind}_bound")(rank, size)
-        job = measured_job(mine, FILE, app, 2, budget_s=0.5)
+        job = measured_job(mine, FILE, app, 2, budget_s=0.2)
         found[kind] = {
             "bound": job.steps.bound,
             "parts": dict(job.steps.parts),
             "every": 0 if job.advice is None else job.advice.every,
             "measured": job.measured_utilisation,
             "memory": [job.memory.parameters, job.memory.gradients, job.memory.optimizer],
+            "rounds": job.rounds.measured if isinstance(job.rounds, RoundAdvice) else job.rounds,
             "said": [str(one) for one in findings_of(job, FACTS)],
         }
     try:
@@ -66,6 +68,7 @@ def test_the_bottleneck_of_three_jobs_is_named(tmp_path: Path) -> None:
     first = by_rank[0]
     assert first["communication"]["every"] > 10 * first["compute"]["every"]
     assert first["compute"]["measured"] > 0.5
+    assert first["compute"]["rounds"] > 0.3, "a round of umbel train"
     small = 4 * (4 * 2 + 2)
     assert first["input"]["memory"] == [small, small, 0]
     assert first["communication"]["memory"] == [small + 4 * jobs.N_SENT, small, 0]
@@ -83,10 +86,10 @@ def job_of(**changes: Any) -> JobCheck:
         "steps": StepTimes(1.0, 0.5, 0.4),
         "alone_s": (0.5, 0.4),
         "sums": {"float32": 0.5, "8bit": 0.2},
-        "run_sum_s": 0.9,
         "wait_s": 0.1,
         "advice": Advice(6, "8bit", 0.9),
         "measured_utilisation": 0.88,
+        "rounds": RoundAdvice(0.9, 18, 0.91, 0.87),
         "memory": StepMemory(4000, 4000, 8000),
         "device_bytes": 10**9,
     }
@@ -107,7 +110,11 @@ def test_predicted_and_measured_stand_side_by_side_with_what_to_write() -> None:
         "warning: communication-bound: 50% communication, 10% input, 40% compute; a step with a sum takes 1 s, without "
         "500 ms, and with one repeated batch 400 ms"
     )
-    assert found["umbel train"].endswith("takes 900 ms: predicted 90% of the time in compute from local_steps = 18 on")
+    assert found["umbel train"] == (
+        "pass: a round takes 900 ms beside its steps; with local_steps = 18 predicted 91% of the time in compute, "
+        "measured 87%"
+    )
+    assert said(rounds="target is 4")["umbel train"].endswith("cannot carry out this run file: target is 4")
     assert "slow rank" not in found
     assert 'comm_hook(ddp, codec="8bit")' in said(advice=Advice(1, "8bit", 0.95))["advice"]
     assert "plain data parallelism" in said(advice=Advice(1, "float32", 0.95))["advice"]

@@ -26,7 +26,7 @@ def examined(n: int, slower: dict[tuple[int, int], float] | None = None) -> dict
 def test_bandwidths_are_those_of_the_links_and_sums_take_as_long_as_predicted() -> None:
     found = examined(3)
     for one in found["network"]["pairs"]:
-        assert one["link"]["bytes_per_s"] * 8e-6 == pytest.approx(HEADERS * MEGABITS, rel=0.1)
+        assert one["link"]["bytes_per_s"] * 8e-6 == pytest.approx(HEADERS * MEGABITS, rel=0.15)
     assert found["network"]["of_sums"]["bytes_per_s"] * 8e-6 == pytest.approx(HEADERS * MEGABITS, rel=0.2)
     measured = {one["algorithm"]: one for one in found["sums"]["times"] if one["measured_s"] is not None}
     assert measured.keys() == {"all_reduce", *ALGORITHMS}
