@@ -215,7 +215,7 @@ def _words_of(job: Job) -> str:
     return (
         f"{job.n_ranks} ranks train a perceptron {widths} on digits in batches of {job.batch_size}, over Gloo, on one "
         f"thread each. Times are medians of {job.blocks * job.steps} steps; methods take turns every {job.steps}. "
-        f"PowerSGD has one bucket, because torch's hook hangs on Gloo with two; other methods have DDP's own buckets."
+        f"All gradients are in one bucket, because torch's PowerSGD hangs on Gloo with two."
     )
 
 

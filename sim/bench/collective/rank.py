@@ -42,7 +42,7 @@ from umbel.sim.bench.collective.job import (
 )
 from umbel.sim.bench.collective.models import model_of, optimizer_of, perceptron
 
-_ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets
+_ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets; others get the same
 _COUNTERS, _SENT_COLUMN = Path("/proc/self/net/dev"), 8
 _FLOAT_BYTES = 4
 _SCORED_AT_ONCE = 500  # samples
@@ -102,9 +102,8 @@ class Trainee:
 
     def __init__(self, job: Job, method: Method, samples: Samples, own: ExitStack) -> None:
         self._samples, self._batches = samples, Batches(samples, job.batch_size, job.seed)
-        bucket_cap_mb = None if method.matrix_rank is None else _ONE_BUCKET_MB
         # Each method has connections of its own, which are equally idle while it is others' turn.
-        self._ddp = DistributedDataParallel(model_of(job), process_group=dist.new_group(), bucket_cap_mb=bucket_cap_mb)
+        self._ddp = DistributedDataParallel(model_of(job), process_group=dist.new_group(), bucket_cap_mb=_ONE_BUCKET_MB)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
         self._optimizer = optimizer_of(job, self._ddp.parameters())
         self._bytes_after = own.enter_context(hooked(self._ddp, method, self.n_values))
