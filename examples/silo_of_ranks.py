@@ -1,9 +1,13 @@
-"""Two silos that train on several processors or GPUs each, and are one client each. From the repository's root:
+"""Two silos that train on several processors or GPUs each, and are one client each; a third one has one process.
+
+The variable SILO is the silo's number, which chooses its records. examples/silo_of_ranks.toml is the run. From the
+repository's root:
 
 SILO=0 torchrun --standalone --nproc-per-node 2 -m -- umbel join --server URL --token TOKEN --run silos --state silo-0 \
     --app examples.silo_of_ranks:sharded
 SILO=1 torchrun --standalone --nproc-per-node 2 -m -- umbel join --server URL --token TOKEN --run silos --state silo-1 \
     --app examples.silo_of_ranks:staged
+SILO=2 umbel join --server URL --token TOKEN --run silos --state silo-2 --app examples.silo_of_ranks:plain
 
 `sharded` is the ready trainer with a model that FSDP2 shards. `staged` is a loop of its own over the stages of a
 pipeline. `plain` is the same silo in one process.

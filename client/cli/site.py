@@ -53,9 +53,9 @@ def join(
         site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
         labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
         with _names_policy(policy):
-            place, ranks = state.expanduser(), int(os.environ.get("WORLD_SIZE", "1"))
+            place = state.expanduser()
             end: RunEnd | None
-            if ranks > 1:
+            if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun
                 from umbel.client.silo.run import run_silo
 
                 end = run_silo(site.make, server, place, run, token=token, name=name, labels=labels, policy=limits)

@@ -220,11 +220,16 @@ def _grouped(batches: Iterator[Batch], n: int) -> Iterator[list[Batch]]:
 
 
 def _take(data: Dataset[Any], chosen: Tensor, collate: Collate | None) -> Batch:
-    if collate is None and isinstance(data, TensorDataset):  # one gather instead of a Python loop over samples
-        return tuple(tensor[chosen] for tensor in data.tensors)
-    if collate is None and isinstance(data, ArrayData):
+    if collate is None and isinstance(data, TensorDataset) and _gives_as(data, TensorDataset):
+        return tuple(tensor[chosen] for tensor in data.tensors)  # one gather instead of a Python loop over samples
+    if collate is None and isinstance(data, ArrayData) and _gives_as(data, ArrayData):
         return data[chosen.numpy()]
     return (collate or default_collate)([data[int(i)] for i in chosen])
+
+
+def _gives_as(data: Dataset[Any], kind: type[Any]) -> bool:
+    """Whether it gives its samples as this kind does: a site's own kind may augment them."""
+    return type(data).__getitem__ is kind.__getitem__
 
 
 def _reseeded(batches: Iterable[Any], seed: int) -> Iterator[Batch]:

@@ -21,6 +21,9 @@ class Checkpoint:
     def save(self, state: Mapping[str, object]) -> None:
         """Replace what was saved, or log why not. `state`: dicts, lists, tuples, tensors, numbers and texts, nested."""
 
+    def forget(self) -> None:
+        """Remove what was saved."""
+
     def load(self) -> dict[str, Any] | None:
         """What an earlier process saved for this assignment, tensors on the CPU; None if there is nothing."""
         return None

@@ -5,6 +5,7 @@ newest one that every rank has.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -119,3 +120,10 @@ def _with_shards(value: Any, model: nn.Module) -> Any:
 
 def _place(tensor: DTensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
+
+
+def forget_others(folder: Path, n_ranks: int) -> None:
+    """Remove on this machine what ranks have saved of which there are none any more."""
+    for one in folder.iterdir():
+        if one.name.isdigit() and int(one.name) >= n_ranks:
+            shutil.rmtree(one, ignore_errors=True)

@@ -3,8 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from umbel.client.app import Client
 from umbel.client.datacenter.group import Group, GroupError, lost_rank
 from umbel.client.datacenter.torch_errors import loss_of
 from umbel.client.errors import RankFailed, TrainingFailed
+from umbel.client.files import make_private
+from umbel.client.local.batches import Part
+from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import TrainResult
 from umbel.client.rounds.site_code import evaluated, require_kind
-from umbel.client.silo.checkpoint import RankCheckpoint
+from umbel.client.silo.checkpoint import RankCheckpoint, forget_others
 from umbel.client.silo.orders import Order, Task, planned
 from umbel.client.silo.results import evaluation_as_json, training_as_json
 from umbel.client.silo.tensors import SiloTensors
@@ -28,6 +31,7 @@ from umbel.client.state.packing import Packing, unpack
 from umbel.client.user_code import where_raised
 
 _ALL_FAIL_S = 10.0  # in which the same error reaches all ranks, if it does
+_LOST_S = 1.0  # in which the words of a rank whose code has failed are there, once it is lost
 _LOOK_S = 0.1
 _GO_ON, _STOP, _SAVE = range(3)
 log = logging.getLogger("umbel.client")
@@ -45,9 +49,15 @@ class SiloRank:
     """`folder`: for what this rank keeps of a training in progress."""
 
     def __init__(self, app: Client, ranks: Group, folder: Path) -> None:
+        """Raises `GroupError` for ranks whose models or parts do not fit together, and `OSError` or `StateError` for a
+        folder that cannot be used.
+        """
         self.app, self.ranks = app, ranks
+        require_parts([Part(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())])
         self.tensors = SiloTensors(app.model, ranks)
         self._folder = folder / str(ranks.rank)
+        make_private(self._folder)
+        forget_others(folder, ranks.size)
         self._number = 0  # of the next order
 
     def next_order(self) -> Order:
@@ -71,11 +81,13 @@ class SiloRank:
         self.tensors.give(order.loads, whole)
         pulls = self.tensors.parts_of(order.pulls, {} if asked is None else asked.pulls)
         state = self._state(order, asked)
-        plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state)
-        said = self._together(lambda: self._said(order, plan, asked))
-        answers = [json.loads(one) for one in self.ranks.gather(json.dumps(said).encode())]
+        plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state, checkpoint=self._checkpoint(order))
+        said = self._together(lambda: json.dumps(self._said(order, plan, asked)).encode())
+        answers = [json.loads(one) for one in self.ranks.gather(said)]
         if order.task is Task.TRAIN:
+            self.tensors.require_same_copies()
             self.tensors.collect(whole)
+            plan.checkpoint.forget()
         self._done()
         return answers
 
@@ -87,7 +99,8 @@ class SiloRank:
             case Task.EVALUATE:
                 return {"part": app.part.index, "found": evaluation_as_json(evaluated(app))}
             case Task.LOSS:
-                return app.training_loss(app.model)
+                loss = app.training_loss(app.model)
+                return None if loss is None else float(loss)
             case Task.TRAIN:
                 return self._trained(order, plan, asked)
             case Task.END:
@@ -95,18 +108,19 @@ class SiloRank:
         return None
 
     def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
-        checkpoint = None
-        if order.belongs_to is not None:
-            n_bytes = self.tensors.n_bytes_here
-            checkpoint = RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
-            plan = replace(plan, checkpoint=checkpoint)
-        steps = _Steps(self.ranks, asked, checkpoint)
+        steps = _Steps(self.ranks, asked, plan.checkpoint)
         own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
         bound = replace(plan.bound_to(self.app.model, own), told_to_stop=steps.told_to_stop)
         result = self.app.train(self.app.model, bound)
         require_kind(result, TrainResult, "train")
         applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}
         return {"part": self.app.part.index, "found": training_as_json(result), **applied}
+
+    def _checkpoint(self, order: Order) -> Checkpoint:
+        if order.belongs_to is None:
+            return Checkpoint()
+        n_bytes = self.tensors.n_bytes_here
+        return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
 
     def _state(self, order: Order, asked: LocalPlan | None) -> dict[str, Any]:
         """Rank 0's `plan.state` itself there, and a copy of it on the others."""
@@ -138,22 +152,23 @@ class SiloRank:
     def _fail(self, error: BaseException) -> None:
         """Wait for all others to fail, too. Raises `RankFailed` if they do not, as some may wait for this one."""
         is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
-        words = "" if is_lost else f"the client's own code failed on rank {self.ranks.rank} with {where_raised(error)}"
+        words = f"the client's own code failed on rank {self.ranks.rank} with {where_raised(error)}"
         own = f"failed {self._number} "
-        self.ranks.put(f"{own}{self.ranks.rank}", words)
-        until, found = time.monotonic() + _ALL_FAIL_S, dict[int, str]()
+        self.ranks.put(f"{own}{self.ranks.rank}", "" if is_lost else f"{type(error).__name__} {words}")
+        until = time.monotonic() + (_LOST_S if is_lost else _ALL_FAIL_S)
+        found = dict[int, str]()
         while len(found) < self.ranks.size and time.monotonic() < until:
             said = {rank: self.ranks.find(f"{own}{rank}") for rank in range(self.ranks.size) if rank not in found}
             found |= {rank: one for rank, one in said.items() if one is not None}
             time.sleep(_LOOK_S)
         causes = [one for one in found.values() if one]
-        if causes and len(found) == self.ranks.size:
+        if len(causes) == self.ranks.size:
             self._done()
             return
         if causes:
-            kind = type(error).__name__ if words else "an error"
+            kind, _, words = causes[0].partition(" ")
             raise RankFailed(
-                f"{causes[0]}. Other ranks did not fail with it, so they may wait for this one, and the silo ends",
+                f"{words}. Other ranks did not fail with it, so they may wait for this one, and the silo ends",
                 f"the client's own code failed with {kind}; see the client's log",
             ) from error
         raise lost_rank(error) from error
@@ -165,10 +180,12 @@ class _Steps:
     `asked`: on rank 0, the round's plan; None on other ranks. The ranks ask equally often.
     """
 
-    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: RankCheckpoint | None) -> None:
-        self._ranks, self._asked, self._checkpoint = ranks, asked, checkpoint
+    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: Checkpoint) -> None:
+        self._ranks, self._asked = ranks, asked
+        self._checkpoint = checkpoint if isinstance(checkpoint, RankCheckpoint) else None
         self._asked_at, self._word = time.monotonic(), _GO_ON
-        if checkpoint is not None:
+        if self._checkpoint is not None:
+            checkpoint = self._checkpoint
             checkpoint.must_save = lambda: self._word == _SAVE
 
     def told_to_stop(self) -> str | None:
@@ -185,6 +202,16 @@ class _Steps:
         if reason := asked.should_stop():
             return reason
         return "there is no time for another step" if asked.seconds_left < step_s else None
+
+
+def require_parts(parts: Sequence[Part]) -> None:
+    """Raise `GroupError` unless all ranks take whole batches, or together take all parts of them."""
+    counts = {one.count for one in parts}
+    if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
+        told = ", ".join(f"rank {rank} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
+        raise GroupError(
+            f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part=rank_part()), or none any"
+        )
 
 
 def follow(rank: SiloRank) -> None:

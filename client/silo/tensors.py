@@ -4,6 +4,7 @@ A rank may hold a tensor whole (DDP), a shard of it (FSDP2, tensor parallelism),
 pipeline). Tensors travel one by one, so no GPU ever has a copy of the whole model.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,19 @@ class SiloTensors:
         """The name that the tensor has in this rank's model; None if this rank has nothing of it."""
         return _names_of(self._model).get(name)
 
+    def require_same_copies(self) -> None:
+        """Raise `GroupError` if ranks have trained copies of a parameter to different values."""
+        mine = _tensors_of(self._model)
+        sums = {name: _sum_of_bits(one) for name, one in mine.items() if self._held[name].trains and _is_whole(one)}
+        first = dict[str, int]()
+        for rank, by_name in enumerate(json.loads(one) for one in self._ranks.gather(json.dumps(sums).encode())):
+            for name, one in by_name.items():
+                if first.setdefault(name, one) != one:
+                    raise GroupError(
+                        f"rank {rank} has trained its copy of {name!r} to other values than an earlier rank, so each "
+                        "has trained alone: wrap the model in DistributedDataParallel, or apply fully_shard to it"
+                    )
+
     @torch.no_grad()
     def collect(self, whole: Mapping[str, Tensor]) -> None:
         """Write the ranks' tensors into those of rank 0; of copies, that of the first rank. `whole`: on rank 0."""
@@ -167,6 +181,19 @@ def _like(tensor: Tensor, target: Tensor) -> Tensor:
     if not isinstance(target, DTensor):
         return placed
     return distribute_tensor(placed, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not isinstance(tensor, DTensor)
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """A number that differs, in all likelihood, if a value does."""
+    whole = tensor.detach().contiguous().reshape(-1)
+    return int(whole.view(_INTEGERS[whole.element_size()]).sum(dtype=torch.int64))
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -27,12 +27,7 @@ from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
 HERE = "examples.silo_of_ranks"
-PLAIN = """
-name = "silos"
-seed = 3
-rounds = { count = 3, target = 3, minimum = 3, over_selection = 1.0, window_s = 300 }
-training = { local_epochs = 2, batch_size = 16, learning_rate = 0.05, momentum = 0.9, evaluate = true }
-"""
+PLAIN = (ROOT / "examples" / "silo_of_ranks.toml").read_text()
 
 
 def started(
@@ -96,7 +91,8 @@ def model_of(silos: Sequence[tuple[str, int]], folder: Path, run_file: str) -> d
 
 def of_one(more: str = "") -> str:
     """A run of one client."""
-    return PLAIN.replace("target = 3, minimum = 3", "target = 1").replace("local_epochs = 2", "local_epochs = 5") + more
+    text = PLAIN.replace("target = 3", "target = 1").replace("minimum = 3", "minimum = 1")
+    return text.replace("local_epochs = 2", "local_epochs = 5") + more
 
 
 def test_after_the_kill_of_a_rank_the_silo_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from umbel.client.errors import WorkRefused
 from umbel.client.local.batches import WHOLE, Part
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
-from umbel.client.silo.rank import SiloRank, follow
+from umbel.client.silo.rank import SiloRank, follow, require_parts
 from umbel.client.silo.tensors import SiloTensors
 from umbel.client.training.shared_state import SharedState
 
@@ -96,6 +97,10 @@ def led(rank: SiloRank, lead: Callable[[SiloClient], dict[str, Tensor]]) -> dict
         silo.end("the test is over", failed=False)
 
 
+def scratch() -> Path:
+    return Path(mkdtemp())
+
+
 def silo_of(app: Client, group: dist.ProcessGroup, folder: Path) -> SiloRank:
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # as `joined` keeps it
     ranks = Group(dist.get_rank(group), dist.get_world_size(group), torch.device("cpu"), group, _board=store)
@@ -108,7 +113,7 @@ def trained(group: dist.ProcessGroup) -> dict[str, Tensor]:
         for name, plan in PLANS.items():
             app = client(wrapped(group), Part(dist.get_rank(group), dist.get_world_size(group)))
             found |= {
-                f"{way} {name} {key}": one for key, one in led(silo_of(app, group, Path()), one_round(plan)).items()
+                f"{way} {name} {key}": one for key, one in led(silo_of(app, group, scratch()), one_round(plan)).items()
             }
     return found
 
@@ -163,7 +168,7 @@ def piped(group: dist.ProcessGroup) -> dict[str, Tensor]:
         return {**silo.model.state_dict(), "loss": torch.tensor(result.metrics["loss"])}
 
     torch.manual_seed(8)
-    return led(silo_of(example.staged(), group, Path()), lead)
+    return led(silo_of(example.staged(), group, scratch()), lead)
 
 
 PIPED = replace(PLAN, epochs=2, batch_size=16, proximal_mu=0.1)
@@ -202,7 +207,7 @@ def remembered(group: dist.ProcessGroup) -> dict[str, Tensor]:
             told.append(silo.training_loss(silo.model))
         return {"kept": plan.state["count"], "told": torch.tensor(told)}
 
-    return led(silo_of(app, group, Path()), lead)
+    return led(silo_of(app, group, scratch()), lead)
 
 
 def test_all_ranks_begin_with_the_state_of_rank_0_and_its_changes_are_kept(tmp_path: Path) -> None:
@@ -217,12 +222,35 @@ def refused(group: dist.ProcessGroup) -> dict[str, Tensor]:
     with pytest.raises(
         GroupError, match=r"rank 1 has another 'weight' \(float32 of shape \(3, 3\), trained\) than rank 0"
     ):
-        silo_of(client(model), group, Path())
+        silo_of(client(model), group, scratch())
     return {}
 
 
 def test_ranks_with_other_models_are_refused(tmp_path: Path) -> None:
     in_ranks(f"{HERE}:refused", 2, tmp_path)
+
+
+def apart(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Each rank trains a plain model on its own parts."""
+    app = client(network(), Part(dist.get_rank(group), dist.get_world_size(group)))
+    with pytest.raises(GroupError, match=r"rank 1 has trained its copy of '0.weight' to other values"):
+        led(silo_of(app, group, scratch()), one_round(PLAN))
+    return {}
+
+
+def test_ranks_that_train_alone_are_found_out(tmp_path: Path) -> None:
+    in_ranks(f"{HERE}:apart", 2, tmp_path)
+
+
+@pytest.mark.parametrize("parts", [(Part(0, 2), Part(0, 2)), (Part(), Part(1, 2)), (Part(0, 3), Part(2, 3))])
+def test_parts_that_are_no_whole_are_refused(parts: tuple[Part, ...]) -> None:
+    with pytest.raises(GroupError, match="make no whole: rank 0 takes part 0 of"):
+        require_parts(parts)
+
+
+@pytest.mark.parametrize("parts", [(Part(), Part()), (Part(1, 2), Part(0, 2)), (Part(0, 2), Part(0, 2), Part(1, 2))])
+def test_parts_that_are_a_whole_are_taken(parts: tuple[Part, ...]) -> None:
+    require_parts(parts)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch itself, as it is imported

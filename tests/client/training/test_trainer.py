@@ -243,3 +243,16 @@ def test_training_stays_within_what_can_be_sent() -> None:
 
 
 MASK = (torch.arange(8) < 4).float().unsqueeze(1)
+
+
+class Doubled(TensorDataset):
+    """A site's own kind of data, which changes its samples as it gives them."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(2 * one for one in super().__getitem__(index))
+
+
+def test_samples_are_given_as_the_site_s_own_data_set_gives_them() -> None:
+    numbers = Doubled(torch.arange(6))
+    (batch,) = next(iter(shuffled_batches(numbers, 6, 0, 0)))
+    assert sorted(batch.tolist()) == [0, 2, 4, 6, 8, 10]
