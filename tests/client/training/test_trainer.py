@@ -249,7 +249,8 @@ class Doubled(TensorDataset):
     """A site's own kind of data, which changes its samples as it gives them."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        return tuple(2 * one for one in super().__getitem__(index))
+        given: tuple[torch.Tensor, ...] = super().__getitem__(index)  # type: ignore[no-untyped-call]  # torch's own
+        return tuple(2 * one for one in given)
 
 
 def test_samples_are_given_as_the_site_s_own_data_set_gives_them() -> None:
