@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from umbel.aggregation.plans.tensors import TensorKind
-from umbel.client.local.batches import WHOLE, Part
+from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 
@@ -21,7 +21,7 @@ class Client(ABC):
     sample_count: int  # the samples the site trains on, at least 1
     # In a silo of several ranks: which part of each batch this rank takes. By default all ranks take the same batches,
     # as the stages of a pipeline do. `plan.part` has it too.
-    part: Part = WHOLE
+    part: BatchPart = WHOLE
     # Whether `train` is one call of foreign code, into which nobody sees: no gradient is adjusted. When it must stop,
     # it raises `TooLittleDone`, and its work is lost.
     trains_in_one_call: ClassVar[bool] = False

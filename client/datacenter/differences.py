@@ -17,7 +17,7 @@ from umbel.client.datacenter.group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateFigures:
+class RankUpdates:
     """By rank; None for a rank without an update."""
 
     update_norms: tuple[float | None, ...]  # |u_i|, L2
@@ -34,7 +34,7 @@ class UpdateFigures:
         return _mean(self.update_cosines)
 
 
-def compared(group: Group, update: Iterator[Tensor] | None, mean: HasMean) -> UpdateFigures:
+def compared(group: Group, update: Iterator[Tensor] | None, mean: HasMean) -> RankUpdates:
     """Compare each rank's update with the mean, in one pass over both. Called by all ranks together.
 
     `update`: this rank's, float32 in consecutive pieces; None if it has none.
@@ -42,7 +42,7 @@ def compared(group: Group, update: Iterator[Tensor] | None, mean: HasMean) -> Up
     found = None if update is None else _norm_and_cosine(update, mean)
     by_rank = [json.loads(one) or (None, None) for one in group.gather(json.dumps(found).encode())]
     norms, cosines = zip(*by_rank, strict=True)
-    return UpdateFigures(norms, cosines)
+    return RankUpdates(norms, cosines)
 
 
 def _norm_and_cosine(update: Iterator[Tensor], mean: HasMean) -> tuple[float, float]:

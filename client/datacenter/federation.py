@@ -63,7 +63,7 @@ from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, total
 from umbel.aggregation.types import ClientId, client_name
 from umbel.aggregation.update.grid import sum_sha256
 from umbel.client.datacenter.cost import AttemptCost, CostMeter
-from umbel.client.datacenter.differences import UpdateFigures, compared
+from umbel.client.datacenter.differences import RankUpdates, compared
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.datacenter.rank_client import RankClient, RankWork
 from umbel.client.errors import TrainingFailed
@@ -109,7 +109,7 @@ class GroupAttempt:
     record: RoundRecord
     cost: AttemptCost
     samples_seen: int = 0  # by all ranks
-    figures: UpdateFigures | None = None  # if they are measured
+    figures: RankUpdates | None = None  # if they are measured
 
 
 class GroupFederation:

@@ -22,7 +22,7 @@ Batch: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Which part of every batch a rank of a silo takes: number `index` of `count`, from 0; by default all of it.
 
     Raises `ValueError` for a part that does not exist.
@@ -43,7 +43,7 @@ class Part:
         return (mine, len(mine) * self.count / len(chosen)) if len(mine) else (chosen[:1], 0.0)
 
 
-WHOLE = Part()
+WHOLE = BatchPart()
 
 
 def n_samples(data: Data) -> int | None:
@@ -91,7 +91,7 @@ class EndlessBatches:
     A place is the pass, the number of its items that were taken, and the states of the process-wide generators at the
     pass's start, because a `DataLoader` may draw from those. `n_in_step`: batches in one item, which is a list of them
     if there are several. `part`: of each batch that is taken; a `DataLoader` and data without random access are taken
-    whole. `share`: the part's, of the last item (`Part.of`).
+    whole. `share`: the part's, of the last item (`BatchPart.of`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EndlessBatches:
         device: torch.device,
         collate: Collate | None = None,
         n_in_step: int = 1,
-        part: Part = WHOLE,
+        part: BatchPart = WHOLE,
     ) -> None:
         self._data, self._batch_size, self._seed, self._device = data, batch_size, seed, device
         self._collate, self._n_in_step, self._part, self.share = collate, n_in_step, part, 1.0
@@ -153,9 +153,9 @@ class EndlessBatches:
 
 
 def ordered_batches(
-    data: Data, batch_size: int, collate: Collate | None = None, part: Part = WHOLE
+    data: Data, batch_size: int, collate: Collate | None = None, part: BatchPart = WHOLE
 ) -> Iterator[tuple[Batch, float]]:
-    """One pass in the data's own order: batches, and the share of each (`Part.of`)."""
+    """One pass in the data's own order: batches, and the share of each (`BatchPart.of`)."""
     if not is_map_style(data):
         yield from ((batch, 1.0) for batch in _loader_of(data, batch_size, collate))
         return

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from umbel.aggregation.algorithms.names import Algorithm, ControlVariate
 from umbel.aggregation.plans.training import OptimizerName, Option
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of, require_gradient, tensor_of
-from umbel.client.local.batches import WHOLE, Collate, Data, Part
+from umbel.client.local.batches import WHOLE, BatchPart, Collate, Data
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.gradients import GradientRules, Projection
 from umbel.client.local.optimizers import optimizer_of
@@ -59,7 +59,7 @@ class LocalPlan:
     evaluate: bool = False  # whether the model is measured on held-out data before training
     evaluate_after: bool = False  # and after it, as the site's own model
     is_whole: bool = False  # asks for one step over all samples, in one batch (SCAFFOLD's "gradient")
-    part: Part = WHOLE  # of each batch, that this rank of a silo takes; `drive` applies it
+    part: BatchPart = WHOLE  # of each batch, that this rank of a silo takes; `drive` applies it
     share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
     within: Mapping[str, Projection] = field(default_factory=dict[str, Projection], repr=False)
     """By parameter name: projects the gradient onto what the codec can send, if it sends only a part of the model (a

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.client.errors import WorkRefused
-from umbel.client.local.batches import Collate, Data, EndlessBatches, Part, is_map_style, n_batches, samples_in
+from umbel.client.local.batches import BatchPart, Collate, Data, EndlessBatches, is_map_style, n_batches, samples_in
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.devices import Pace, seeded
 from umbel.client.local.progress import CountSums, Keepable, Means, TrainingProgress, note_measured
@@ -31,7 +31,7 @@ class StepPlan(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def part(self) -> Part: ...
+    def part(self) -> BatchPart: ...
     @property
     def seconds_left(self) -> float: ...
     @property

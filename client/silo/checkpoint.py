@@ -76,21 +76,13 @@ def _without_shards(value: Any, model: nn.Module) -> Any:
     alike = {_place(one): name for name, one in model.named_parameters() if isinstance(one, DTensor)}
 
     def packed(value: Any) -> Any:
-        match value:
-            case DTensor():
-                if (name := alike.get(_place(value))) is None:
-                    raise ValueError("a sharded tensor is unlike every parameter of the model")
-                return {_SHARD: value.to_local(), _LIKE: name}
-            case Tensor():
-                return value
-            case Mapping():
-                return {key: packed(one) for key, one in value.items()}
-            case list() | tuple():
-                return type(value)(packed(one) for one in cast(list[Any], value))
-            case _:
-                return value
+        if not isinstance(value, DTensor):
+            return value
+        if (name := alike.get(_place(value))) is None:
+            raise ValueError("a sharded tensor is unlike every parameter of the model")
+        return {_SHARD: value.to_local(), _LIKE: name}
 
-    return packed(value)
+    return _mapped(value, packed)
 
 
 def _with_shards(value: Any, model: nn.Module) -> Any:
@@ -106,16 +98,23 @@ def _with_shards(value: Any, model: nn.Module) -> Any:
                 return DTensor.from_local(
                     local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
                 )
-            case Tensor():
-                return value
-            case Mapping():
-                return {key: unpacked(one) for key, one in value.items()}
-            case list() | tuple():
-                return type(value)(unpacked(one) for one in cast(list[Any], value))
             case _:
                 return value
 
-    return unpacked(value)
+    return _mapped(value, unpacked)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The nested values, each as `change` returns it; what it returns as it was is looked into."""
+    if (changed := change(value)) is not value:
+        return changed
+    match value:
+        case Mapping():
+            return {key: _mapped(one, change) for key, one in value.items()}
+        case list() | tuple():
+            return type(value)(_mapped(one, change) for one in cast(list[Any], value))
+        case _:
+            return value
 
 
 def _place(tensor: DTensor) -> tuple[Any, ...]:

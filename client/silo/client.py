@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client.app import Client
 from umbel.client.errors import WorkRefused
-from umbel.client.local.batches import Part
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
-from umbel.client.silo.orders import Order, Task, told
+from umbel.client.silo.orders import Order, OrderKind, told
 from umbel.client.silo.rank import AllFailed, SiloRank
 from umbel.client.silo.results import evaluation_of, one_evaluation, one_training, training_of
 
@@ -40,14 +39,14 @@ class SiloClient(Client):
         return self._rank.app.shares(name)
 
     def prepare(self, plan: LocalPlan) -> None:
-        self._ask(Order(Task.PREPARE, plan=told(plan), has_state=True), plan)
+        self._ask(Order(OrderKind.PREPARE, plan=told(plan), has_state=True), plan)
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
-        answers = self._ask(self._loading(Task.EVALUATE))
-        return one_evaluation(self._parts(answers), [evaluation_of(one["found"]) for one in answers])
+        answers = self._ask(self._loading(OrderKind.EVALUATE))
+        return one_evaluation(self._rank.parts, [evaluation_of(one) for one in answers])
 
     def training_loss(self, model: nn.Module) -> float | None:
-        return next((one for one in self._ask(self._loading(Task.LOSS)) if one is not None), None)
+        return next((one for one in self._ask(self._loading(OrderKind.LOSS)) if one is not None), None)
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train on all ranks. Raises `WorkRefused` for what ranks with parts of the model cannot do."""
@@ -62,7 +61,7 @@ class SiloClient(Client):
                 "gradient: ask the operator for a run without it"
             )
         order = Order(
-            Task.TRAIN,
+            OrderKind.TRAIN,
             self._stale(),
             told(plan),
             tuple(plan.pulls),
@@ -75,13 +74,13 @@ class SiloClient(Client):
         self._note_known()
         plan.rules.is_applied |= answers[0]["is_applied"]
         plan.site_applies.update(answers[0]["by_site"])
-        return one_training(self._parts(answers), [training_of(one["found"]) for one in answers])
+        return one_training(self._rank.parts, [training_of(one["found"]) for one in answers])
 
     def end(self, words: str, failed: bool) -> None:
         """Tell the other ranks that there is no more work, and why."""
-        self._rank.give_order(Order(Task.END, words=words, failed=failed))
+        self._rank.give_order(Order(OrderKind.END, words=words, failed=failed))
 
-    def _loading(self, task: Task) -> Order:
+    def _loading(self, task: OrderKind) -> Order:
         order = Order(task, self._stale())
         self._note_known()
         return order
@@ -92,9 +91,6 @@ class SiloClient(Client):
             return self._rank.do(order, self._whole(), plan)
         except AllFailed as failed:
             raise failed.error from None
-
-    def _parts(self, answers: list[Any]) -> list[Part]:
-        return [Part(one["part"], max(one["part"] for one in answers) + 1) for one in answers]
 
     def _whole(self) -> Mapping[str, Tensor]:
         return self.model.state_dict()

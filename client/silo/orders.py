@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from umbel.client.local.plan import LocalPlan
 
 
-class Task(StrEnum):
+class OrderKind(StrEnum):
     """`LOSS`: measure the training loss."""
 
     PREPARE = "prepare"
@@ -47,7 +47,7 @@ _TOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    task: Task
+    task: OrderKind
     loads: tuple[str, ...] = ()  # the tensors that rank 0 gives first
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
     pulls: tuple[str, ...] = ()  # the tensors that come then (`LocalPlan.pulls`)

@@ -18,13 +18,13 @@ from umbel.client.datacenter.group import Group, GroupError, lost_rank
 from umbel.client.datacenter.torch_errors import loss_of
 from umbel.client.errors import RankFailed, TrainingFailed
 from umbel.client.files import make_private
-from umbel.client.local.batches import Part
+from umbel.client.local.batches import BatchPart
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import TrainResult
 from umbel.client.rounds.site_code import evaluated, require_kind
 from umbel.client.silo.checkpoint import RankCheckpoint, forget_others
-from umbel.client.silo.orders import Order, Task, planned
+from umbel.client.silo.orders import Order, OrderKind, planned
 from umbel.client.silo.results import evaluation_as_json, training_as_json
 from umbel.client.silo.tensors import SiloTensors
 from umbel.client.state.packing import Packing, unpack
@@ -53,7 +53,8 @@ class SiloRank:
         folder that cannot be used.
         """
         self.app, self.ranks = app, ranks
-        require_parts([Part(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())])
+        self.parts = [BatchPart(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())]
+        require_parts(self.parts)
         self.tensors = SiloTensors(app.model, ranks)
         self._folder = folder / str(ranks.rank)
         make_private(self._folder)
@@ -84,7 +85,7 @@ class SiloRank:
         plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state, checkpoint=self._checkpoint(order))
         said = self._together(lambda: json.dumps(self._said(order, plan, asked)).encode())
         answers = [json.loads(one) for one in self.ranks.gather(said)]
-        if order.task is Task.TRAIN:
+        if order.task is OrderKind.TRAIN:
             self.tensors.require_same_copies()
             self.tensors.collect(whole)
             plan.checkpoint.forget()
@@ -94,16 +95,16 @@ class SiloRank:
     def _said(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
         app = self.app
         match order.task:
-            case Task.PREPARE:
+            case OrderKind.PREPARE:
                 app.prepare(plan)
-            case Task.EVALUATE:
-                return {"part": app.part.index, "found": evaluation_as_json(evaluated(app))}
-            case Task.LOSS:
+            case OrderKind.EVALUATE:
+                return evaluation_as_json(evaluated(app))
+            case OrderKind.LOSS:
                 loss = app.training_loss(app.model)
                 return None if loss is None else float(loss)
-            case Task.TRAIN:
+            case OrderKind.TRAIN:
                 return self._trained(order, plan, asked)
-            case Task.END:
+            case OrderKind.END:
                 raise AssertionError("an end is not done, but obeyed")
         return None
 
@@ -114,7 +115,7 @@ class SiloRank:
         result = self.app.train(self.app.model, bound)
         require_kind(result, TrainResult, "train")
         applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}
-        return {"part": self.app.part.index, "found": training_as_json(result), **applied}
+        return {"found": training_as_json(result), **applied}
 
     def _checkpoint(self, order: Order) -> Checkpoint:
         if order.belongs_to is None:
@@ -181,16 +182,15 @@ class _Steps:
     """
 
     def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: Checkpoint) -> None:
-        self._ranks, self._asked = ranks, asked
-        self._checkpoint = checkpoint if isinstance(checkpoint, RankCheckpoint) else None
+        self._ranks, self._asked, self._checkpoint = ranks, asked, checkpoint
         self._asked_at, self._word = time.monotonic(), _GO_ON
-        if self._checkpoint is not None:
-            checkpoint = self._checkpoint
+        if isinstance(checkpoint, RankCheckpoint):
             checkpoint.must_save = lambda: self._word == _SAVE
 
     def told_to_stop(self) -> str | None:
         reason = None if self._asked is None else self._reason(self._asked)
-        must_save = self._asked is not None and self._checkpoint is not None and self._checkpoint.has_waited()
+        checkpoint = self._checkpoint
+        must_save = self._asked is not None and isinstance(checkpoint, RankCheckpoint) and checkpoint.has_waited()
         word = torch.tensor([_STOP if reason else _SAVE if must_save else _GO_ON])
         self._ranks.fill_from_first(word)
         self._word = int(word)
@@ -204,7 +204,7 @@ class _Steps:
         return "there is no time for another step" if asked.seconds_left < step_s else None
 
 
-def require_parts(parts: Sequence[Part]) -> None:
+def require_parts(parts: Sequence[BatchPart]) -> None:
     """Raise `GroupError` unless all ranks take whole batches, or together take all parts of them."""
     counts = {one.count for one in parts}
     if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
@@ -216,7 +216,7 @@ def require_parts(parts: Sequence[Part]) -> None:
 
 def follow(rank: SiloRank) -> None:
     """On every rank but 0: do what rank 0 asks until it ends. Raises `GroupError` or `RankFailed` if it cannot."""
-    while (order := rank.next_order()).task is not Task.END:
+    while (order := rank.next_order()).task is not OrderKind.END:
         try:
             rank.do(order)
         except AllFailed as failed:

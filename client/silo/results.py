@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from umbel.client.datacenter.group import GroupError
-from umbel.client.local.batches import Part
+from umbel.client.local.batches import BatchPart
 from umbel.client.local.results import Evaluation, TrainResult, WeightedMean
 
 
@@ -20,7 +20,7 @@ class _Measured:
     weights: Mapping[str, int]
 
 
-def one_training(parts: Sequence[Part], results: Sequence[TrainResult]) -> TrainResult:
+def one_training(parts: Sequence[BatchPart], results: Sequence[TrainResult]) -> TrainResult:
     """The silo's result. Raises `GroupError` for ranks that disagree about samples or steps."""
     first = results[0]
     for rank, one in enumerate(results):
@@ -47,7 +47,7 @@ def one_training(parts: Sequence[Part], results: Sequence[TrainResult]) -> Train
     )
 
 
-def one_evaluation(parts: Sequence[Part], results: Sequence[Evaluation | None]) -> Evaluation | None:
+def one_evaluation(parts: Sequence[BatchPart], results: Sequence[Evaluation | None]) -> Evaluation | None:
     """The silo's evaluation; None if no rank has measured anything."""
     measured = [
         _Measured(0, {}, {}, {}) if one is None else _Measured(one.sample_count, one.metrics, one.counts, one.weights)
@@ -59,7 +59,7 @@ def one_evaluation(parts: Sequence[Part], results: Sequence[Evaluation | None]) 
     return Evaluation(found.n_samples, found.metrics, found.counts, found.weights)
 
 
-def _together(parts: Sequence[Part], measured: Sequence[_Measured]) -> _Measured:
+def _together(parts: Sequence[BatchPart], measured: Sequence[_Measured]) -> _Measured:
     ranks = sorted(range(len(parts)), key=lambda rank: parts[rank].index)
     same_samples = [
         _merged([measured[rank] for rank in group]) for _, group in groupby(ranks, key=lambda rank: parts[rank].index)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from umbel.client.app import Client
 from umbel.client.datacenter.group import GroupError, joined
 from umbel.client.errors import AppError
-from umbel.client.local.batches import WHOLE, Part
+from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.loop import RunEnd, run_client
 from umbel.client.silo.client import SiloClient
 from umbel.client.silo.rank import SiloRank, follow
@@ -21,11 +21,11 @@ RANKS_FOLDER = "ranks"  # in the state directory
 log = logging.getLogger("umbel.client")
 
 
-def rank_part() -> Part:
+def rank_part() -> BatchPart:
     """This rank's part of every batch, for a silo whose ranks each train on a part (DDP, FSDP2). A process alone takes
     whole batches.
     """
-    return Part(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else WHOLE
+    return BatchPart(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else WHOLE
 
 
 def run_silo(
@@ -74,7 +74,7 @@ def _lead(rank: SiloRank, server: str, state_dir: Path | str, run: str, terms: M
     return end
 
 
-def _share_of(part: Part) -> str:
+def _share_of(part: BatchPart) -> str:
     return f"each take one of {part.count} parts of every batch" if part.count > 1 else "all take the same batches"
 
 

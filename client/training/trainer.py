@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from umbel.client.app import Client
 from umbel.client.local.batches import (
     WHOLE,
+    BatchPart,
     Collate,
     Data,
-    Part,
     n_batches,
     n_samples,
     ordered_batches,
@@ -97,7 +97,7 @@ class TorchClient(Client):
         accumulate: int = 1,
         evaluation_batch_size: int = EVALUATION_BATCH_SIZE,
         sample_count: int | None = None,
-        part: Part = WHOLE,
+        part: BatchPart = WHOLE,
     ) -> None:
         self.part = part
         self.device = pick_device(device)
@@ -171,7 +171,7 @@ class TorchClient(Client):
         """The mean of the loss that `evaluation_step` measures, over the training data; None if it measures no loss."""
         return self._measured_over(model, self._train).metrics.get("loss")
 
-    def _measured_over(self, model: nn.Module, data: Data, part: Part = WHOLE) -> Evaluation:
+    def _measured_over(self, model: nn.Module, data: Data, part: BatchPart = WHOLE) -> Evaluation:
         means, counts, n_seen = Means(), CountSums(), 0
         with _mode(model.to(self.device), is_training=False), self._whole_precision(), torch.no_grad():
             for batch, share in ordered_batches(data, self._evaluation_batch_size, self._collate, part):

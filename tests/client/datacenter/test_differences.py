@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
-from umbel.client.datacenter.differences import UpdateFigures, compared
+from umbel.client.datacenter.differences import RankUpdates, compared
 from umbel.client.datacenter.group import Group
 
 pytestmark = pytest.mark.slow
@@ -48,4 +48,4 @@ def test_all_ranks_know_the_norms_and_cosines_of_all(tmp_path: Path) -> None:
 
 
 def test_a_round_without_updates_has_no_mean_of_them() -> None:
-    assert UpdateFigures((None,), (None,)).update_cosine is None
+    assert RankUpdates((None,), (None,)).update_cosine is None

@@ -21,7 +21,7 @@ from tests.suite.nights import at_night
 from umbel.client import Client, TorchClient
 from umbel.client.datacenter.group import Group, GroupError, joined
 from umbel.client.errors import WorkRefused
-from umbel.client.local.batches import WHOLE, Part
+from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
 from umbel.client.silo.rank import SiloRank, follow, require_parts
@@ -54,7 +54,7 @@ def samples(n: int, seed: int) -> TensorDataset:
     return TensorDataset(inputs, inputs[:, :3].argmax(1))
 
 
-def client(model: nn.Module, part: Part = WHOLE, accumulate: int = 1) -> TorchClient:
+def client(model: nn.Module, part: BatchPart = WHOLE, accumulate: int = 1) -> TorchClient:
     return TorchClient(
         model, "classes", samples(N, 0), samples(21, 1), evaluation_batch_size=4, accumulate=accumulate, part=part
     )
@@ -111,7 +111,7 @@ def trained(group: dist.ProcessGroup) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     for way, wrapped in WAYS.items():
         for name, plan in PLANS.items():
-            app = client(wrapped(group), Part(dist.get_rank(group), dist.get_world_size(group)))
+            app = client(wrapped(group), BatchPart(dist.get_rank(group), dist.get_world_size(group)))
             found |= {
                 f"{way} {name} {key}": one for key, one in led(silo_of(app, group, scratch()), one_round(plan)).items()
             }
@@ -196,7 +196,7 @@ class Remembering(TorchClient):
 
 
 def remembered(group: dist.ProcessGroup) -> dict[str, Tensor]:
-    part = Part(dist.get_rank(group), dist.get_world_size(group))
+    part = BatchPart(dist.get_rank(group), dist.get_world_size(group))
     app = Remembering(fsdp(group), "classes", samples(N, 0), part=part)
 
     def lead(silo: SiloClient) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ def test_ranks_with_other_models_are_refused(tmp_path: Path) -> None:
 
 def apart(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """Each rank trains a plain model on its own parts."""
-    app = client(network(), Part(dist.get_rank(group), dist.get_world_size(group)))
+    app = client(network(), BatchPart(dist.get_rank(group), dist.get_world_size(group)))
     with pytest.raises(GroupError, match=r"rank 1 has trained its copy of '0.weight' to other values"):
         led(silo_of(app, group, scratch()), one_round(PLAN))
     return {}
@@ -242,14 +242,23 @@ def test_ranks_that_train_alone_are_found_out(tmp_path: Path) -> None:
     in_ranks(f"{HERE}:apart", 2, tmp_path)
 
 
-@pytest.mark.parametrize("parts", [(Part(0, 2), Part(0, 2)), (Part(), Part(1, 2)), (Part(0, 3), Part(2, 3))])
-def test_parts_that_are_no_whole_are_refused(parts: tuple[Part, ...]) -> None:
+@pytest.mark.parametrize(
+    "parts", [(BatchPart(0, 2), BatchPart(0, 2)), (BatchPart(), BatchPart(1, 2)), (BatchPart(0, 3), BatchPart(2, 3))]
+)
+def test_parts_that_are_no_whole_are_refused(parts: tuple[BatchPart, ...]) -> None:
     with pytest.raises(GroupError, match="make no whole: rank 0 takes part 0 of"):
         require_parts(parts)
 
 
-@pytest.mark.parametrize("parts", [(Part(), Part()), (Part(1, 2), Part(0, 2)), (Part(0, 2), Part(0, 2), Part(1, 2))])
-def test_parts_that_are_a_whole_are_taken(parts: tuple[Part, ...]) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (BatchPart(), BatchPart()),
+        (BatchPart(1, 2), BatchPart(0, 2)),
+        (BatchPart(0, 2), BatchPart(0, 2), BatchPart(1, 2)),
+    ],
+)
+def test_parts_that_are_a_whole_are_taken(parts: tuple[BatchPart, ...]) -> None:
     require_parts(parts)
 
 
