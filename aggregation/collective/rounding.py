@@ -56,34 +56,36 @@ class Rounding:
         else:
             factors = (squares / with_grid).nan_to_num_(0.0)
         factors = torch.where(rms.isfinite(), factors, math.nan)
-        return torch.cat([self._packed(levels.to(torch.int8)), factors.unsqueeze(1).view(torch.uint8)], dim=1)
+        return torch.cat([packed(levels.to(torch.int8), self.bits), factors.unsqueeze(1).view(torch.uint8)], dim=1)
 
     def values(self, data: Tensor) -> Tensor:
         """The inverse of `rounded`, up to what rounding leaves out: uint8 (k, `n_bytes(n)`) -> float32 (k, n)."""
-        packed, factors = data[:, :-_FACTOR_BYTES], data[:, -_FACTOR_BYTES:].contiguous().view(torch.float32)
-        levels = self._unpacked(packed.contiguous().view(torch.int8))
+        grid, factors = data[:, :-_FACTOR_BYTES], data[:, -_FACTOR_BYTES:].contiguous().view(torch.float32)
+        levels = unpacked(grid.contiguous().view(torch.int8), self.bits)
         return levels.to(torch.float32).add_(0.5).mul_(factors)
 
     def n_bytes(self, n: int) -> int:
         """The bytes of a row of `n` values."""
         return n * self.bits // 8 + _FACTOR_BYTES
 
-    def _packed(self, levels: Tensor) -> Tensor:
-        """int8 (k, n) -> uint8 (k, n bits / 8): a byte has values of as many equal slices of the row."""
-        slices = levels.view(torch.uint8).chunk(8 // self.bits, dim=1)
-        if len(slices) == 1:
-            return slices[0]
-        mask, packed = (1 << self.bits) - 1, slices[-1] << (8 - self.bits)
-        for place, one in enumerate(slices[:-1]):
-            packed |= (one & mask) << (place * self.bits)
-        return packed
 
-    def _unpacked(self, packed: Tensor) -> Tensor:
-        """The inverse of `_packed`, from int8."""
-        places = range(0, 8, self.bits)
-        if len(places) == 1:
-            return packed
-        return torch.cat([(packed << (8 - self.bits - place)) >> (8 - self.bits) for place in places], dim=1)
+def packed(levels: Tensor, bits: int) -> Tensor:
+    """int8 (k, n) -> uint8 (k, n bits / 8): a byte has values of as many equal slices of the row."""
+    slices = levels.view(torch.uint8).chunk(8 // bits, dim=1)
+    if len(slices) == 1:
+        return slices[0]
+    mask, found = (1 << bits) - 1, slices[-1] << (8 - bits)
+    for place, one in enumerate(slices[:-1]):
+        found |= (one & mask) << (place * bits)
+    return found
+
+
+def unpacked(data: Tensor, bits: int) -> Tensor:
+    """The inverse of `packed`, from its bytes as int8 (k, n bits / 8)."""
+    places = range(0, 8, bits)
+    if len(places) == 1:
+        return data
+    return torch.cat([(data << (8 - bits - place)) >> (8 - bits) for place in places], dim=1)
 
 
 def whole_row(n: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umbel.aggregation.collective.rounding import STEPS, Rounding, whole_row
+from umbel.aggregation.collective.rounding import STEPS, Rounding, packed, unpacked, whole_row
 
 # Of one value of a normal distribution; of 8 bits step^2 / 12, and a little from beyond the grid.
 ERRORS = {2: 0.1188, 4: 0.01154, 8: 0.83e-4}
@@ -33,10 +33,9 @@ def test_the_error_is_that_of_the_grid(bits: int) -> None:
 def test_every_level_survives(bits: int) -> None:
     half = 1 << bits - 1
     levels = torch.arange(-half, half).repeat(whole_row(4 * half) // (2 * half) * 64)[: 64 * 2 * half]
-    rounding = Rounding(bits, feedback=True)
-    packed = rounding._packed(levels.to(torch.int8).unsqueeze(0))
-    assert packed.shape == (1, len(levels) * bits // 8)
-    assert torch.equal(rounding._unpacked(packed.view(torch.int8))[0], levels.to(torch.int8))
+    data = packed(levels.to(torch.int8).unsqueeze(0), bits)
+    assert data.shape == (1, len(levels) * bits // 8)
+    assert torch.equal(unpacked(data.view(torch.int8), bits)[0], levels.to(torch.int8))
 
 
 @given(n=st.integers(1, 300), bits=st.sampled_from([4, 8]), seed=st.integers(0, 1000))
