@@ -32,14 +32,15 @@ demo: $(VENV)/.demo ## run the whole system on this machine: a coordinator, twel
 test: $(VENV)/.dev $(FLOWER)/.made ## run all tests but the nightly ones: first on all cores, then those with Flower, then those that measure real time
 	$(PYTEST) $(ALL_CORES) -m "not realtime and not nightly"; first=$$?; \
 	$(FLOWER)/bin/python -m pytest -q $(ALL_CORES) -m "not nightly" $(FLOWER_TESTS); flower=$$?; \
-	$(PYTEST) -m realtime && exit $$((first + flower))
+	$(PYTEST) -m "realtime and not nightly" && exit $$((first + flower))
 
 test-fast: $(VENV)/.dev ## run the tests of arithmetic, protocols and rules (two minutes); they start no coordinator, client or process
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.suite.parties -m "not slow and not postgresql"
 
-test-nightly: $(VENV)/.dev ## run the nightly tests, then the property tests with twenty times the examples (an hour)
+test-nightly: $(VENV)/.dev ## run the nightly tests, then the property tests with twenty times the examples (hours)
 	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \
-	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) --timeout 7200 -m "hypothesis and not nightly" && exit $$first
+	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) --timeout 7200 -m "hypothesis and not nightly"; second=$$?; \
+	$(PYTEST) -m "nightly and realtime" && exit $$((first + second))
 
 # What took longer is measured a second time, so that one stall of the machine fails nothing.
 test-marks: $(VENV)/.dev ## check on a quiet machine that each test without the mark `slow` takes at most a second

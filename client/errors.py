@@ -21,6 +21,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── Alarm                         a secure round in which a party lies or could reveal what must stay hidden
 ├── TrainingFailed                the site's own code failed
 ├── CannotGoOn                this process must end; one that is started again goes on with its work
+│   ├── CoordinatorGone       it has not answered for as long as this client was told to wait
 │   └── RankFailed            the site's own code failed on some ranks of a silo, so they are no longer in step
 ├── TooManyFailures               in this run's secure rounds, over all restarts: a person must look
 ├── StateError                    the state directory is in use, or damaged
@@ -176,6 +177,14 @@ def error_of_site(error: ClientError) -> BaseException | None:
 
 class CannotGoOn(ClientError):
     pass
+
+
+class CoordinatorGone(CannotGoOn):
+    def __init__(self, silent_s: float) -> None:
+        super().__init__(
+            f"the coordinator has not answered for {silent_s:g} s, so this client ends, as it was told to. Start it "
+            "again to go on; it keeps its work of a plain round"
+        )
 
 
 class RankFailed(CannotGoOn):

@@ -27,6 +27,7 @@ memory.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from umbel.client.errors import (
     CannotGoOn,
     ClientError,
     CoordinatorBusy,
+    CoordinatorGone,
     CoordinatorMisbehaved,
     CoordinatorRefused,
     OutOfTime,
@@ -73,6 +75,7 @@ from umbel.client.state.store import PendingReport, Store
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.offers import check_offer
+from umbel.client.wire.silence import Silence
 from umbel.client.wire.timing import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S, within
 from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
@@ -119,6 +122,7 @@ def run_client(
     *,
     labels: Mapping[str, str] | None = None,
     policy: SitePolicy | None = None,
+    give_up_after_s: float = math.inf,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
     secure_random: SecureRandom | None = None,
@@ -134,22 +138,28 @@ def run_client(
         name: the client's name; by default made from the host's name.
         labels: facts about this site, sent at its enrolment, such as `{"tier": "hospital"}`.
         policy: what this site allows, whatever the coordinator asks.
+        give_up_after_s: raise `CoordinatorGone` when requests have failed for this long. By default the client asks
+            until it gets an answer.
         shutdown: asks the client to leave; SIGINT and SIGTERM do so too.
         transport: for tests and proxies.
         secure_random: the random draws of secure rounds, for tests that repeat a round; only the default is safe.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
+    silence = Silence(give_up_after_s, lambda: shutdown.request("the coordinator does not answer"))
     require_kernels()
     replicas = connect(server, transport)
     warn_if_readable(addresses_in(server), "models and updates")
     with replicas, locked(state_dir), shutdown.on_signals():
         store = Store(state_dir, server)
         identity = identify(store, name, token)
-        coordinator = CoordinatorClient(Transport(replicas, while_allowed(identity.authorize, shutdown)))
+        coordinator = CoordinatorClient(Transport(replicas, while_allowed(identity.authorize, shutdown), silence))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
         client_loop = ClientLoop(RoundWorker(app, coordinator, store, ClientId(identity.name), site, shutdown))
         patience = Patience(wait=shutdown.wait)
-        return client_loop.live(lambda: ensure_enrolled(coordinator, store, identity, token, labels or {}, patience))
+        end = client_loop.live(lambda: ensure_enrolled(coordinator, store, identity, token, labels or {}, patience))
+    if silence.is_too_long:
+        raise CoordinatorGone(give_up_after_s)
+    return end
 
 
 def require_kernels() -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,16 @@ def join(
     node_config: NodeConfig = None,
     sample_count: SampleCount = None,
     model: FirstModel = None,
+    give_up_after: Annotated[
+        float | None,
+        typer.Option(
+            "--give-up-after",
+            metavar="SECONDS",
+            min=0.1,
+            help="End with an error when the coordinator has not answered for this long. By default the client asks "
+            "until it gets an answer.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take part in a run until it ends or you press Ctrl-C: enrol (once), then check in, train and report. Under
@@ -51,16 +61,19 @@ def join(
     log_to_stderr()
     with one_sentence_errors():
         site = NamedApp(app, flower_app, run_config, node_config, sample_count, model)
-        labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
+        limits = None if policy is None else read_policy(policy.expanduser())
+        place = state.expanduser()
+        terms: dict[str, Any] = {"token": token, "name": name, "labels": labels_of(label or ()), "policy": limits}
+        if give_up_after is not None:
+            terms["give_up_after_s"] = give_up_after
         with _names_policy(policy):
-            place = state.expanduser()
             end: RunEnd | None
             if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun
                 from umbel.client.silo.run import run_silo
 
-                end = run_silo(site.make, server, place, run, token=token, name=name, labels=labels, policy=limits)
+                end = run_silo(site.make, server, place, run, **terms)
             else:
-                end = run_client(site.make(), server, place, run, token=token, name=name, labels=labels, policy=limits)
+                end = run_client(site.make(), server, place, run, **terms)
     if end is None:  # rank 0 prints
         return
     print_result(end, f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})", as_json)

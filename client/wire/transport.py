@@ -7,6 +7,7 @@ a certificate that is refused at first         CertificateRefused               
 connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
 408, 425, 429, 500, 502, 503, 504              CoordinatorBusy          ├ TryAgain
 401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ┘
+no answer for too long (`silence.py`)          CoordinatorGone                                            final
 any other 4xx, and 3xx                         CoordinatorRefused: AccessRefused, AssignmentClosed, ...   final
 a body over its cap, or not what was asked     CoordinatorMisbehaved                                      final
 ```
@@ -35,6 +36,7 @@ from umbel.client.errors import (
     CertificateRefused,
     ClientError,
     CoordinatorBusy,
+    CoordinatorGone,
     CoordinatorMisbehaved,
     CoordinatorUnreachable,
     OutOfTime,
@@ -47,6 +49,7 @@ from umbel.client.errors import (
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
 from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
 from umbel.client.wire.no_answer import first_line, is_untrusted, why_no_answer
+from umbel.client.wire.silence import Silence
 from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing
 
 _PIECE_BYTES = 1 << 18
@@ -128,9 +131,11 @@ class Patience:
 class Transport:
     """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that authenticate."""
 
-    def __init__(self, replicas: CoordinatorAddresses, authorize: Authorize) -> None:
+    def __init__(self, replicas: CoordinatorAddresses, authorize: Authorize, silence: Silence | None = None) -> None:
+        """`silence`: once it is too long, every request raises `CoordinatorGone`."""
         self._replicas = replicas
         self._authorize = authorize
+        self._silence = silence or Silence()
 
     def ask(
         self,
@@ -173,19 +178,29 @@ class Transport:
             fields["Content-Length"] = str(len(body))
         content = body if isinstance(body, bytes) else body.pieces()
         http = self._replicas.current
+        self._require_not_gone()
         try:
             with (
                 exchange_until(until),
                 http.stream(method, url, content=content, headers=fields, timeout=timeout) as response,
             ):
+                if response.status_code < 500:
+                    self._silence.answered()
                 _raise_for(response)
                 self._replicas.note_answer()
                 yield response
         except httpx.TransportError as error:
+            self._silence.failed()
             raise self._unanswered(http, error) from error
         except CoordinatorBusy as error:
+            if error.is_down:
+                self._silence.failed()
             error.has_other = error.is_down and self._replicas.note_failure(http)
             raise
+
+    def _require_not_gone(self) -> None:
+        if self._silence.is_too_long:
+            raise CoordinatorGone(self._silence.max_s)
 
     def _unanswered(self, http: httpx.Client, error: httpx.TransportError) -> ClientError:
         """The error to raise. A certificate that was never accepted is a wrong setting, which no retry mends."""

@@ -38,6 +38,7 @@ from umbel.client import (
 )
 from umbel.client.errors import (
     AccessRefused,
+    CoordinatorGone,
     CoordinatorMisbehaved,
     StateError,
     TooLittleDone,
@@ -84,9 +85,10 @@ def take_part(
     wrap: Callable[[Handler], Handler] = lambda handler: handler,
     shutdown: Shutdown | None = None,
     token: str | None = TOKEN,
+    **terms: Any,
 ) -> RunEnd:
-    transport = double.transport(wrap)
-    return run_client(app or AddOne(), URL, tmp_path, "demo", token, "ward-7", transport=transport, shutdown=shutdown)
+    terms |= {"transport": double.transport(wrap), "shutdown": shutdown}
+    return run_client(app or AddOne(), URL, tmp_path, "demo", token, "ward-7", **terms)
 
 
 def pending_files(tmp_path: Path) -> list[str]:
@@ -307,6 +309,41 @@ def test_a_coordinator_that_restarts_does_not_kill_a_client(tmp_path: Path, kind
         return busy
 
     assert take_part(tmp_path, double, wrap=wrap).accepted == 1
+
+
+def silent_from(kind: str, n_before: int = 0) -> Callable[[Handler], Handler]:
+    """After so many answers to this kind of request, the coordinator answers nothing any more."""
+    n = Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def silent(request: httpx.Request) -> httpx.Response:
+            n[kind_of(request)] += 1
+            if n[kind] > n_before:
+                raise httpx.ConnectError("nobody listens")
+            return handle(request)
+
+        return silent
+
+    return wrap
+
+
+@pytest.mark.parametrize("kind", ["POST enrolments", "POST check-ins", "GET models", "PUT report"])
+def test_a_client_that_was_told_to_give_up_ends_when_the_coordinator_is_silent(tmp_path: Path, kind: str) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(CoordinatorGone, match=re.escape("has not answered for 0.2 s")):
+        take_part(tmp_path, double, wrap=silent_from(kind), give_up_after_s=0.2)
+    assert take_part(tmp_path, double).status == "finished"  # a later one goes on
+    assert len(double.updates) == 1
+
+
+def test_a_training_ends_when_the_coordinator_is_silent_and_its_work_is_kept(tmp_path: Path) -> None:
+    double, app = Double(AddOne().model), Patient()
+    with pytest.raises(CoordinatorGone):
+        take_part(tmp_path, double, app, silent_from("GET assignments", n_before=1), give_up_after_s=0.2)
+    assert app.reason == "the coordinator does not answer"
+    assert pending_files(tmp_path) == ["report.json", "update.bin"]
+    assert take_part(tmp_path, double).accepted == 1
+    assert app.trained == 1
 
 
 # --- killed and restarted ---

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -31,7 +32,7 @@ from umbel.aggregation.trust.members import MemberList, members_bytes
 from umbel.aggregation.trust.public_keys import grouped
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
-from umbel.client.errors import Alarm, CoordinatorMisbehaved, UnfitWork, WorkRefused
+from umbel.client.errors import Alarm, CoordinatorGone, CoordinatorMisbehaved, UnfitWork, WorkRefused
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.failures import FAILURES_MAX
 from umbel.client.state.secure_store import RememberedSum
@@ -85,12 +86,10 @@ def take_part(
     policy: SitePolicy | None = None,
     wrap: Callable[[Handler], Handler] = lambda handler: handler,
     shutdown: Shutdown | None = None,
+    **terms: Any,
 ) -> RunEnd:
-    transport, shutdown = double.transport(wrap), shutdown or Hasty()
-    state = tmp_path / "state"
-    return run_client(
-        app or Ward(), URL, state, "demo", TOKEN, WARD, policy=policy, transport=transport, shutdown=shutdown
-    )
+    terms |= {"policy": policy, "transport": double.transport(wrap), "shutdown": shutdown or Hasty()}
+    return run_client(app or Ward(), URL, tmp_path / "state", "demo", TOKEN, WARD, **terms)
 
 
 def listed(tmp_path: Path, double: SecureDouble, **changes: object) -> SitePolicy:
@@ -212,6 +211,26 @@ def test_a_line_that_loses_the_first_answer_of_every_request(tmp_path: Path) -> 
     assert (end.status, end.accepted) == ("finished", 2)
     assert len(double.said) == 2 * 4
     assert all(len(said) == 2 and said[0] == said[1] for said in double.said.values()), "the same bytes again"
+
+
+@pytest.mark.parametrize("phase", ["advertise-keys", "share-keys", "masked-input", "update", "report", "unmasking"])
+def test_a_client_that_was_told_to_give_up_ends_when_the_coordinator_is_silent(tmp_path: Path, phase: str) -> None:
+    double, silent = SecureDouble(Ward().model), threading.Event()
+
+    def silence(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith(phase):
+                silent.set()
+            if silent.is_set():
+                raise httpx.ConnectError("nobody listens")
+            return handler(request)
+
+        return handle
+
+    with pytest.raises(CoordinatorGone):
+        take_part(tmp_path, double, wrap=silence, shutdown=Shutdown(), give_up_after_s=0.2)
+    assert silent.is_set()
+    assert "PUT unmasking" not in double.log
 
 
 def test_a_coordinator_that_needs_the_count_is_told_it(tmp_path: Path) -> None:

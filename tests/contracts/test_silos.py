@@ -31,7 +31,7 @@ PLAIN = (ROOT / "examples" / "silo_of_ranks.toml").read_text()
 
 
 def started(
-    house: House, folder: Path, number: int, app: str, n_ranks: int, restarts: int = 0
+    house: House, folder: Path, number: int, app: str, n_ranks: int, *more: str, restarts: int = 0
 ) -> "subprocess.Popen[str]":
     """A silo that takes part in the run, as its operator would start it. `app`: of `HERE`, if it names no module."""
     with house.operator() as operator:
@@ -53,6 +53,7 @@ def started(
             name,
             "--json",
             *chain(*flags.items()),
+            *more,
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **own},
@@ -110,6 +111,16 @@ def test_after_the_kill_of_a_rank_the_silo_goes_on_from_its_checkpoint(tmp_path:
         found = last_model(house, tmp_path)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
+def test_a_dead_coordinator_ends_every_rank_with_the_cause(tmp_path: Path) -> None:
+    with begun(tmp_path, of_one()) as house:
+        silo = started(house, tmp_path, 0, f"{CLIENTS}:slow", 2, "--give-up-after", "3")
+        wait_for_file(tmp_path / "silo-0" / "ranks" / "1" / "0.checkpoint.safetensors", silo)
+        house.kill()
+        log = fails(silo)
+    assert log.count("the coordinator has not answered for 3 s") >= 2, log
+    assert "rank 0 has ended: the coordinator has not answered for 3 s" in log  # on rank 1
 
 
 @pytest.mark.nightly

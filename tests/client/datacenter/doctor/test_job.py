@@ -43,20 +43,31 @@ def measured(group: dist.ProcessGroup) -> dict[str, Tensor]:
             "rounds": job.rounds.measured if isinstance(job.rounds, RoundAdvice) else job.rounds,
             "said": [str(one) for one in findings_of(job, FACTS)],
         }
-    try:
-        measured_job(mine, FILE, jobs.make_deaf(rank, size), 2)
-    except NotTimed as error:
-        found["deaf"] = str(finding_of_failure(error))
-    try:
-        measured_job(mine, FILE, jobs.make_failing_at_rank_1(rank, size), 2)
-    except NotTimed as error:
-        found["failing"] = str(finding_of_failure(error))
+    return _as_tensor(found)
+
+
+def not_timed(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine, found = Group(rank, size, torch.device("cpu"), group), dict[str, str]()
+    for kind in ("deaf", "failing_at_rank_1"):
+        try:
+            measured_job(mine, FILE, getattr(jobs, f"make_{kind}")(rank, size), 2)
+        except NotTimed as error:
+            found[kind] = str(finding_of_failure(error))
+    return _as_tensor(found)
+
+
+def _as_tensor(found: dict[str, Any]) -> dict[str, Tensor]:
     return {"found": torch.tensor(list(json.dumps(found).encode()))}
 
 
-@pytest.mark.slow
+def said_by_rank(work: str, folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(bytes(one["found"].tolist())) for one in in_ranks(f"{HERE}:{work}", 2, folder)]
+
+
+@pytest.mark.realtime
 def test_the_bottleneck_of_three_jobs_is_named(tmp_path: Path) -> None:
-    by_rank = [json.loads(bytes(one["found"].tolist())) for one in in_ranks(f"{HERE}:measured", 2, tmp_path)]
+    by_rank = said_by_rank("measured", tmp_path)
     for kind in KINDS:
         for one in by_rank:
             assert one[kind]["bound"] == kind, one[kind]
@@ -72,12 +83,17 @@ def test_the_bottleneck_of_three_jobs_is_named(tmp_path: Path) -> None:
     small = 4 * (4 * 2 + 2)
     assert first["input"]["memory"] == [small, small, 0]
     assert first["communication"]["memory"] == [small + 4 * jobs.N_SENT, small, 0]
-    for one in by_rank:
+
+
+@pytest.mark.slow
+def test_clients_whose_steps_cannot_be_timed_are_named_on_every_rank(tmp_path: Path) -> None:
+    for one in said_by_rank("not_timed", tmp_path):
         assert one["deaf"].startswith(
             "job: wrong: rank 0: its client was asked for 5 steps, and asked its plan 0 times"
         )
-        assert one["failing"].startswith("job: wrong: rank 1: the client's own code failed with RuntimeError: CUDA out")
-        assert one["failing"].endswith("take smaller batches, accumulate gradients, or shard the model")
+        failing = one["failing_at_rank_1"]
+        assert failing.startswith("job: wrong: rank 1: the client's own code failed with RuntimeError: CUDA out")
+        assert failing.endswith("take smaller batches, accumulate gradients, or shard the model")
 
 
 def job_of(**changes: Any) -> JobCheck:

@@ -8,7 +8,11 @@ import pytest
 from tests.client.datacenter.doctor.shaped import CAN_SHAPE, namespaces, ranks_in
 from umbel.client.datacenter.doctor.algorithms import ALGORITHMS
 
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not CAN_SHAPE, reason="needs root, ip and tc")]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.realtime,
+    pytest.mark.skipif(not CAN_SHAPE, reason="needs root, ip and tc"),
+]
 DOCTOR = ("-m", "umbel", "doctor", "--distributed", "--json")
 MEGABITS = 50.0  # few enough that no processor is slower
 HEADERS = 0.955  # of the bytes on a link, what is not a header

@@ -1,0 +1,39 @@
+"""How long a coordinator has not answered, and what a client does once that is too long."""
+
+import math
+import threading
+from collections.abc import Callable
+
+
+class Silence:
+    """It begins with a request that fails, and ends with an answer. Threads may share it."""
+
+    def __init__(self, max_s: float = math.inf, gives_up: Callable[[], None] = lambda: None) -> None:
+        """`gives_up`: called once, from another thread, when a silence has lasted for `max_s` seconds."""
+        self.max_s = max_s
+        self.is_too_long = False
+        self._gives_up = gives_up
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def failed(self) -> None:
+        """A request got no answer."""
+        with self._lock:
+            if self._timer is None and self.max_s < math.inf:
+                self._timer = threading.Timer(self.max_s, self._end)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def answered(self) -> None:
+        """The coordinator has answered, be it with a refusal."""
+        with self._lock:
+            if self._timer is not None and not self.is_too_long:
+                self._timer.cancel()
+                self._timer = None
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._timer is not threading.current_thread():
+                return  # an answer came at the last moment
+            self.is_too_long = True
+        self._gives_up()
