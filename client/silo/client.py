@@ -11,7 +11,7 @@ from umbel.client.errors import WorkRefused
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
 from umbel.client.silo.orders import Order, OrderKind, told
-from umbel.client.silo.rank import AllFailed, SiloRank
+from umbel.client.silo.rank import OrderFailed, SiloRank
 from umbel.client.silo.results import evaluation_of, one_evaluation, one_training, training_of
 
 
@@ -89,7 +89,7 @@ class SiloClient(Client):
         self._rank.give_order(order)
         try:
             return self._rank.do(order, self._whole(), plan)
-        except AllFailed as failed:
+        except OrderFailed as failed:
             raise failed.error from None
 
     def _whole(self) -> Mapping[str, Tensor]:

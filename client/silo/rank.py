@@ -16,7 +16,7 @@ from torch import Tensor
 from umbel.client.app import Client
 from umbel.client.datacenter.group import Group, GroupError, lost_rank
 from umbel.client.datacenter.torch_errors import loss_of
-from umbel.client.errors import RankFailed, TrainingFailed
+from umbel.client.errors import ClientError, RankFailed, TrainingFailed
 from umbel.client.files import make_private
 from umbel.client.local.batches import BatchPart
 from umbel.client.local.checkpoint import Checkpoint
@@ -30,15 +30,17 @@ from umbel.client.silo.tensors import SiloTensors
 from umbel.client.state.packing import Packing, unpack
 from umbel.client.user_code import where_raised
 
-_ALL_FAIL_S = 10.0  # in which the same error reaches all ranks, if it does
+_ALL_SETTLE_S = 10.0  # in which all ranks are through with their work, if they do not wait for the one that has failed
 _LOST_S = 1.0  # in which the words of a rank whose code has failed are there, once it is lost
 _LOOK_S = 0.1
 _GO_ON, _STOP, _SAVE = range(3)
 log = logging.getLogger("umbel.client")
 
 
-class AllFailed(Exception):
-    """The site's code has failed on every rank, so the ranks are still in step. `error`: this rank's."""
+class OrderFailed(Exception):
+    """The site's code has failed, but all ranks are still in step. `error`: this rank's, or that of the first rank that
+    has one.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -75,16 +77,15 @@ class SiloRank:
         """Do an order together with all other ranks; returns what each has to say, in the order of the ranks.
 
         `whole`: on rank 0, the tensors of the whole model; after a training they have its weights. `asked`: on rank 0,
-        the round's plan. Raises `AllFailed` if the site's code fails on every rank, `GroupError` and `RankFailed` if
-        the ranks are no longer together.
+        the round's plan. Raises `OrderFailed` if the site's code fails, and `GroupError` and `RankFailed` if the ranks
+        are no longer together.
         """
         whole = whole or {}
         self.tensors.give(order.loads, whole)
         pulls = self.tensors.parts_of(order.pulls, {} if asked is None else asked.pulls)
         state = self._state(order, asked)
         plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state, checkpoint=self._checkpoint(order))
-        said = self._together(lambda: json.dumps(self._said(order, plan, asked)).encode())
-        answers = [json.loads(one) for one in self.ranks.gather(said)]
+        answers = self._answers_of(lambda: self._said(order, plan, asked))
         if order.task is OrderKind.TRAIN:
             self.tensors.require_same_copies()
             self.tensors.collect(whole)
@@ -141,38 +142,70 @@ class SiloRank:
 
     # --- when the site's own code fails ---
 
-    def _together(self, work: Callable[[], Any]) -> Any:
+    def _answers_of(self, work: Callable[[], Any]) -> list[Any]:
+        """Do the work; returns what it returns on each rank."""
+        own: BaseException | None = None
         try:
-            return work()
+            answer = {"said": work()}
         except (Exception, SystemExit) as error:
             if isinstance(error, GroupError):
                 raise
             self._fail(error)
-            raise AllFailed(error) from error
+            own, answer = error, {"failed": type(error).__name__, "words": where_raised(error)}
+        else:
+            self._settle("")
+        try:
+            answers = [json.loads(one) for one in self.ranks.gather(json.dumps(answer).encode())]
+        except GroupError as error:
+            raise self._cause_of(error) from error
+        failed = {rank: one for rank, one in enumerate(answers) if "failed" in one}
+        if not failed:
+            return [one["said"] for one in answers]
+        self._done()
+        raise OrderFailed(own or _failed_at(*next(iter(failed.items()))))
 
     def _fail(self, error: BaseException) -> None:
-        """Wait for all others to fail, too. Raises `RankFailed` if they do not, as some may wait for this one."""
+        """Wait until all others have settled, too. Raises `RankFailed` if they do not: some may wait for this one."""
         is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
-        words = f"the client's own code failed on rank {self.ranks.rank} with {where_raised(error)}"
-        own = f"failed {self._number} "
-        self.ranks.put(f"{own}{self.ranks.rank}", "" if is_lost else f"{type(error).__name__} {words}")
-        until = time.monotonic() + (_LOST_S if is_lost else _ALL_FAIL_S)
-        found = dict[int, str]()
-        while len(found) < self.ranks.size and time.monotonic() < until:
-            said = {rank: self.ranks.find(f"{own}{rank}") for rank in range(self.ranks.size) if rank not in found}
-            found |= {rank: one for rank, one in said.items() if one is not None}
+        self._settle("" if is_lost else f"{type(error).__name__} {where_raised(error)}")
+        until = time.monotonic() + (_LOST_S if is_lost else _ALL_SETTLE_S)
+        while len(found := self._settled()) < self.ranks.size and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        causes = [one for one in found.values() if one]
-        if len(causes) == self.ranks.size:
-            self._done()
-            return
-        if causes:
-            kind, _, words = causes[0].partition(" ")
-            raise RankFailed(
-                f"{words}. Other ranks did not fail with it, so they may wait for this one, and the silo ends",
-                f"the client's own code failed with {kind}; see the client's log",
-            ) from error
-        raise lost_rank(error) from error
+        if is_lost or len(found) < self.ranks.size:
+            raise self._cause_of(lost_rank(error)) from error
+
+    def _settle(self, failure: str) -> None:
+        """Say that this rank is through with its work. `failure`: the error's type and words; empty without one."""
+        self.ranks.put(f"settled {self.ranks.rank}", f"{self._number} {failure}")
+
+    def _settled(self) -> dict[int, str]:
+        """The failure of each rank that is through with this order."""
+        said = {rank: self.ranks.find(f"settled {rank}") for rank in range(self.ranks.size)}
+        own = f"{self._number} "
+        return {rank: one.removeprefix(own) for rank, one in said.items() if one is not None and one.startswith(own)}
+
+    def _cause_of(self, loss: GroupError) -> ClientError:
+        """The error to raise for a lost rank: what it has failed with, if it has said that."""
+        for rank, failure in self._settled().items():
+            kind, _, words = failure.partition(" ")
+            if kind:
+                return RankFailed(
+                    f"the client's own code failed on rank {rank} with {words}. Other ranks did not fail with it, so "
+                    "they may wait for this one, and the silo ends",
+                    _public(kind),
+                )
+        return loss
+
+
+def _failed_at(rank: int, answer: Mapping[str, str]) -> TrainingFailed:
+    return TrainingFailed(
+        f"the client's own code failed on rank {rank} with {answer['words']}", _public(answer["failed"])
+    )
+
+
+def _public(kind: str) -> str:
+    """What the coordinator sees: an error's message may quote data."""
+    return f"the client's own code failed with {kind}; see the client's log"
 
 
 class _Steps:
@@ -219,7 +252,7 @@ def follow(rank: SiloRank) -> None:
     while (order := rank.next_order()).task is not OrderKind.END:
         try:
             rank.do(order)
-        except AllFailed as failed:
-            log.debug("order %s failed on all ranks: %s", order.task, failed)
+        except OrderFailed as failed:
+            log.debug("order %s failed: %s", order.task, failed)
     if order.failed:
         raise TrainingFailed(f"rank 0 has ended: {order.words}")

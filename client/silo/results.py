@@ -1,5 +1,7 @@
 """One result of all ranks. Ranks that take different parts of the batches have measured different samples."""
 
+import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,6 +10,8 @@ from typing import Any
 from umbel.client.datacenter.group import GroupError
 from umbel.client.local.batches import BatchPart
 from umbel.client.local.results import Evaluation, TrainResult, WeightedMean
+
+log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ def one_evaluation(parts: Sequence[BatchPart], results: Sequence[Evaluation | No
 
 
 def _together(parts: Sequence[BatchPart], measured: Sequence[_Measured]) -> _Measured:
+    for rank, one in enumerate(measured):
+        if strange := [f"{name} = {value}" for name, value in one.metrics.items() if not math.isfinite(value)]:
+            log.warning("rank %d has measured %s, so the silo reports no such metric", rank, ", ".join(strange))
     ranks = sorted(range(len(parts)), key=lambda rank: parts[rank].index)
     same_samples = [
         _merged([measured[rank] for rank in group]) for _, group in groupby(ranks, key=lambda rank: parts[rank].index)

@@ -166,7 +166,13 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Any] = get_model_state_dict(model)
     if other := [name for name, one in found.items() if not isinstance(one, Tensor)]:
         raise GroupError(f"the model's state has {other[0]!r}, which is no tensor: ranks of a silo cannot share it")
-    return {name: found[name] for name in _names_of(model)}
+    names = _names_of(model)
+    if hidden := [name for name in names if name not in found]:
+        raise GroupError(
+            f"umbel does not find the tensor {hidden[0]!r} in the model's state. If a part of the model is in "
+            "DistributedDataParallel, wrap the whole model in it"
+        )
+    return {name: found[name] for name in names}
 
 
 def _names_of(model: nn.Module) -> dict[str, str]:

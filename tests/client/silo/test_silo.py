@@ -1,5 +1,6 @@
 """A silo of several ranks trains as one process does, whatever its ranks hold of the model."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,14 @@ from torch.utils.data import TensorDataset
 from examples import silo_of_ranks as example
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.client import Client, TorchClient
+from umbel.client import Client, Evaluation, TorchClient
 from umbel.client.datacenter.group import Group, GroupError, joined
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.plan import LocalPlan
 from umbel.client.silo.client import SiloClient
 from umbel.client.silo.rank import SiloRank, follow, require_parts
+from umbel.client.silo.results import one_evaluation
 from umbel.client.silo.tensors import SiloTensors
 from umbel.client.training.shared_state import SharedState
 
@@ -214,6 +216,61 @@ def test_all_ranks_begin_with_the_state_of_rank_0_and_its_changes_are_kept(tmp_p
     found = in_ranks(f"{HERE}:remembered", 2, tmp_path)[0]
     assert found["kept"] == 2
     assert found["told"].tolist() == [2, 3]  # rank 1 adds two to what rank 0 had
+
+
+class FailsOnRank1(TorchClient):
+    """In its first evaluation, which has no sum."""
+
+    n_evaluations = 0
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        self.n_evaluations += 1
+        if dist.get_rank() == 1 and self.n_evaluations == 1:
+            raise ValueError("this sample is broken")
+        return super().evaluate(model)
+
+
+def failing_apart(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    part = BatchPart(dist.get_rank(group), dist.get_world_size(group))
+    app = FailsOnRank1(ddp(group), "classes", samples(N, 0), samples(21, 1), part=part)
+
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        with pytest.raises(
+            TrainingFailed, match=r"failed on rank 1 with ValueError: this sample is broken \(test_silo.py, line \d+\)"
+        ) as failed:
+            silo.evaluate(silo.model)
+        assert failed.value.public_reason == "the client's own code failed with ValueError; see the client's log"
+        evaluation = silo.evaluate(silo.model)
+        assert evaluation is not None
+        return {"n": torch.tensor(evaluation.sample_count)}
+
+    return led(silo_of(app, group, scratch()), lead)
+
+
+def test_code_that_fails_on_one_rank_and_outside_sums_fails_this_order_alone(tmp_path: Path) -> None:
+    assert in_ranks(f"{HERE}:failing_apart", 2, tmp_path)[0]["n"] == 21
+
+
+def nested(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """A part of the model is in DDP."""
+    model = network()
+    model[0] = DistributedDataParallel(model[0])
+    with pytest.raises(GroupError, match=r"does not find the tensor '0.module.weight' .* wrap the whole model in it"):
+        silo_of(client(model), group, scratch())
+    return {}
+
+
+def test_ddp_inside_the_model_is_refused(tmp_path: Path) -> None:
+    in_ranks(f"{HERE}:nested", 2, tmp_path)
+
+
+def test_a_metric_that_is_not_finite_is_told_with_its_rank(caplog: pytest.LogCaptureFixture) -> None:
+    results = [Evaluation(3, {"loss": 1.0, "accuracy": 0.5}), Evaluation(4, {"loss": math.nan, "accuracy": 0.5})]
+    found = one_evaluation([BatchPart(0, 2), BatchPart(1, 2)], results)
+    assert found is not None
+    assert math.isnan(found.metrics["loss"])
+    assert found.metrics["accuracy"] == 0.5
+    assert caplog.messages == ["rank 1 has measured loss = nan, so the silo reports no such metric"]
 
 
 def refused(group: dist.ProcessGroup) -> dict[str, Tensor]:
