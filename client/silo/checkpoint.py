@@ -5,6 +5,7 @@ newest one that every rank has.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.state.checkpoint import DiskCheckpoint
 
 _SHARD, _LIKE = "umbel.shard", "umbel.like"
+log = logging.getLogger("umbel.client")
 
 
 class RankCheckpoint(Checkpoint):
@@ -121,8 +123,25 @@ def _place(tensor: DTensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
 
 
-def forget_others(folder: Path, n_ranks: int) -> None:
-    """Remove on this machine what ranks have saved of which there are none any more."""
+def forget_others(folder: Path, rank: int, n_ranks: int) -> None:
+    """Remove on this machine what a silo with another number of ranks has saved: its shards are others.
+
+    `folder`: has a folder for each rank; that of `rank` is there.
+    """
+    note = folder / str(rank) / "n_ranks"
+    before = note.read_text() if note.exists() else str(n_ranks)
+    saves = [*note.parent.glob("*.checkpoint.safetensors")]
+    if before != str(n_ranks) and saves:
+        log.warning(
+            "rank %d has saves of a silo of %s ranks, and this one has %d: if its round is still open, the training "
+            "begins anew",
+            rank,
+            before,
+            n_ranks,
+        )
+        for one in saves:
+            one.unlink()
+    note.write_text(str(n_ranks))
     for one in folder.iterdir():
         if one.name.isdigit() and int(one.name) >= n_ranks:
             shutil.rmtree(one, ignore_errors=True)

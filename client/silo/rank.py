@@ -60,7 +60,7 @@ class SiloRank:
         self.tensors = SiloTensors(app.model, ranks)
         self._folder = folder / str(ranks.rank)
         make_private(self._folder)
-        forget_others(folder, ranks.size)
+        forget_others(folder, ranks.rank, ranks.size)
         self._number = 0  # of the next order
 
     def next_order(self) -> Order:
