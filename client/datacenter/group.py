@@ -92,6 +92,11 @@ class Group:
         with lost_ranks_named():
             dist.broadcast(tensor, group=self.process_group, group_src=0)
 
+    def add_numbers(self, numbers: Tensor) -> None:
+        """Overwrite a tensor, of the same shape and dtype on each rank, with the sum of all ranks'."""
+        with lost_ranks_named():
+            dist.all_reduce(numbers, group=self.process_group)
+
     def pass_to_first(self, tensor: Tensor, source: int) -> Tensor | None:
         """Hand `tensor` of the rank `source` to rank 0, which gets it; others get None. On rank 0 `tensor` may be
         overwritten.

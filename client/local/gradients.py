@@ -1,16 +1,18 @@
 """What a run does to every gradient of local training: FedProx's term, FedDyn's pull, the codec's part, the clip."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from umbel.client.local.bare_names import bare_name
 
 Projection = Callable[[Tensor], Tensor]
+Norm = Callable[[Sequence[Tensor]], Tensor]
+"""The L2 norm of the gradients of these parameters, as a tensor of no dimension."""
 _WRAPPERS = ("module.", "_module.")  # the prefixes of DDP and Opacus
 
 
@@ -39,7 +41,7 @@ class GradientRules:
 
     def forget(self) -> None:
         """Let go of every model."""
-        self._mu, self._clip_norm = 0.0, cast("float | None", None)
+        self._mu, self._clip_norm, self._norm = 0.0, cast("float | None", None), cast(Norm, _norm_of)
         self._by_name: dict[str, _Rule] = {}
         self.own = frozenset[str]()  # the names of parameters that have no global value
         self._by_parameter: dict[int, _Rule] = {}
@@ -55,15 +57,16 @@ class GradientRules:
         clip_norm: float | None,
         own: Collection[str] = (),
         pulls: Mapping[str, Tensor] | None = None,
+        norm: Norm | None = None,
     ) -> None:
         """Take the model's present weights for the global ones. Memory with FedProx: one copy of them.
 
         `mu`: FedProx's. `within`: by parameter name, the projection of a gradient onto what the codec can send.
         `clip_norm`: the greatest L2 norm of the gradient after that; None: it is not clipped. `own`: parameters that
         have no global value, so nothing pulls them. `pulls`: by parameter name, what is added to each gradient, as the
-        client has kept it.
+        client has kept it. `norm`: how the norm is found that is clipped, if this process has only a part of the model.
         """
-        pulls, self.own = pulls or {}, frozenset(own)
+        pulls, self.own, self._norm = pulls or {}, frozenset(own), norm or _norm_of
         self._mu, self._clip_norm, self.is_bound = mu, clip_norm, True
         if not (mu or within or clip_norm is not None or pulls):
             return
@@ -101,7 +104,7 @@ class GradientRules:
         for parameter, rule in rules:
             _change(parameter, rule, self._mu)
         if self._clip_norm is not None:
-            clip_grad_norm_(parameters, self._clip_norm)
+            _clip(parameters, self._clip_norm, self._norm)
 
     @torch.no_grad()
     def applied_to(self, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -115,7 +118,7 @@ class GradientRules:
         if self._clip_norm is not None:
             # In the order of the model, so that the norm has the same bits as in `apply`.
             ordered = {name: found[name] for name in self._by_name if name in found} | found
-            clip_grad_norm_(ordered.values(), self._clip_norm)
+            _clip([*ordered.values()], self._clip_norm, self._norm)
         return {name: cast(Tensor, weight.grad) for name, weight in found.items()}
 
     def _rules_of(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _Rule]]:
@@ -129,6 +132,14 @@ class GradientRules:
                 "model that train was called with"
             )
         return found
+
+
+def _norm_of(parameters: Sequence[Tensor]) -> Tensor:
+    return get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+def _clip(parameters: Sequence[Tensor], clip_norm: float, norm: Norm) -> None:
+    clip_grads_with_norm_(parameters, clip_norm, norm(parameters))
 
 
 def _change(parameter: Tensor, rule: _Rule, mu: float) -> None:

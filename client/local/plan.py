@@ -16,7 +16,7 @@ from umbel.aggregation.plans.training import OptimizerName, Option
 from umbel.client.local.arrays import Array, ArrayModel, NamedArrays, array_of, require_gradient, tensor_of
 from umbel.client.local.batches import WHOLE, BatchPart, Collate, Data
 from umbel.client.local.checkpoint import Checkpoint
-from umbel.client.local.gradients import GradientRules, Projection
+from umbel.client.local.gradients import GradientRules, Norm, Projection
 from umbel.client.local.optimizers import optimizer_of
 from umbel.client.local.progress import Keepable
 from umbel.client.local.steps import LocalSteps
@@ -255,13 +255,14 @@ class LocalPlan:
         changed = {name: getattr(self, name) for name in later if getattr(self, name) != getattr(usual, name)}
         return found | {name: dict(value) if name == "options" else value for name, value in changed.items()}
 
-    def bound_to(self, model: nn.Module, own: Collection[str] = ()) -> "LocalPlan":
+    def bound_to(self, model: nn.Module, own: Collection[str] = (), norm: Norm | None = None) -> "LocalPlan":
         """This plan with its gradient rules, made for a model that has the global weights now.
 
-        `own`: parameters that stay at the site, which FedProx does not pull.
+        `own`: parameters that stay at the site, which FedProx does not pull. `norm`: the norm of the whole model's
+        gradient, if this process has only a part of the model.
         """
         bound = replace(self, rules=GradientRules())
-        bound._bind(model, own)
+        bound._bind(model, own, norm)
         bound.rules.is_fixed = True
         return bound
 
@@ -275,8 +276,8 @@ class LocalPlan:
         for model in models:
             self._bind(model)
 
-    def _bind(self, model: nn.Module, own: Collection[str] = ()) -> None:
-        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm, own, self.pulls)
+    def _bind(self, model: nn.Module, own: Collection[str] = (), norm: Norm | None = None) -> None:
+        self.rules.bind(model, self.proximal_mu, self.within, self.clip_norm, own, self.pulls, norm)
 
 
 def _as_numpy(arrays: NamedArrays) -> dict[str, Array]:

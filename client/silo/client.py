@@ -55,11 +55,6 @@ class SiloClient(Client):
                 "the run's codec sends only a part of the model, and a silo of several ranks cannot keep its gradients "
                 "within that: ask the operator for another codec"
             )
-        if plan.clip_norm is not None and self._rank.tensors.is_staged:
-            raise WorkRefused(
-                "the run asks for clip_norm, and the stages of this silo's pipeline do not know the norm of the whole "
-                "gradient: ask the operator for a run without it"
-            )
         order = Order(
             OrderKind.TRAIN,
             self._stale(),

@@ -112,7 +112,8 @@ class SiloRank:
     def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
         steps = _Steps(self.ranks, asked, plan.checkpoint)
         own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
-        bound = replace(plan.bound_to(self.app.model, own), told_to_stop=steps.told_to_stop)
+        norm = self.tensors.whole_norm if self.tensors.is_staged else None
+        bound = replace(plan.bound_to(self.app.model, own, norm), told_to_stop=steps.told_to_stop)
         result = self.app.train(self.app.model, bound)
         require_kind(result, TrainResult, "train")
         applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}

@@ -5,7 +5,8 @@ pipeline). Tensors travel one by one, so no GPU ever has a copy of the whole mod
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from umbel.client.datacenter.group import Group, GroupError
 from umbel.client.local.bare_names import bare_name
@@ -111,6 +113,25 @@ class SiloTensors:
         mine = _tensors_of(self._model)
         found = self._from_first(names, whole, torch.float32)
         return {local: _like(tensor, mine[name]) for name, tensor in found if (local := self.here(name)) is not None}
+
+    def whole_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """The L2 norm of the whole model's gradient. `parameters`: this rank's, of whose gradients it is made. What
+        several ranks hold counts once.
+        """
+        owners = {id(one): self._owner[bare_name(name)] for name, one in self._model.named_parameters()}
+        by_owner = defaultdict[int, list[Tensor]](list)
+        for one in parameters:
+            if one.grad is not None:
+                by_owner[owners[id(one)]].append(one.grad)
+        square = torch.zeros((), dtype=torch.float64)
+        for owner, gradients in sorted(by_owner.items()):
+            norm = get_total_norm(gradients)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # its shards' ranks are all here
+            if owner == self._ranks.rank:
+                square = norm.to(square).square()
+        self._ranks.add_numbers(square)
+        like = next(iter(by_owner.values()), [torch.zeros(())])[0]
+        return square.sqrt().to(like.device, torch.float32)
 
     def here(self, name: str) -> str | None:
         """The name that the tensor has in this rank's model; None if this rank has nothing of it."""
