@@ -69,7 +69,7 @@ def join(
         with _names_policy(policy):
             end: RunEnd | None
             if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun
-                from umbel.client.silo.run import run_silo
+                from umbel.client.datacenter.silo.run import run_silo
 
                 end = run_silo(site.make, server, place, run, **terms)
             else:

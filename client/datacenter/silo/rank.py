@@ -1,0 +1,259 @@
+"""One rank of a silo: it does what rank 0 asks, with the site's own code on its own part of the model."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from umbel.client.app import Client
+from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
+from umbel.client.datacenter.ranks.torch_errors import loss_of
+from umbel.client.datacenter.silo.checkpoint import RankCheckpoint, forget_others
+from umbel.client.datacenter.silo.orders import Order, OrderKind, planned
+from umbel.client.datacenter.silo.results import evaluation_as_json, training_as_json
+from umbel.client.datacenter.silo.tensors import SiloTensors
+from umbel.client.errors import ClientError, RankFailed, TrainingFailed
+from umbel.client.files import make_private
+from umbel.client.local.batches import BatchPart
+from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.plan import LocalPlan
+from umbel.client.local.results import TrainResult
+from umbel.client.rounds.site_code import evaluated, require_kind
+from umbel.client.state.packing import Packing, unpack
+from umbel.client.user_code import where_raised
+
+_ALL_SETTLE_S = 10.0  # in which all ranks are through with their work, if they do not wait for the one that has failed
+_LOST_S = 1.0  # in which the words of a rank whose code has failed are there, once it is lost
+_LOOK_S = 0.1
+_GO_ON, _STOP, _SAVE = range(3)
+log = logging.getLogger("umbel.client")
+
+
+class OrderFailed(Exception):
+    """The site's code has failed, but all ranks are still in step. `error`: this rank's, or that of the first rank that
+    has one.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class SiloRank:
+    """`folder`: for what this rank keeps of a training in progress."""
+
+    def __init__(self, app: Client, ranks: Group, folder: Path) -> None:
+        """Raises `GroupError` for ranks whose models or parts do not fit together, and `OSError` or `StateError` for a
+        folder that cannot be used.
+        """
+        self.app, self.ranks = app, ranks
+        self.parts = [BatchPart(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())]
+        require_parts(self.parts)
+        self.tensors = SiloTensors(app.model, ranks)
+        self._folder = folder / str(ranks.rank)
+        make_private(self._folder)
+        forget_others(folder, ranks.rank, ranks.size)
+        self._number = 0  # of the next order
+
+    def next_order(self) -> Order:
+        """Wait for rank 0's next order."""
+        while (text := self.ranks.find(f"order {self._number}", wait_s=60.0)) is None:
+            pass
+        return Order.from_json(text)
+
+    def give_order(self, order: Order) -> None:
+        """On rank 0: write what all ranks are to do next."""
+        self.ranks.put(f"order {self._number}", order.to_json())
+
+    def do(self, order: Order, whole: Mapping[str, Tensor] | None = None, asked: LocalPlan | None = None) -> list[Any]:
+        """Do an order together with all other ranks; returns what each has to say, in the order of the ranks.
+
+        `whole`: on rank 0, the tensors of the whole model; after a training they have its weights. `asked`: on rank 0,
+        the round's plan. Raises `OrderFailed` if the site's code fails, and `GroupError` and `RankFailed` if the ranks
+        are no longer together.
+        """
+        whole = whole or {}
+        self.tensors.give(order.loads, whole)
+        pulls = self.tensors.parts_of(order.pulls, {} if asked is None else asked.pulls)
+        state = self._state(order, asked)
+        plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state, checkpoint=self._checkpoint(order))
+        answers = self._answers_of(lambda: self._said(order, plan, asked))
+        if order.task is OrderKind.TRAIN:
+            self.tensors.require_same_copies()
+            self.tensors.collect(whole)
+            plan.checkpoint.forget()
+        self._done()
+        return answers
+
+    def _said(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        app = self.app
+        match order.task:
+            case OrderKind.PREPARE:
+                app.prepare(plan)
+            case OrderKind.EVALUATE:
+                return evaluation_as_json(evaluated(app))
+            case OrderKind.LOSS:
+                loss = app.training_loss(app.model)
+                return None if loss is None else float(loss)
+            case OrderKind.TRAIN:
+                return self._trained(order, plan, asked)
+            case OrderKind.END:
+                raise AssertionError("an end is not done, but obeyed")
+        return None
+
+    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        steps = _Steps(self.ranks, asked, plan.checkpoint)
+        own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
+        norm = self.tensors.whole_norm if self.tensors.is_staged else None
+        bound = replace(plan.bound_to(self.app.model, own, norm), told_to_stop=steps.told_to_stop)
+        result = self.app.train(self.app.model, bound)
+        require_kind(result, TrainResult, "train")
+        applied = {"is_applied": bound.rules.is_applied, "by_site": sorted(bound.site_applies)}
+        return {"found": training_as_json(result), **applied}
+
+    def _checkpoint(self, order: Order) -> Checkpoint:
+        if order.belongs_to is None:
+            return Checkpoint()
+        n_bytes = self.tensors.n_bytes_here
+        return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
+
+    def _state(self, order: Order, asked: LocalPlan | None) -> dict[str, Any]:
+        """Rank 0's `plan.state` itself there, and a copy of it on the others."""
+        if not order.has_state:
+            return {}
+        packing = Packing()
+        packed = packing.pack({} if asked is None else asked.state)
+        text = self.ranks.from_first(json.dumps(packed).encode())
+        tensors = self.ranks.from_first(save(packing.separate()))
+        return asked.state if asked is not None else unpack(json.loads(text), load(tensors))
+
+    def _done(self) -> None:
+        """All ranks have done the order."""
+        if self.ranks.is_first:
+            self.ranks.forget(f"order {self._number}")
+        self._number += 1
+
+    # --- when the site's own code fails ---
+
+    def _answers_of(self, work: Callable[[], Any]) -> list[Any]:
+        """Do the work; returns what it returns on each rank."""
+        own: BaseException | None = None
+        try:
+            answer = {"said": work()}
+        except (Exception, SystemExit) as error:
+            if isinstance(error, GroupError):
+                raise
+            self._fail(error)
+            own, answer = error, {"failed": type(error).__name__, "words": where_raised(error)}
+        else:
+            self._settle("")
+        try:
+            answers = [json.loads(one) for one in self.ranks.gather(json.dumps(answer).encode())]
+        except GroupError as error:
+            raise self._cause_of(error) from error
+        failed = {rank: one for rank, one in enumerate(answers) if "failed" in one}
+        if not failed:
+            return [one["said"] for one in answers]
+        self._done()
+        raise OrderFailed(own or _failed_at(*next(iter(failed.items()))))
+
+    def _fail(self, error: BaseException) -> None:
+        """Wait until all others have settled, too. Raises `RankFailed` if they do not: some may wait for this one."""
+        is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
+        self._settle("" if is_lost else f"{type(error).__name__} {where_raised(error)}")
+        until = time.monotonic() + (_LOST_S if is_lost else _ALL_SETTLE_S)
+        while len(found := self._settled()) < self.ranks.size and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if is_lost or len(found) < self.ranks.size:
+            raise self._cause_of(lost_rank(error)) from error
+
+    def _settle(self, failure: str) -> None:
+        """Say that this rank is through with its work. `failure`: the error's type and words; empty without one."""
+        self.ranks.put(f"settled {self.ranks.rank}", f"{self._number} {failure}")
+
+    def _settled(self) -> dict[int, str]:
+        """The failure of each rank that is through with this order."""
+        said = {rank: self.ranks.find(f"settled {rank}") for rank in range(self.ranks.size)}
+        own = f"{self._number} "
+        return {rank: one.removeprefix(own) for rank, one in said.items() if one is not None and one.startswith(own)}
+
+    def _cause_of(self, loss: GroupError) -> ClientError:
+        """The error to raise for a lost rank: what it has failed with, if it has said that."""
+        for rank, failure in self._settled().items():
+            kind, _, words = failure.partition(" ")
+            if kind:
+                return RankFailed(
+                    f"the client's own code failed on rank {rank} with {words}. Other ranks did not fail with it, so "
+                    "they may wait for this one, and the silo ends",
+                    _public(kind),
+                )
+        return loss
+
+
+def _failed_at(rank: int, answer: Mapping[str, str]) -> TrainingFailed:
+    return TrainingFailed(
+        f"the client's own code failed on rank {rank} with {answer['words']}", _public(answer["failed"])
+    )
+
+
+def _public(kind: str) -> str:
+    """What the coordinator sees: an error's message may quote data."""
+    return f"the client's own code failed with {kind}; see the client's log"
+
+
+class _Steps:
+    """What rank 0 decides after each step for all ranks: to go on, to stop, or to save first.
+
+    `asked`: on rank 0, the round's plan; None on other ranks. The ranks ask equally often.
+    """
+
+    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: Checkpoint) -> None:
+        self._ranks, self._asked, self._checkpoint = ranks, asked, checkpoint
+        self._asked_at, self._word = time.monotonic(), _GO_ON
+        if isinstance(checkpoint, RankCheckpoint):
+            checkpoint.must_save = lambda: self._word == _SAVE
+
+    def told_to_stop(self) -> str | None:
+        reason = None if self._asked is None else self._reason(self._asked)
+        checkpoint = self._checkpoint
+        must_save = self._asked is not None and isinstance(checkpoint, RankCheckpoint) and checkpoint.has_waited()
+        word = torch.tensor([_STOP if reason else _SAVE if must_save else _GO_ON])
+        self._ranks.fill_from_first(word)
+        self._word = int(word)
+        return (reason or "rank 0 stops") if self._word == _STOP else None
+
+    def _reason(self, asked: LocalPlan) -> str | None:
+        now = time.monotonic()
+        self._asked_at, step_s = now, now - self._asked_at
+        if reason := asked.should_stop():
+            return reason
+        return "there is no time for another step" if asked.seconds_left < step_s else None
+
+
+def require_parts(parts: Sequence[BatchPart]) -> None:
+    """Raise `GroupError` unless all ranks take whole batches, or together take all parts of them."""
+    counts = {one.count for one in parts}
+    if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
+        told = ", ".join(f"rank {rank} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
+        raise GroupError(
+            f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part=rank_part()), or none any"
+        )
+
+
+def follow(rank: SiloRank) -> None:
+    """On every rank but 0: do what rank 0 asks until it ends. Raises `GroupError` or `RankFailed` if it cannot."""
+    while (order := rank.next_order()).task is not OrderKind.END:
+        try:
+            rank.do(order)
+        except OrderFailed as failed:
+            log.debug("order %s failed: %s", order.task, failed)
+    if order.failed:
+        raise TrainingFailed(f"rank 0 has ended: {order.words}")
