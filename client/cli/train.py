@@ -33,6 +33,15 @@ def train(
             help="The first model (safetensors); else that of rank 0's client. A run that goes on ignores it.",
         ),
     ] = None,
+    ranks_per_client: Annotated[
+        int,
+        typer.Option(
+            "--ranks-per-client",
+            min=1,
+            help="How many ranks train together as one client. With more than one, the app is make_client(number, of, "
+            "mesh), which also gets the mesh of the client's ranks.",
+        ),
+    ] = 1,
     shared_data: Annotated[
         bool, typer.Option("--shared-data", help="Ranks may train on the same samples; else that is an error.")
     ] = False,
@@ -82,9 +91,12 @@ def train(
             out,
             model,
             told,
+            ranks_per_client=ranks_per_client,
             may_share=shared_data,
             compares_updates=compare_updates,
         )
+    if end is None:  # the first rank of this one's client knows more
+        return
     if is_first and as_json:
         print_json(end)
     elif is_first:

@@ -11,7 +11,7 @@ from umbel.client.datacenter.doctor.links import Network
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.ranks.group import Group, joined
-from umbel.client.datacenter.train.train import client_of_rank
+from umbel.client.datacenter.train.named_client import client_of
 from umbel.client.findings import ClientCheck, ClientFinding
 
 _PATIENCE_S, _JOIN_S = 600.0, 180.0
@@ -40,7 +40,7 @@ def check_group(file: RunFile | None = None, app: str | None = None) -> tuple[Gr
     cannot work together, and for a client that cannot be made.
     """
     with joined(timeout_s=_PATIENCE_S, join_s=_JOIN_S) as group:
-        client = None if file is None or app is None else client_of_rank(app, group, file.seed)
+        client = None if file is None or app is None else client_of(app, group.rank, group.size, file.seed)
         found = checked(group, file, client)
         group.gather(b"")  # no rank leaves while another one still measures
         return found, group.is_first

@@ -7,7 +7,7 @@ that store, on which the ranks agree (`attempt.py`). (Without one, Gloo's ranks 
 
 import os
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -140,6 +140,30 @@ class Group:
             yield replace(self, process_group=group, _wire=torch.device("cpu"))
         finally:
             dist.destroy_process_group(group)
+
+    def among(
+        self, ranks: Sequence[int], name: str, timeout_s: float, *, on_processors: bool = False
+    ) -> "Group | None":
+        """These ranks as a group of their own; None on other ranks. All ranks of the job must call it together.
+
+        `name`: unlike that of every other such group. `timeout_s`: how long a rank waits for the others in each call.
+        `on_processors`: whether its tensors are on the CPU, whatever trains on GPUs beside it.
+        """
+        backend, timeout = "gloo" if on_processors else None, timedelta(seconds=timeout_s)
+        group = dist.new_group([*ranks], backend=backend, timeout=timeout)
+        if self.rank not in ranks:
+            return None
+        assert isinstance(group, dist.ProcessGroup), "this rank is in it"
+        place, store = ranks.index(self.rank), _stores.PrefixStore(f"umbel_{name}", self._board)
+        return replace(
+            self,
+            rank=place,
+            size=len(ranks),
+            process_group=group,
+            _wire=torch.device("cpu") if on_processors else self._wire,
+            _board=store,
+            _waiting=Waiting(place, len(ranks), store),
+        )
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
         """Add all ranks' parts of a sum to `whole`, an empty sum of the same codec."""

@@ -1,12 +1,14 @@
 """The silo as one client: what rank 0's loop sees of all ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client.app import Client
+from umbel.client.datacenter.ranks.group import GroupError
 from umbel.client.datacenter.silo.orders import Order, OrderKind, told
 from umbel.client.datacenter.silo.rank import OrderFailed, SiloRank
 from umbel.client.datacenter.silo.results import evaluation_of, one_evaluation, one_training, training_of
@@ -101,3 +103,20 @@ class SiloClient(Client):
 
 def _version(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
+
+
+@contextmanager
+def leading(rank: SiloRank) -> Generator[SiloClient]:
+    """Lead the other ranks of a silo, on rank 0: as one client, until the end of this block. They end with it; after an
+    error, they say so.
+    """
+    client = SiloClient(rank)
+    client.begin()
+    try:
+        yield client
+    except GroupError:
+        raise  # nobody is there to hear it
+    except BaseException as error:
+        client.end(str(error), failed=True)
+        raise
+    client.end("there is no more work", failed=False)

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +50,9 @@ class OrderFailed(Exception):
 
 
 class SiloRank:
-    """`folder`: for what this rank keeps of a training in progress."""
+    """`folder`: for what this rank keeps of a training in progress; None: nothing is kept."""
 
-    def __init__(self, app: Client, ranks: Group, folder: Path) -> None:
+    def __init__(self, app: Client, ranks: Group, folder: Path | None = None) -> None:
         """Raises `GroupError` for ranks whose models or parts do not fit together, and `OSError` or `StateError` for a
         folder that cannot be used.
         """
@@ -58,9 +60,7 @@ class SiloRank:
         self.parts = [BatchPart(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())]
         require_parts(self.parts)
         self.tensors = SiloTensors(app.model, ranks)
-        self._folder = folder / str(ranks.rank)
-        make_private(self._folder)
-        forget_others(folder, ranks.rank, ranks.size)
+        self._folder = None if folder is None else _own_folder(folder, ranks)
         self._number = 0  # of the next order
 
     def next_order(self) -> Order:
@@ -120,7 +120,7 @@ class SiloRank:
         return {"found": training_as_json(result), **applied}
 
     def _checkpoint(self, order: Order) -> Checkpoint:
-        if order.belongs_to is None:
+        if order.belongs_to is None or self._folder is None:
             return Checkpoint()
         n_bytes = self.tensors.n_bytes_here
         return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
@@ -209,6 +209,13 @@ def _public(kind: str) -> str:
     return f"the client's own code failed with {kind}; see the client's log"
 
 
+def _own_folder(folder: Path, ranks: Group) -> Path:
+    own = folder / str(ranks.rank)
+    make_private(own)
+    forget_others(folder, ranks.rank, ranks.size)
+    return own
+
+
 class _Steps:
     """What rank 0 decides after each step for all ranks: to go on, to stop, or to save first.
 
@@ -249,11 +256,26 @@ def require_parts(parts: Sequence[BatchPart]) -> None:
 
 
 def follow(rank: SiloRank) -> None:
-    """On every rank but 0: do what rank 0 asks until it ends. Raises `GroupError` or `RankFailed` if it cannot."""
-    while (order := rank.next_order()).task is not OrderKind.END:
-        try:
-            rank.do(order)
-        except OrderFailed as failed:
-            log.debug("order %s failed: %s", order.task, failed)
+    """On every rank but 0: do what rank 0 asks until it ends, which decides on signals, too.
+
+    Raises `GroupError` or `RankFailed` if this rank cannot go on, and `TrainingFailed` if rank 0 has failed.
+    """
+    with _signals_ignored():
+        rank.tensors.collect({})
+        while (order := rank.next_order()).task is not OrderKind.END:
+            try:
+                rank.do(order)
+            except OrderFailed as failed:
+                log.debug("order %s failed: %s", order.task, failed)
     if order.failed:
         raise TrainingFailed(f"rank 0 has ended: {order.words}")
+
+
+@contextmanager
+def _signals_ignored() -> Generator[None]:
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,17 +1,16 @@
 """Take part in a run as one client of several ranks. Only rank 0 speaks to the coordinator."""
 
 import logging
-import signal
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from umbel.client.app import Client
-from umbel.client.datacenter.ranks.group import GroupError, joined
-from umbel.client.datacenter.silo.client import SiloClient
+from umbel.client.datacenter.ranks.group import joined
+from umbel.client.datacenter.silo.client import leading
 from umbel.client.datacenter.silo.rank import SiloRank, follow
 from umbel.client.errors import AppError
 from umbel.client.local.batches import WHOLE, BatchPart
@@ -21,10 +20,15 @@ RANKS_FOLDER = "ranks"  # in the state directory
 log = logging.getLogger("umbel.client")
 
 
-def rank_part() -> BatchPart:
-    """This rank's part of every batch, for a silo whose ranks each train on a part (DDP, FSDP2). A process alone takes
-    whole batches.
+def rank_part(mesh: DeviceMesh | None = None) -> BatchPart:
+    """This rank's part of every batch, for a client whose ranks each train on a part (DDP, FSDP2).
+
+    A process alone takes whole batches.
+
+    `mesh`: the ranks of this client, as `umbel train --ranks-per-client` gives them; by default all ranks of the job.
     """
+    if mesh is not None:
+        return BatchPart(mesh.get_local_rank(), mesh.size())
     return BatchPart(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else WHOLE
 
 
@@ -44,12 +48,12 @@ def run_silo(
     """
     with joined() as job, job.on_processors() as ranks:
         rank = SiloRank(_made(make_client), ranks, Path(state_dir) / RANKS_FOLDER)
-        if ranks.is_first:
-            return _lead(rank, server, state_dir, run, terms)
-        rank.tensors.collect({})
-        with _signals_ignored():
+        if not ranks.is_first:
             follow(rank)
-        return None
+            return None
+        with leading(rank) as client:
+            log.info("this silo has %d ranks, which %s", ranks.size, _share_of(rank.app.part))
+            return run_client(client, server, state_dir, run, **terms)
 
 
 def _made(make_client: Callable[[], Client]) -> Client:
@@ -59,31 +63,5 @@ def _made(make_client: Callable[[], Client]) -> Client:
     return app
 
 
-def _lead(rank: SiloRank, server: str, state_dir: Path | str, run: str, terms: Mapping[str, Any]) -> RunEnd:
-    client = SiloClient(rank)
-    client.begin()
-    log.info("this silo has %d ranks, which %s", rank.ranks.size, _share_of(rank.app.part))
-    try:
-        end = run_client(client, server, state_dir, run, **terms)
-    except GroupError:
-        raise  # nobody is there to hear it
-    except BaseException as error:
-        client.end(str(error), failed=True)
-        raise
-    client.end(end.reason, failed=False)
-    return end
-
-
 def _share_of(part: BatchPart) -> str:
     return f"each take one of {part.count} parts of every batch" if part.count > 1 else "all take the same batches"
-
-
-@contextmanager
-def _signals_ignored() -> Generator[None]:
-    """Rank 0 decides when the silo leaves."""
-    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

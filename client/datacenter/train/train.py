@@ -10,7 +10,6 @@
 Rank 0 writes these. Started again with the same command, after an end of any kind, the run goes on from its checkpoint.
 """
 
-import inspect
 import json
 import logging
 import os
@@ -18,10 +17,10 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -31,27 +30,27 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.seeds import derive_seed
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
 from umbel.client.datacenter.ranks.versions import versions
+from umbel.client.datacenter.silo.client import leading
+from umbel.client.datacenter.silo.rank import SiloRank, follow
 from umbel.client.datacenter.train.beginning import agreed, first_checkpoint, next_checkpoint
 from umbel.client.datacenter.train.checkpoint import CHECKPOINT_FILE, ROWS_FILE, GroupCheckpoint
+from umbel.client.datacenter.train.division import divided
 from umbel.client.datacenter.train.federation import GroupAttempt, GroupFederation
 from umbel.client.datacenter.train.leaving import Leaving
+from umbel.client.datacenter.train.named_client import client_of
 from umbel.client.datacenter.train.shards import Shard, changed_data, compared_shards
-from umbel.client.errors import AppError
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
-from umbel.client.user_code import OptionWords, checked_client, find_named, make_named, where_raised
 
 MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
 _RANKS, _LOCK = "ranks", ".lock"
 _CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
 _RECORD = TypeAdapter(RoundRecord)
 log = logging.getLogger("umbel.client")
-_APP = OptionWords("--app", "my_hospital:make_client", "a Client, or a function make_client(number, of)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +72,78 @@ def train_run(
     first: Path | None,
     told: Callable[[GroupAttempt], None],
     *,
+    ranks_per_client: int = 1,
     may_share: bool = False,
     compares_updates: bool = False,
-) -> tuple[TrainEnd, bool]:
-    """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
+) -> tuple[TrainEnd | None, bool]:
+    """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0. A rank that
+    follows the first rank of its client hears nothing of the end.
 
-    `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
-    attempt. `may_share`: whether ranks may train on the same samples. `compares_updates`: as for `GroupFederation`.
-    Raises `ClientError` and `OSError` with one sentence that says what to do.
+    `app`: "module:name" of this rank's client. `ranks_per_client`: see `division.py`. `first`: a file of the first
+    model. `told`: called on rank 0 with each attempt. `may_share`: whether clients may train on the same samples.
+    `compares_updates`: as for `GroupFederation`. Raises `ClientError` and `OSError` with one sentence that says what to
+    do.
     """
+    begin = partial(
+        _carried_out,
+        file=file,
+        out=out,
+        first=first,
+        told=told,
+        ranks_per_client=ranks_per_client,
+        may_share=may_share,
+        compares_updates=compares_updates,
+    )
+    patience_s = _patience_s(file)
+    with joined(timeout_s=patience_s) as job:
+        if ranks_per_client == 1:
+            client = client_of(app, job.rank, job.size, file.seed)
+            return begin(job, client, client), job.is_first
+        ranks = divided(job, ranks_per_client, patience_s)
+        silo = SiloRank(client_of(app, ranks.number, ranks.n_clients, file.seed, ranks.mesh), ranks.own)
+        if ranks.first_ranks is None:
+            follow(silo)
+            return None, False
+        with leading(silo) as whole:
+            return begin(ranks.first_ranks, whole, silo.app), job.is_first
+
+
+def _carried_out(
+    group: Group,
+    client: Client,
+    holder: Client,
+    *,
+    file: RunFile,
+    out: Path,
+    first: Path | None,
+    told: Callable[[GroupAttempt], None],
+    ranks_per_client: int,
+    may_share: bool,
+    compares_updates: bool,
+) -> TrainEnd:
+    """`holder`: has the training data of `client`."""
     shutdown = Shutdown()
-    with joined(timeout_s=_patience_s(file)) as group:
-        client = client_of_rank(app, group, file.seed)
-        leaving = Leaving(group, lambda: shutdown.reason)
-        on = agreed(group, file, client, leaving)
-        shards = compared_shards(group, client, on.sizes, may_share=may_share)
-        own, saved = out / _RANKS / str(group.rank), _saved(group, out)
-        if group.from_first(b"0" if saved is None else b"1") == b"1":
-            start = next_checkpoint(group, file, on, saved or b"", own)
+    leaving = Leaving(group, lambda: shutdown.reason)
+    on = agreed(group, file, client, leaving)
+    shards = compared_shards(group, holder, on.sizes, may_share=may_share)
+    own, saved = out / _RANKS / str(group.rank), _saved(group, out)
+    if group.from_first(b"0" if saved is None else b"1") == b"1":
+        start = next_checkpoint(group, file, on, saved or b"", own)
+        if group.is_first:
+            _tell_of_changes(start, shards, out, first)
+    else:
+        start = first_checkpoint(group, file, on, _first_model(group, first))
+    start = replace(start, data=tuple(shards))
+    run = GroupFederation(
+        group, on.rank_client, on.sizes, start.standing, start.model, leaving.own, compares_updates=compares_updates
+    )
+    folder = _RunFolder(out, own, group, run, start, ranks_per_client)
+    with folder.locked(), shutdown.on_signals():
+        for attempt in run.attempts():
+            folder.add(attempt)
             if group.is_first:
-                _tell_of_changes(start, shards, out, first)
-        else:
-            start = first_checkpoint(group, file, on, _first_model(group, first))
-        start = replace(start, data=tuple(shards))
-        run = GroupFederation(
-            group,
-            on.rank_client,
-            on.sizes,
-            start.standing,
-            start.model,
-            leaving.own,
-            compares_updates=compares_updates,
-        )
-        folder = _RunFolder(out, own, group, run, start)
-        with folder.locked(), shutdown.on_signals():
-            for attempt in run.attempts():
-                folder.add(attempt)
-                if group.is_first:
-                    told(attempt)
-            return folder.close(), group.is_first
+                told(attempt)
+        return folder.close()
 
 
 def _tell_of_changes(start: GroupCheckpoint, shards: Sequence[Shard], out: Path, first: Path | None) -> None:
@@ -132,41 +164,6 @@ def _tell_of_changes(start: GroupCheckpoint, shards: Sequence[Shard], out: Path,
             counted(start.data[rank].samples, "sample"),
             shards[rank].samples,
         )
-
-
-def client_of_rank(app: str, group: Group, seed: int) -> Client:
-    """The client that `app` names: a Client, a function of nothing, or `make_client(number, of)`, which gets the rank
-    and the number of ranks. torch's generator is seeded before. Raises `AppError`.
-    """
-    torch.manual_seed(seed if group.is_first else derive_seed(seed, f"client {group.rank}"))
-    found = find_named(app, _APP)
-    arguments = dict(zip(_numbered(found, app), (group.rank, group.size), strict=False))
-    try:
-        made = make_named(app, Client, _APP, arguments)
-    except AppError:
-        raise
-    except Exception as error:
-        raise GroupError(f"{app} could not make the client of rank {group.rank}: {where_raised(error)}") from error
-    return checked_client(made, app)
-
-
-def _numbered(found: object, app: str) -> tuple[str, ...]:
-    """The names of the parameters that take the rank and the number of ranks; empty for a Client, and for a function
-    without parameters. Raises `AppError` for a function that is neither.
-    """
-    if isinstance(found, Client) or not callable(found):
-        return ()
-    parameters = inspect.signature(found).parameters
-    if {"number", "of"} <= parameters.keys():
-        return ("number", "of")
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [one.name for one in parameters.values() if one.default is inspect.Parameter.empty and one.kind in kinds]
-    if len(needed) in (0, 2):
-        return tuple(needed)
-    raise AppError(
-        f"{app} needs {counted(len(needed), 'argument')}: write it as make_client(number, of), which gets the rank and "
-        "the number of ranks, or without parameters"
-    )
 
 
 def _patience_s(file: RunFile) -> float:
@@ -196,8 +193,17 @@ def _saved(group: Group, out: Path) -> bytes | None:
 class _RunFolder:
     """The files of a run while it runs: rank 0's, and those of this rank's own client (`own`)."""
 
-    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, start: GroupCheckpoint) -> None:
+    def __init__(
+        self,
+        out: Path,
+        own: Path,
+        group: Group,
+        run: GroupFederation,
+        start: GroupCheckpoint,
+        ranks_per_client: int,
+    ) -> None:
         """`start`: where the run begins, or goes on."""
+        self._ranks_per_client = ranks_per_client
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
         self._saved_at, self._saving_s = time.monotonic(), 0.0
@@ -263,7 +269,15 @@ class _RunFolder:
         end = TrainEnd(standing.status, standing.reason, self._n_rounds, standing.model.sha256, str(path), run.leaving)
         if self._group.is_first:
             write_model(path, model.layout.full_state(model.published), model.layout)
-            write_atomically(self._out / SUMMARY_FILE, _summary(end, self._group, standing.file, self._data).encode())
+            depends = {
+                "ranks": self._group.size * self._ranks_per_client,
+                "ranks_per_client": self._ranks_per_client,
+                "device": self._group.device.type,
+                "seed": standing.file.seed,
+                "versions": versions(),
+                "data": [asdict(one) for one in self._data],
+            }
+            write_atomically(self._out / SUMMARY_FILE, json.dumps({**asdict(end), **depends}, indent=1).encode())
         return end
 
 
@@ -303,15 +317,3 @@ def _row(attempt: GroupAttempt) -> dict[str, Any]:
 
 def _makes_model(row: Mapping[str, Any]) -> bool:
     return bool(row["committed"]) and Task(row["task"]).makes_model
-
-
-def _summary(end: TrainEnd, group: Group, file: RunFile, shards: Sequence[Shard]) -> str:
-    """How the run ended, and all that it depends on."""
-    depends: dict[str, Any] = {
-        "ranks": group.size,
-        "device": group.device.type,
-        "seed": file.seed,
-        "versions": versions(),
-    }
-    depends["data"] = [asdict(one) for one in shards]
-    return json.dumps({**asdict(end), **depends}, indent=1)

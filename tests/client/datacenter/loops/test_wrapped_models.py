@@ -137,5 +137,6 @@ def test_the_model_file_of_a_run_has_bare_names(tmp_path: Path) -> None:
     rounds = {"count": 1, "target": 1, "minimum": 1, "window_s": 300.0}
     file = TypeAdapter(RunFile).validate_python({"name": "compiled", "rounds": rounds})
     end, _ = train_run(file, f"{__name__}:make_compiled", tmp_path / "out", None, lambda _: None)
+    assert end is not None
     _, state = decode_model(Path(end.model).read_bytes())
     assert state.keys() == plain().state_dict().keys()

@@ -88,7 +88,6 @@ WAYS: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {"ddp": ddp, "fsdp":
 def led(rank: SiloRank, lead: Callable[[SiloClient], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What rank 0 finds as it leads, while the others follow."""
     if not rank.ranks.is_first:
-        rank.tensors.collect({})
         follow(rank)
         return {}
     silo = SiloClient(rank)

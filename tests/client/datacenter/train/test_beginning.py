@@ -23,7 +23,8 @@ from umbel.client import Client, LocalPlan, TrainResult
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
 from umbel.client.datacenter.train.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
 from umbel.client.datacenter.train.checkpoint import GroupCheckpoint
-from umbel.client.datacenter.train.train import TrainEnd, client_of_rank, train_run
+from umbel.client.datacenter.train.named_client import client_of
+from umbel.client.datacenter.train.train import TrainEnd, train_run
 from umbel.client.errors import AppError
 from umbel.client.files import locked_file
 
@@ -122,10 +123,10 @@ ALONE = make_torch_client(1, 3)
 def test_a_rank_gets_its_client_from_any_kind_of_name() -> None:
     with joined() as group:
         for name, number in (("make_numbered", 0), ("make_alone", 2), ("ALONE", 1)):
-            made = client_of_rank(f"{__name__}:{name}", group, 0)
+            made = client_of(f"{__name__}:{name}", group.rank, group.size, 0)
             assert made.sample_count == make_torch_client(number, 3).sample_count
         with pytest.raises(AppError, match="name a Client, or a function make_client"):
-            client_of_rank(f"{__name__}:nothing", group, 0)
+            client_of(f"{__name__}:nothing", group.rank, group.size, 0)
 
 
 @pytest.mark.slow
@@ -134,6 +135,7 @@ def test_what_a_slow_rank_has_done_at_the_end_of_the_window_counts(tmp_path: Pat
     records = list[RoundRecord]()
     end, is_first = train_run(file, f"{__name__}:ALONE", tmp_path, None, lambda attempt: records.append(attempt.record))
     assert is_first
+    assert end is not None
     assert (end.rounds, records[0].reported, records[0].partial) == (1, 1, 1)
 
 
@@ -157,6 +159,7 @@ def test_a_first_step_that_is_longer_than_the_window_counts_and_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     end, _ = train_run(run_file(rounds={**SHORT, "count": 2}), f"{__name__}:SLOW", tmp_path, None, lambda _: None)
+    assert end is not None
     assert end.rounds == 2
     (said,) = [one.getMessage() for one in caplog.records if "first step" in one.getMessage()]
     assert re.fullmatch(
@@ -175,7 +178,9 @@ def test_a_run_that_ends_because_of_its_window_says_so(tmp_path: Path) -> None:
 
 def test_a_folder_is_one_runs_alone_and_its_lines_are_those_of_its_checkpoint(tmp_path: Path) -> None:
     def again(out: Path) -> TrainEnd:
-        return train_run(run_file(), f"{__name__}:ALONE", out, None, lambda _: None)[0]
+        end, _ = train_run(run_file(), f"{__name__}:ALONE", out, None, lambda _: None)
+        assert end is not None
+        return end
 
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o755)
@@ -237,9 +242,9 @@ def make_of_three(one: int, two: int, three: int) -> Client:
 
 def test_parameters_named_number_and_of_are_told_by_their_names() -> None:
     with joined() as group:
-        client_of_rank(f"{__name__}:make_swapped", group, 0)
+        client_of(f"{__name__}:make_swapped", group.rank, group.size, 0)
         with pytest.raises(AppError, match=r"needs 3 arguments: write it as make_client\(number, of\)"):
-            client_of_rank(f"{__name__}:make_of_three", group, 0)
+            client_of(f"{__name__}:make_of_three", group.rank, group.size, 0)
 
 
 def make_nothing(number: int, of: int) -> Client:
@@ -251,9 +256,7 @@ def test_what_a_person_has_to_change_is_said_in_a_sentence(tmp_path: Path) -> No
     other.write_bytes(encode_model({"w": torch.zeros(3)}))
     with pytest.raises(LayoutError, match="the file of --model does not fit the model: "):
         train_run(run_file(), f"{__name__}:ALONE", tmp_path / "out", other, lambda _: None)
-    with pytest.raises(
-        GroupError, match=r"could not make the client of rank 0: OSError: the scanner is off \(test_beg"
-    ):
+    with pytest.raises(GroupError, match=r"could not make client 0 of 1: OSError: the scanner is off \(test_beg"):
         train_run(run_file(), f"{__name__}:make_nothing", tmp_path / "out", None, lambda _: None)
 
 
