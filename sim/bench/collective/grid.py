@@ -1,8 +1,8 @@
 """`umbel bench collective --grid`: how busy processors are with training, if models are averaged after every N steps.
 
 *Compute utilisation* is the share of its time in which a rank trains; in the rest it averages, or waits for others. It
-is measured for each N, each rate of the links and each codec, with `outer_sync` (DiLoCo), whose fragments could overlap
-with training, but do not here.
+is measured for each N and each rate of the links: with `outer_sync` (DiLoCo) and each codec, whose fragments could
+overlap with training, but do not here; and with torchft's DiLoCo, if torchft is installed.
 """
 
 import statistics
@@ -15,10 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from umbel.sim.bench.collective.bench import WIDTHS, links_of
-from umbel.sim.bench.collective.job import RareAnswer, RareCodec, RareJob
+from umbel.sim.bench.collective.job import Averager, RareAnswer, RareJob
 from umbel.sim.bench.collective.links import Link, Loopback
 from umbel.sim.bench.collective.losses import FASHION
 from umbel.sim.bench.collective.ranks import run_ranks
+from umbel.sim.bench.collective.torchft_peer import MISSING, is_installed
 from umbel.sim.bench.report import BenchRow, Report
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.data.load import DataSection, load
@@ -29,11 +30,11 @@ _LIMIT_S = 3600.0  # of one link
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One N on one link with one codec. `utilisation`: 0 to 1; `bytes_share`: sent by a rank in a step, over 4n."""
+    """One N on one link with one averager. `utilisation`: 0 to 1; `bytes_share`: sent by a rank in a step, over 4n."""
 
     link: str
     every: int
-    codec: RareCodec
+    averager: Averager
     utilisation: float
     step_s: float
     bytes_share: float | None
@@ -46,14 +47,14 @@ class Cell:
             mean_s, step_s = statistics.mean(one.mean_s for one in ranks), statistics.mean(one.step_s for one in ranks)
             sent = [one.sent_bytes for one in ranks if one.sent_bytes is not None]
             share = statistics.mean(sent) / (4 * n_values) if sent else None
-            cells.append(cls(link.title, ranks[0].every, ranks[0].codec, 1 - mean_s / step_s, step_s, share))
+            cells.append(cls(link.title, ranks[0].every, ranks[0].averager, 1 - mean_s / step_s, step_s, share))
         return cells
 
     def to_json(self) -> dict[str, Any]:
         return {
             "link": self.link,
             "every": self.every,
-            "codec": self.codec,
+            "averager": self.averager,
             "utilisation": self.utilisation,
             "step_s": self.step_s,
             "bytes_of_float32": self.bytes_share,
@@ -77,14 +78,14 @@ class GridReport(Report):
 
 
 def grid_table(cells: Sequence[Cell]) -> Table:
-    """Utilisations in per cent: a row for each N, a column for each link and codec."""
-    columns = list(dict.fromkeys((one.link, one.codec) for one in cells))
-    found = {(one.every, one.link, one.codec): f"{one.utilisation:.0%}" for one in cells}
+    """Utilisations in per cent: a row for each N, a column for each link and averager."""
+    columns = list(dict.fromkeys((one.link, one.averager) for one in cells))
+    found = {(one.every, one.link, one.averager): f"{one.utilisation:.0%}" for one in cells}
     table = Table("steps between two means", title="Compute utilisation", title_justify="left")
-    for link, codec in columns:
-        table.add_column(escape(f"{link}, {codec}"), justify="right")
+    for link, averager in columns:
+        table.add_column(escape(f"{link}, {averager}"), justify="right")
     for every in dict.fromkeys(one.every for one in cells):
-        table.add_row(str(every), *(found[every, link, codec] for link, codec in columns))
+        table.add_row(str(every), *(found[every, link, averager] for link, averager in columns))
     return table
 
 
@@ -104,6 +105,8 @@ def measure_grid(
         with one as link:
             cells += Cell.all_of(link, run_ranks(job, digits.samples, link, _LIMIT_S))
     rows = (*rows_of(cells), *of_losses)
+    if "torchft" not in job.averagers:
+        notes.append(MISSING)
     return GridReport("collective", rows, (words, _words_of(job), *notes), tuple(cells))
 
 
@@ -112,7 +115,7 @@ def grid_job(n_ranks: int, *, quick: bool) -> RareJob:
     return RareJob(
         n_ranks=n_ranks,
         everys=EVERYS,
-        codecs=("float32", "4bit"),
+        averagers=("float32", "4bit", *(("torchft",) if is_installed() else ())),
         widths=WIDTHS,
         batch_size=64,
         learning_rate=0.05,
@@ -128,7 +131,7 @@ def loss_job(n_ranks: int, *, quick: bool) -> RareJob:
     return RareJob(
         n_ranks=n_ranks,
         everys=EVERYS,
-        codecs=("float32", "4bit", "2bit"),
+        averagers=("float32", "4bit", "2bit"),
         widths=FASHION.job.widths,
         batch_size=FASHION.job.batch_size,
         learning_rate=0.1,
@@ -140,19 +143,19 @@ def loss_job(n_ranks: int, *, quick: bool) -> RareJob:
 
 
 def rows_of(cells: Iterable[Cell]) -> list[BenchRow]:
-    """Few bits against float32, for each N and each link; and their bytes."""
-    of = {(one.link, one.every, one.codec): one for one in cells}
+    """Few bits, and torchft, against float32, for each N and each link; and their bytes."""
+    of = {(one.link, one.every, one.averager): one for one in cells}
     rows = list[BenchRow]()
-    for (link, every, codec), ours in of.items():
+    for (link, every, averager), ours in of.items():
         theirs = of[link, every, "float32"]
         if ours is theirs:
             continue
         what = f"{link}, every {every} steps"
         use = ours.utilisation * 100, theirs.utilisation * 100
-        rows.append(BenchRow(f"{what}: compute utilisation, {codec}", use[0], "float32", use[1], "%"))
+        rows.append(BenchRow(f"{what}: compute utilisation, {averager}", use[0], "float32", use[1], "%"))
         if ours.bytes_share is not None and theirs.bytes_share is not None:
             shares = ours.bytes_share * 100, theirs.bytes_share * 100
-            rows.append(BenchRow(f"{what}: sent in a step, {codec}", shares[0], "float32", shares[1], "% of 4n"))
+            rows.append(BenchRow(f"{what}: sent in a step, {averager}", shares[0], "float32", shares[1], "% of 4n"))
     return rows
 
 
@@ -161,11 +164,11 @@ def loss_rows(job: RareJob, data: Path | None) -> tuple[list[BenchRow], list[str
     whole = load(FASHION.data, data, seed=0)
     assert isinstance(whole, DataSet), "it is no population"
     answer, *_ = run_ranks(job, FASHION.samples_of(whole), Loopback(), _LIMIT_S)
-    base = next(one.loss for one in answer.times if (one.every, one.codec) == (job.everys[0], "float32"))
+    base = next(one.loss for one in answer.times if (one.every, one.averager) == (job.everys[0], "float32"))
     n_steps = job.timed_steps(max(job.everys))
     rows = [
         BenchRow(
-            f"Fashion-MNIST: loss after {n_steps} steps, {one.codec}, every {one.every}",
+            f"Fashion-MNIST: loss after {n_steps} steps, {one.averager}, every {one.every}",
             one.loss,
             f"float32, every {job.everys[0]}",
             base,

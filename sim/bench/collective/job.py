@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Codec: TypeAlias = Literal["float32", "8bit", "4bit"]
-RareCodec: TypeAlias = Literal["float32", "4bit", "2bit"]
+Averager: TypeAlias = Literal["float32", "4bit", "2bit", "torchft"]
+"""What makes the means of models: `outer_sync` with a codec, or torchft."""
 SETTLING_STEPS = 2
 JOB_FILE, RARE_FILE, SAMPLES_FILE = "job.json", "rare.json", "samples.safetensors"
 
@@ -106,7 +107,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RareJob:
-    """Local steps with a mean of the ranks' models after every N of them (DiLoCo), for each N and each codec in turn.
+    """Local steps with a mean of the ranks' models after every N of them (DiLoCo), for each N and averager in turn.
 
     `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps. The
     model is a perceptron, trained with SGD.
@@ -114,7 +115,7 @@ class RareJob:
 
     n_ranks: int
     everys: tuple[int, ...]
-    codecs: tuple[RareCodec, ...]
+    averagers: tuple[Averager, ...]
     widths: tuple[int, ...]
     batch_size: int
     learning_rate: float
@@ -144,7 +145,7 @@ class RareTimes:
     them. All are averages. `loss`: of the last model, on all samples.
     """
 
-    codec: RareCodec
+    averager: Averager
     every: int
     step_s: float
     mean_s: float

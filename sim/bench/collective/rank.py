@@ -10,7 +10,8 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,21 +27,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from umbel.client.datacenter.loops.attach import comm_hook, outer_sync
+from umbel.sim.bench.collective.hosts import address
 from umbel.sim.bench.collective.job import (
     METHODS,
     RARE_FILE,
     SAMPLES_FILE,
     SETTLING_STEPS,
     Answer,
+    Averager,
     Job,
     Method,
     RareAnswer,
-    RareCodec,
     RareJob,
     RareTimes,
     Trained,
 )
 from umbel.sim.bench.collective.models import model_of, optimizer_of, perceptron
+from umbel.sim.bench.collective.torchft_peer import torchft_means
 
 _ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets; others get the same
 _COUNTERS, _SENT_COLUMN = Path("/proc/self/net/dev"), 8
@@ -184,18 +187,36 @@ def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
 
 
 def carry_out_rare(job: RareJob, samples: Samples, interface: str | None) -> RareAnswer:
-    """Train with each number of steps between two means, and each codec, in turn."""
-    times = [timed(job, every, codec, samples, interface) for every in job.everys for codec in job.codecs]
+    """Train with each number of steps between two means, and each averager, in turn."""
+    times = [timed(job, every, averager, samples, interface) for every in job.everys for averager in job.averagers]
     return RareAnswer(sum(one.numel() for one in perceptron(job.widths, job.seed).parameters()), times)
 
 
-def timed(job: RareJob, every: int, codec: RareCodec, samples: Samples, interface: str | None) -> RareTimes:
+def averaging(
+    model: nn.Module, optimizer: Optimizer, every: int, averager: Averager, interface: str | None
+) -> AbstractContextManager[object]:
+    """Average the ranks' models after every N steps of the optimizer, as long as this block lasts."""
+    if averager != "torchft":
+        return outer_sync(model, optimizer, every=every, codec=averager)
+    rank = dist.get_rank()
+    host = "127.0.0.1" if interface is None else address(rank)
+    return torchft_means(model, optimizer, every, rank, dist.get_world_size(), host, partial(from_first, interface))
+
+
+def from_first(interface: str | None, port: int) -> str:
+    """The address of rank 0's server, by the port that only rank 0 knows."""
+    known = torch.tensor([port])
+    dist.broadcast(known, 0)
+    return f"http://{'127.0.0.1' if interface is None else address(0)}:{int(known)}"
+
+
+def timed(job: RareJob, every: int, averager: Averager, samples: Samples, interface: str | None) -> RareTimes:
     model, batches = perceptron(job.widths, job.seed), Batches(samples, job.batch_size, job.seed)
     optimizer, n_steps = SGD(model.parameters(), lr=job.learning_rate), job.timed_steps(every)
     trained_at, averaged_at = list[float](), list[float]()
     # Hooks of an optimizer run in the order in which they were registered: these two are before and after the mean.
     optimizer.register_step_post_hook(lambda *_: trained_at.append(time.perf_counter()))
-    with outer_sync(model, optimizer, every=every, codec=codec):
+    with averaging(model, optimizer, every, averager, interface):
         optimizer.register_step_post_hook(lambda *_: averaged_at.append(time.perf_counter()))
         for _ in range(job.untimed_means * every):
             step(model, optimizer, batches)
@@ -207,7 +228,7 @@ def timed(job: RareJob, every: int, codec: RareCodec, samples: Samples, interfac
         dist.barrier()
         sent = None if interface is None or before is None else (bytes_through(interface) - before) / n_steps
     means_s = [after - at for at, after in zip(trained_at, averaged_at, strict=True)]
-    return RareTimes(codec, every, step_s, sum(means_s[-n_steps:]) / n_steps, sent, whole_loss(model, samples))
+    return RareTimes(averager, every, step_s, sum(means_s[-n_steps:]) / n_steps, sent, whole_loss(model, samples))
 
 
 def main(folder: Path, rank: int, interface: str | None = None) -> None:

@@ -20,7 +20,7 @@ N = 1000
 RARE = RareJob(
     n_ranks=2,
     everys=(1, 4),
-    codecs=("float32", "4bit", "2bit"),
+    averagers=("float32", "4bit", "2bit"),
     widths=SMALL.widths,
     batch_size=16,
     learning_rate=0.1,
@@ -73,7 +73,7 @@ def test_the_table_has_a_row_for_each_number_of_steps() -> None:
     assert table == {"1": ["1%", "1%", "2%", "5%"], "8": ["5%", "10%", "20%", "40%"]}
     found = report.to_json()
     assert list(found) == ["bench", "rows", "notes", "grid"]
-    assert [(one["link"], one["every"], one["codec"]) for one in found["grid"][:2]] == [
+    assert [(one["link"], one["every"], one["averager"]) for one in found["grid"][:2]] == [
         ("50 Mbit/s", 1, "float32"),
         ("50 Mbit/s", 1, "4bit"),
     ]
@@ -97,13 +97,13 @@ def test_real_ranks_end_with_one_model_that_has_learned(n_ranks: int) -> None:
     answers = run_ranks(replace(RARE, n_ranks=n_ranks), samples(), Loopback(), LIMIT_S)
     assert [one.n_values for one in answers] == [N_VALUES] * n_ranks
     first = answers[0].times
-    assert [(one.every, one.codec) for one in first] == [
-        (every, codec) for every in RARE.everys for codec in RARE.codecs
+    assert [(one.every, one.averager) for one in first] == [
+        (every, averager) for every in RARE.everys for averager in RARE.averagers
     ]
     for rank in answers:
         assert losses(rank.times) == losses(first), "20 steps are a multiple of 1 and of 4"
     for one in first:
-        assert one.loss < 1.2, (one.every, one.codec)
+        assert one.loss < 1.2, (one.every, one.averager)
         assert 0 < one.mean_s < one.step_s
         assert one.sent_bytes is None, "the loopback has others' bytes, too"
 
