@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.bench.collective.test_grid import LIMIT_S, RARE, samples
+from tests.sim.bench.collective.small_job import LIMIT_S, samples
+from tests.sim.bench.collective.test_grid import RARE
 from umbel.sim.bench.collective.grid import grid_job
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.ranks import run_ranks
