@@ -7,7 +7,7 @@ overlap with training, but do not here; and with torchft's DiLoCo, if torchft is
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from umbel.sim.bench.collective.bench import WIDTHS, links_of
 from umbel.sim.bench.collective.job import Averager, RareAnswer, RareJob
 from umbel.sim.bench.collective.links import Link, Loopback
-from umbel.sim.bench.collective.losses import FASHION
+from umbel.sim.bench.collective.losses import FASHION, PLAYS, Training
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.bench.collective.torchft_peer import MISSING, is_installed
 from umbel.sim.bench.report import BenchRow, Report
@@ -96,7 +96,11 @@ def measure_grid(
 
     Raises `BenchFailed`, `ChildDied`, `TimeoutError`, `DataError`, `NotIdx` and `OSError`.
     """
-    of_losses, notes = loss_rows(loss_job(n_ranks, quick=quick), data) if losses else ([], [])
+    of_losses, notes = list[BenchRow](), list[str]()
+    for training, equal in loss_jobs(n_ranks, quick=quick) if losses else ():
+        found, note = loss_rows(training, equal, data)
+        of_losses += found
+        notes.append(note)
     digits = load(DataSection("digits"), None, seed=0)
     assert isinstance(digits, DataSet), "it is no population"
     job, cells = grid_job(n_ranks, quick=quick), list[Cell]()
@@ -126,9 +130,9 @@ def grid_job(n_ranks: int, *, quick: bool) -> RareJob:
     )
 
 
-def loss_job(n_ranks: int, *, quick: bool) -> RareJob:
-    """The same number of steps with each N and each codec, on Fashion-MNIST."""
-    return RareJob(
+def loss_jobs(n_ranks: int, *, quick: bool) -> list[tuple[Training, RareJob]]:
+    """The same number of steps with each N and each codec. `quick`: of the perceptron alone."""
+    perceptron = RareJob(
         n_ranks=n_ranks,
         everys=EVERYS,
         averagers=("float32", "4bit", "2bit"),
@@ -140,6 +144,17 @@ def loss_job(n_ranks: int, *, quick: bool) -> RareJob:
         steps_min=128 if quick else 512,
         seed=1,
     )
+    transformer = replace(
+        perceptron,
+        everys=(32,),
+        widths=(PLAYS.job.widths[0], 288),  # two million values
+        batch_size=8,
+        learning_rate=PLAYS.job.learning_rate,
+        momentum=PLAYS.job.momentum,
+        steps_min=256,
+        model="transformer",
+    )
+    return [(FASHION, perceptron), *([] if quick else [(PLAYS, transformer)])]
 
 
 def rows_of(cells: Iterable[Cell]) -> list[BenchRow]:
@@ -159,16 +174,17 @@ def rows_of(cells: Iterable[Cell]) -> list[BenchRow]:
     return rows
 
 
-def loss_rows(job: RareJob, data: Path | None) -> tuple[list[BenchRow], list[str]]:
-    """Losses after equal steps against those of float32 in each step; and how they were measured."""
-    whole = load(FASHION.data, data, seed=0)
+def loss_rows(training: Training, job: RareJob, folder: Path | None) -> tuple[list[BenchRow], str]:
+    """Losses after equal steps against those of float32 with the least N; and how they were measured."""
+    whole = load(training.data, folder, seed=0)
     assert isinstance(whole, DataSet), "it is no population"
-    answer, *_ = run_ranks(job, FASHION.samples_of(whole), Loopback(), _LIMIT_S)
+    samples = training.samples_of(whole)
+    answer, *_ = run_ranks(job, samples, Loopback(), _LIMIT_S)
     base = next(one.loss for one in answer.times if (one.every, one.averager) == (job.everys[0], "float32"))
     n_steps = job.timed_steps(max(job.everys))
     rows = [
         BenchRow(
-            f"Fashion-MNIST: loss after {n_steps} steps, {one.averager}, every {one.every}",
+            f"{training.title}: loss after {n_steps} steps, {one.averager}, every {one.every}",
             one.loss,
             f"float32, every {job.everys[0]}",
             base,
@@ -176,12 +192,13 @@ def loss_rows(job: RareJob, data: Path | None) -> tuple[list[BenchRow], list[str
         )
         for one in answer.times
     ]
-    widths = "-".join(map(str, job.widths))
+    inner = "SGD" if job.model == "perceptron" else "AdamW"
     words = (
-        f"Losses: {job.n_ranks} ranks train a perceptron {widths} on 10,000 images of Fashion-MNIST, in batches of "
-        f"{job.batch_size} with SGD (rate {job.learning_rate:g}), one seed; the loss is the mean over these images."
+        f"{training.title}: {job.n_ranks} ranks train a {job.model} of {answer.n_values:,} values on "
+        f"{len(samples.inputs):,} samples in batches of {job.batch_size} with {inner} (rate {job.learning_rate:g}), "
+        "one seed; the loss is the mean over these samples."
     )
-    return rows, [words]
+    return rows, words
 
 
 def _words_of(job: RareJob) -> str:

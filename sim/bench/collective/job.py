@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 Codec: TypeAlias = Literal["float32", "8bit", "4bit"]
 Averager: TypeAlias = Literal["float32", "4bit", "2bit", "torchft"]
 """What makes the means of models: `outer_sync` with a codec, or torchft."""
+ModelKind: TypeAlias = Literal["perceptron", "transformer"]
 SETTLING_STEPS = 2
 JOB_FILE, RARE_FILE, SAMPLES_FILE = "job.json", "rare.json", "samples.safetensors"
 
@@ -61,7 +62,7 @@ class Job:
     steps: int
     warm_up: int
     seed: int
-    model: Literal["perceptron", "transformer"] = "perceptron"
+    model: ModelKind = "perceptron"
 
     def write(self, folder: Path) -> None:
         (folder / JOB_FILE).write_text(json.dumps(asdict(self)))
@@ -109,8 +110,8 @@ class Answer:
 class RareJob:
     """Local steps with a mean of the ranks' models after every N of them (DiLoCo), for each N and averager in turn.
 
-    `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps. The
-    model is a perceptron, trained with SGD.
+    `untimed_means`: before the clock starts. `means`: that are timed, or more until there are `steps_min` steps.
+    `widths`: as of a `Job`.
     """
 
     n_ranks: int
@@ -123,6 +124,8 @@ class RareJob:
     means: int
     steps_min: int
     seed: int
+    momentum: float = 0.0
+    model: ModelKind = "perceptron"
 
     def write(self, folder: Path) -> None:
         (folder / RARE_FILE).write_text(json.dumps(asdict(self)))

@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from umbel.client.datacenter.loops.attach import comm_hook, outer_sync
 from umbel.sim.bench.collective.hosts import address
@@ -42,7 +42,7 @@ from umbel.sim.bench.collective.job import (
     RareTimes,
     Trained,
 )
-from umbel.sim.bench.collective.models import model_of, optimizer_of, perceptron
+from umbel.sim.bench.collective.models import model_of, optimizer_of
 from umbel.sim.bench.collective.torchft_peer import torchft_means
 
 _ONE_BUCKET_MB = 1 << 10  # torch's PowerSGD hangs on Gloo if there are two buckets; others get the same
@@ -189,7 +189,7 @@ def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
 def carry_out_rare(job: RareJob, samples: Samples, interface: str | None) -> RareAnswer:
     """Train with each number of steps between two means, and each averager, in turn."""
     times = [timed(job, every, averager, samples, interface) for every in job.everys for averager in job.averagers]
-    return RareAnswer(sum(one.numel() for one in perceptron(job.widths, job.seed).parameters()), times)
+    return RareAnswer(sum(one.numel() for one in model_of(job).parameters()), times)
 
 
 def averaging(
@@ -211,8 +211,8 @@ def from_first(interface: str | None, port: int) -> str:
 
 
 def timed(job: RareJob, every: int, averager: Averager, samples: Samples, interface: str | None) -> RareTimes:
-    model, batches = perceptron(job.widths, job.seed), Batches(samples, job.batch_size, job.seed)
-    optimizer, n_steps = SGD(model.parameters(), lr=job.learning_rate), job.timed_steps(every)
+    model, batches = model_of(job), Batches(samples, job.batch_size, job.seed)
+    optimizer, n_steps = optimizer_of(job, model.parameters()), job.timed_steps(every)
     trained_at, averaged_at = list[float](), list[float]()
     # Hooks of an optimizer run in the order in which they were registered: these two are before and after the mean.
     optimizer.register_step_post_hook(lambda *_: trained_at.append(time.perf_counter()))

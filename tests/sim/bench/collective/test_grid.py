@@ -10,9 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.sim.bench.collective.small_job import LIMIT_S, N_VALUES, SMALL, samples
-from umbel.sim.bench.collective.grid import Cell, GridReport, grid_job, loss_job, rows_of
+from umbel.sim.bench.collective.grid import Cell, GridReport, grid_job, loss_jobs, rows_of
 from umbel.sim.bench.collective.job import RareAnswer, RareJob, RareTimes
 from umbel.sim.bench.collective.links import Loopback
+from umbel.sim.bench.collective.models import model_of
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.commands import bench_app
 
@@ -81,9 +82,14 @@ def test_the_table_has_a_row_for_each_number_of_steps() -> None:
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_losses_are_compared_after_equally_many_steps(quick: bool) -> None:
-    job = loss_job(2, quick=quick)
-    assert len({job.timed_steps(every) for every in job.everys}) == 1
-    assert job.untimed_means == 0
+    for _, job in loss_jobs(2, quick=quick):
+        assert len({job.timed_steps(every) for every in job.everys}) == 1
+        assert job.untimed_means == 0
+
+
+def test_the_transformer_has_two_million_values() -> None:
+    (_, job) = loss_jobs(2, quick=False)[-1]
+    assert 1.9e6 < sum(one.numel() for one in model_of(job).parameters()) < 2.2e6
 
 
 def test_each_number_of_steps_has_some_means() -> None:
