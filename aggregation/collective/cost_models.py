@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkModel:
     """What a rank's link can do. `adds_bytes_per_s`: how fast a rank adds one vector to another one."""
 
     latency_s: float
@@ -52,33 +52,33 @@ class Link:
         return n_bytes / self.adds_bytes_per_s
 
 
-CostModel: TypeAlias = Callable[[float, int, Link], float]
+CostModel: TypeAlias = Callable[[float, int, LinkModel], float]
 """The seconds of a sum of `n_bytes` over `n_ranks`, from 1, with the same `link` between any two. One rank: 0 s."""
 
 
-def parameter_server(n_bytes: float, n_ranks: int, link: Link) -> float:
+def parameter_server(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """One server, which is one of the ranks: its link carries the vector of every other rank in, and the sum out."""
     return (n_ranks - 1) * (2 * link.message_s(n_bytes) + link.add_s(n_bytes))
 
 
-def ring(n_bytes: float, n_ranks: int, link: Link) -> float:
+def ring(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """A reduce-scatter and an all-gather around a ring, each in P-1 rounds of 1/P of the vector."""
     part = n_bytes / n_ranks
     return (n_ranks - 1) * (2 * link.message_s(part) + link.add_s(part))
 
 
-def binomial_tree(n_bytes: float, n_ranks: int, link: Link) -> float:
+def binomial_tree(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """Up a binomial tree to one rank, and down again, with the whole vector at each level."""
     return _levels(n_ranks) * (2 * link.message_s(n_bytes) + link.add_s(n_bytes))
 
 
-def recursive_doubling(n_bytes: float, n_ranks: int, link: Link) -> float:
+def recursive_doubling(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """A butterfly for short vectors: in each round two ranks exchange the whole vector."""
     rounds = _power_below(n_ranks)
     return rounds * (link.message_s(n_bytes) + link.add_s(n_bytes)) + _beyond(n_bytes, n_ranks, link)
 
 
-def halving_and_doubling(n_bytes: float, n_ranks: int, link: Link) -> float:
+def halving_and_doubling(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """A butterfly for long vectors: a reduce-scatter by halves, then an all-gather by doubling."""
     rounds = _power_below(n_ranks)
     share = 1 - 1 / (1 << rounds)
@@ -89,7 +89,7 @@ def halving_and_doubling(n_bytes: float, n_ranks: int, link: Link) -> float:
     )
 
 
-def double_binary_tree(n_bytes: float, n_ranks: int, link: Link) -> float:
+def double_binary_tree(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """Two binary trees, each for half of the vector; a rank that is inside of one is a leaf of the other. In pieces."""
     if n_ranks == 1:
         return 0.0
@@ -98,7 +98,7 @@ def double_binary_tree(n_bytes: float, n_ranks: int, link: Link) -> float:
     return 2 * (delay + bytes_s + 2 * math.sqrt(delay * bytes_s)) + link.add_s(n_bytes)
 
 
-def two_level(n_bytes: float, n_hosts: int, n_on_host: int, inside: Link, between: Link) -> float:
+def two_level(n_bytes: float, n_hosts: int, n_on_host: int, inside: LinkModel, between: LinkModel) -> float:
     """Trees on each of `n_hosts` machines, whose links are `inside`, and a ring `between` one rank of each."""
     return binomial_tree(n_bytes, n_on_host, inside) + ring(n_bytes, n_hosts, between)
 
@@ -116,7 +116,7 @@ COST_MODELS: Mapping[str, CostModel] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class MessageTiming:
     """That `messages` one after another, with `n_bytes` in all, took so long."""
 
     messages: float
@@ -124,12 +124,12 @@ class Timing:
     seconds: float
 
 
-def ring_timing(n_bytes: float, n_ranks: int, seconds: float) -> Timing:
+def ring_timing(n_bytes: float, n_ranks: int, seconds: float) -> MessageTiming:
     """What a measured ring of at least two ranks says of its link."""
-    return Timing(2 * (n_ranks - 1), 2 * (n_ranks - 1) / n_ranks * n_bytes, seconds)
+    return MessageTiming(2 * (n_ranks - 1), 2 * (n_ranks - 1) / n_ranks * n_bytes, seconds)
 
 
-def fitted(timings: Iterable[Timing]) -> Link:
+def fitted(timings: Iterable[MessageTiming]) -> LinkModel:
     """The latency and bandwidth with the least squares of relative errors, sum of (messages L + n_bytes / B - t)^2 /
     t^2, so that small messages count as much as large ones. Neither is below zero.
 
@@ -138,13 +138,13 @@ def fitted(timings: Iterable[Timing]) -> Link:
     rows = _rows(timings)
     latency_s, byte_s = _least_squares(rows)
     if latency_s < 0:
-        return Link(0.0, sum(b * b for _, b in rows) / sum(b for _, b in rows))
+        return LinkModel(0.0, sum(b * b for _, b in rows) / sum(b for _, b in rows))
     if byte_s <= 0:
-        return Link(sum(m for m, _ in rows) / sum(m * m for m, _ in rows), math.inf)
-    return Link(latency_s, 1 / byte_s)
+        return LinkModel(sum(m for m, _ in rows) / sum(m * m for m, _ in rows), math.inf)
+    return LinkModel(latency_s, 1 / byte_s)
 
 
-def bandwidth(timings: Iterable[Timing]) -> float:
+def bandwidth(timings: Iterable[MessageTiming]) -> float:
     """Bytes a second by the slope of the times alone: as `fitted`, but a latency below zero is possible. That is what
     the times of long messages look like if the first bytes of each are faster than the rest. Infinite if the times do
     not grow with the length.
@@ -153,7 +153,7 @@ def bandwidth(timings: Iterable[Timing]) -> float:
     return 1 / byte_s if byte_s > 0 else math.inf
 
 
-def _rows(timings: Iterable[Timing]) -> list[tuple[float, float]]:
+def _rows(timings: Iterable[MessageTiming]) -> list[tuple[float, float]]:
     return [(one.messages / one.seconds, one.n_bytes / one.seconds) for one in timings]
 
 
@@ -177,7 +177,7 @@ def _power_below(n_ranks: int) -> int:
     return n_ranks.bit_length() - 1
 
 
-def _beyond(n_bytes: float, n_ranks: int, link: Link) -> float:
+def _beyond(n_bytes: float, n_ranks: int, link: LinkModel) -> float:
     """The first and last message of the ranks beyond the largest power of two."""
     if n_ranks == 1 << _power_below(n_ranks):
         return 0.0

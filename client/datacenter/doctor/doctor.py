@@ -7,7 +7,7 @@ from umbel.client.app import Client
 from umbel.client.datacenter.doctor import facts, job, links, sums
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, measured_job
-from umbel.client.datacenter.doctor.links import Network
+from umbel.client.datacenter.doctor.links import RankNetwork
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.group import Group, joined
@@ -23,7 +23,7 @@ class GroupCheck:
 
     findings: tuple[ClientFinding, ...]
     ranks: tuple[RankFacts, ...]
-    network: Network
+    network: RankNetwork
     sums: SumTimes | None  # None for one rank
     job: JobCheck | None = None  # None if no job was named
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from umbel.aggregation.collective.cost_models import COST_MODELS, Link, parameter_server, ring, two_level
+from umbel.aggregation.collective.cost_models import COST_MODELS, LinkModel, parameter_server, ring, two_level
 from umbel.client.datacenter.doctor.algorithms import ALGORITHMS, Algorithm, all_reduce
-from umbel.client.datacenter.doctor.links import Network, seconds, sized
+from umbel.client.datacenter.doctor.links import RankNetwork, seconds, sized
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.group import Group
 from umbel.client.findings import ClientFinding, passed
@@ -42,7 +42,7 @@ class SumTimes:
     times: tuple[SumTime, ...]
 
 
-def measured_sums(group: Group, network: Network, hosts: Sequence[str], n_bytes: int) -> SumTimes | None:
+def measured_sums(group: Group, network: RankNetwork, hosts: Sequence[str], n_bytes: int) -> SumTimes | None:
     """Predict and measure. `hosts`: of each rank. Long sums are measured with fewer bytes, as the result says. None for
     one rank. The same on every rank.
     """
@@ -65,7 +65,7 @@ def measured_sums(group: Group, network: Network, hosts: Sequence[str], n_bytes:
     return SumTimes(n_bytes, tuple(found))
 
 
-def length_to_try(n_bytes: int, n_ranks: int, link: Link) -> int:
+def length_to_try(n_bytes: int, n_ranks: int, link: LinkModel) -> int:
     """So many bytes of a vector of `n_bytes`, in whole values, that no algorithm takes more than seconds."""
     share = min(1.0, _SERVER_S_MAX / parameter_server(n_bytes, n_ranks, link))
     return 4 * max(n_ranks, int(n_bytes * share) // 4)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.aggregation.collective.cost_models import COST_MODELS, Link, parameter_server
+from umbel.aggregation.collective.cost_models import COST_MODELS, LinkModel, parameter_server
 from umbel.client.datacenter.doctor.algorithms import ALGORITHMS
-from umbel.client.datacenter.doctor.links import Network, PairLink
+from umbel.client.datacenter.doctor.links import PairLink, RankNetwork
 from umbel.client.datacenter.doctor.sums import SumTime, SumTimes, findings_of, length_to_try, measured_sums
 from umbel.client.datacenter.group import Group
 
@@ -32,7 +32,7 @@ def summed(group: dist.ProcessGroup) -> dict[str, Tensor]:
             found[f"{name} {n}"] = values
     n_ranks = dist.get_world_size(group)
     mine = Group(dist.get_rank(group), n_ranks, torch.device("cpu"), group)
-    network = Network({}, Link(1e-3, 1e8), (PairLink((0, 1), Link(1e-3, 1e8), True),))
+    network = RankNetwork({}, LinkModel(1e-3, 1e8), (PairLink((0, 1), LinkModel(1e-3, 1e8), True),))
     times = measured_sums(mine, network, ["h"] * n_ranks, 40_000)
     assert times is not None
     assert times.n_bytes == 40_000
@@ -54,7 +54,7 @@ def test_each_algorithm_makes_the_sum_on_every_rank(n_ranks: int, tmp_path: Path
 
 
 def test_a_sum_that_would_take_minutes_is_tried_with_fewer_bytes() -> None:
-    link = Link(1e-3, 1e8)
+    link = LinkModel(1e-3, 1e8)
     assert length_to_try(40_000, 4, link) == 40_000
     assert parameter_server(length_to_try(4 << 30, 4, link), 4, link) == pytest.approx(3.0, rel=0.01)
     assert length_to_try(2, 4, link) == 16  # a value for each rank
