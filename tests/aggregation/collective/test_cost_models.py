@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.collective.cost_models import (
     COST_MODELS,
+    PIECES_MAX,
     CostModel,
     LinkModel,
     MessageTiming,
     binomial_tree,
     double_binary_tree,
+    double_tree_pieces,
     fitted,
     halving_and_doubling,
     parameter_server,
@@ -20,6 +22,7 @@ from umbel.aggregation.collective.cost_models import (
     ring,
     ring_timing,
     two_level,
+    two_port_double_tree,
 )
 
 SECONDS = st.floats(1e-7, 1.0)
@@ -52,6 +55,37 @@ def test_a_double_tree_sends_the_best_number_of_pieces() -> None:
     n_bytes, link, height = 1e6, LinkModel(1e-4, 1e8), 3
     by_pieces = [2 * (2 * height + k) * (link.latency_s + n_bytes / k / link.bytes_per_s) for k in range(1, 1000)]
     assert double_binary_tree(n_bytes, 8, link) == pytest.approx(min(by_pieces), rel=1e-3)
+
+
+def two_port_s(n_bytes: float, n_ranks: int, link: LinkModel, n_pieces: int) -> float:
+    """The rounds of a double tree one by one: those of all pieces, and those in which the last one is on its way."""
+    sent = n_bytes / 2 / n_pieces * (1 if n_ranks == 2 else 2)
+    rounds = n_pieces + int(math.log2(n_ranks)) - 1
+    return sum(2 * link.message_s(sent) + link.add_s(sent) for _ in range(rounds))
+
+
+@given(BYTES, st.integers(2, 64), LINKS)
+def test_a_double_tree_of_two_ports_has_the_number_of_pieces_that_takes_least(
+    n_bytes: float, n_ranks: int, link: LinkModel
+) -> None:
+    n_pieces = double_tree_pieces(n_bytes, n_ranks, link)
+    took = two_port_double_tree(n_bytes, n_ranks, link)
+    assert took == pytest.approx(two_port_s(n_bytes, n_ranks, link, n_pieces))
+    tried = {1, 2, 3, n_pieces - 1, n_pieces + 1, PIECES_MAX // 2, PIECES_MAX} & {*range(1, PIECES_MAX + 1)}
+    assert took <= min(two_port_s(n_bytes, n_ranks, link, one) for one in tried) * (1 + 1e-9)
+
+
+@given(BYTES, st.integers(2, 4096), st.builds(LinkModel, SECONDS, RATES))
+def test_two_ports_are_as_fast_as_one(n_bytes: float, n_ranks: int, link: LinkModel) -> None:
+    rounding = 1 + math.log2(n_ranks) / PIECES_MAX  # no more pieces than that are sent
+    assert two_port_double_tree(n_bytes, n_ranks, link) <= rounding * double_binary_tree(n_bytes, n_ranks, link)
+
+
+def test_two_ranks_send_each_half_of_a_double_tree_whole() -> None:
+    assert double_tree_pieces(8, 2, LinkModel(1.0, 1.0)) == double_tree_pieces(8, 3, LinkModel(0.0, 1.0)) == 1
+    assert two_port_double_tree(8, 2, BYTES_ONLY) == 8
+    assert two_port_double_tree(8, 3, BYTES_ONLY) == 16
+    assert two_port_double_tree(8, 8, MESSAGES_ONLY) == 6, "three levels, up and down"
 
 
 @given(BYTES, LINKS)
