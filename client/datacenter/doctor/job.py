@@ -19,7 +19,9 @@ from umbel.client.datacenter.doctor.advice import CODECS, Advice, StepTimes, adv
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
 from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_bytes
+from umbel.client.datacenter.doctor.pipeline import division_of_model
 from umbel.client.datacenter.doctor.rounds import RoundAdvice, advised_rounds
+from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_division
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.group import Group
@@ -54,6 +56,7 @@ class JobCheck:
     rounds: RoundAdvice | str
     memory: StepMemory
     device_bytes: int
+    stages: PipelineStages | str  # into which the model could be divided, or why it could not
 
 
 def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, budget_s: float = _BUDGET_S) -> JobCheck:
@@ -97,6 +100,7 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
         rounds=rounds,
         memory=memory,
         device_bytes=memory_bytes(group.device, n_on_host),
+        stages=division_of_model(group, timer),
     )
 
 
@@ -107,7 +111,10 @@ def finding_of_failure(error: NotTimed) -> ClientFinding:
 
 def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     """What limits the job, what would help, and whether it fits."""
-    yield from findings_of_memory(job.memory, job.device_bytes, len(facts))
+    memory = [*findings_of_memory(job.memory, job.device_bytes, len(facts))]
+    yield from memory
+    if any(one.verdict == "wrong" for one in memory) and len(facts) > 1:
+        yield finding_of_division(job.stages)
     yield from _stragglers(job, facts)
     yield _bottleneck(job)
     if job.advice is None:
