@@ -21,7 +21,7 @@ _PATIENCE_S, _JOIN_S = 600.0, 180.0
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
-    """What was found, and the numbers behind it."""
+    """The findings, and the measurements behind them."""
 
     findings: tuple[ClientFinding, ...]
     ranks: tuple[RankFacts, ...]

@@ -18,7 +18,7 @@ from umbel.client.findings import ClientFinding, passed, skipped, warned
 
 SUM_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 _SUM_S_MAX, _SUM_BUDGET_S = 1.0, 0.5  # of one sum; of all sums of one length
-_RANKS_MAX, _HOSTS_MAX = 8, 12  # up to so many, each two are measured
+_RANKS_MAX, _HOSTS_MAX = 8, 12  # up to these numbers, the links between each two are measured
 _PAIRS_BUDGET_S, _MESSAGE_S_MAX = 30.0, 0.3
 _MESSAGE_BYTES_MAX, _MESSAGE_BYTES_MIN = 8 << 20, 1 << 10
 _REPEATS, _SHORT_REPEATS = 5, 25
@@ -30,19 +30,19 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PairLink:
-    """The link between two ranks. `is_inside`: on one host."""
+    """The link between two ranks."""
 
     ranks: Pair
     link: LinkModel
-    is_inside: bool
+    is_inside: bool  # whether both ranks are on one host
 
 
 @dataclass(frozen=True, slots=True)
 class RankNetwork:
-    """`sums`: seconds of an all-reduce by bytes. `of_sums`: the link that its ring must have; None for one rank."""
+    """What was measured between the ranks of a job."""
 
-    sums: Mapping[int, float]
-    of_sums: LinkModel | None
+    sums: Mapping[int, float]  # seconds of an all-reduce over all ranks, by bytes
+    of_sums: LinkModel | None  # fitted to these, as the sums of a ring; None for one rank
     pairs: tuple[PairLink, ...]
 
     def usual(self, *, inside: bool) -> LinkModel | None:
@@ -119,7 +119,7 @@ def slow_links(links: Sequence[PairLink]) -> list[PairLink]:
 
 
 def findings_of(network: RankNetwork, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
-    """The numbers, and what is slow."""
+    """The measured figures, and each slow link or host."""
     if network.of_sums is None:
         yield skipped("network", "there is only one rank: start more with torchrun --nproc-per-node")
         return

@@ -36,12 +36,12 @@ class NotTimed(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes of one rank's training. `peak`: of all on a GPU, activations included; None on a processor."""
+    """Bytes of one rank's training."""
 
     parameters: int
     gradients: int
-    optimizer: int
-    peak: int | None = None
+    optimizer: int  # its state
+    peak: int | None = None  # of all tensors on a GPU, activations included; None on a processor
 
 
 class StepTimer:
@@ -162,7 +162,7 @@ class _Between:
 
 @dataclass(slots=True)
 class _Seen:
-    """The bytes that torch's optimizers hold, as they are after a step; zero for clients without one."""
+    """The bytes that torch's optimizers hold after a step; zero for clients without an optimizer."""
 
     gradients: int = 0
     optimizer: int = 0

@@ -1,4 +1,4 @@
-"""How long a sum of the model's size takes: as the cost models predict it, and as it is measured."""
+"""The time of a sum of the model's size by each algorithm: predicted by the cost models, and measured."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,18 +26,16 @@ _ADDED_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SumTime:
-    """Seconds of one sum. `predicted_s`: with the latency and bandwidth of single messages. `fitted_s`: with those
-    that the all-reduces of many lengths have had. `measured_s` None: this algorithm was not tried.
-    """
+    """Seconds of one sum."""
 
     algorithm: str
-    predicted_s: float
-    fitted_s: float
-    measured_s: float | None = None
+    predicted_s: float  # with the latency and bandwidth of single messages
+    fitted_s: float  # with the latency and bandwidth that are fitted to all-reduces of many lengths
+    measured_s: float | None = None  # None: this algorithm was not tried
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer than predicted it took."""
+        """The measured time as a multiple of the predicted one."""
         return None if self.measured_s is None else self.measured_s / self.predicted_s
 
 
@@ -50,8 +48,9 @@ class SumTimes:
 
 
 def measured_sums(group: Group, network: RankNetwork, hosts: Sequence[str], n_bytes: int) -> SumTimes | None:
-    """Predict and measure. `hosts`: of each rank. Long sums are measured with fewer bytes, as the result says. None for
-    one rank. The same on every rank.
+    """Predict and measure. Returns the same on every rank; None for one rank.
+
+    `hosts`: of each rank. If a sum of `n_bytes` would take long, shorter ones are measured, as the result says.
     """
     inside, between = network.usual(inside=True), network.usual(inside=False)
     link = between or inside
