@@ -12,6 +12,7 @@ In one binary tree half of the ranks are leaves, which pass no sum on. In the ot
 ones, so that every rank's link is busy both ways (Sanders, Speck and Träff 2009, section 3).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -66,30 +67,35 @@ def double_tree_sum(values: Tensor, group: dist.ProcessGroup, n_pieces: int) -> 
     """
     rank = dist.get_rank(group)
     halves = zip(two_trees(dist.get_world_size(group)), values.tensor_split(2), strict=True)
-    climbs = [_Climb(tree, rank, half, n_pieces) for tree, half in halves]
-    up = [[one.up(number) for one in climbs] for number in range(climbs[0].n_rounds)]
-    down = [[one.down(number) for one in climbs] for number in range(climbs[0].n_rounds)]
+    places = [_PlaceInTree(tree, rank, half, n_pieces) for tree, half in halves]
+    numbers = range(places[0].n_rounds)
+    rounds = [_at_once([one.up(number) for one in places]) for number in numbers]
+    rounds += [_at_once([one.down(number) for one in places]) for number in numbers]
     is_early = can_ask_early(group)
-    asked = [begun([], [*chain(*(one.received for one in steps))], group) for steps in (*up, *down) if is_early]
-    for number, steps in enumerate((*up, *down)):
-        sent, received = ([*chain(*parts)] for parts in zip(*((one.sent, one.received) for one in steps), strict=True))
-        for work in [*asked[number], *begun(sent, [], group)] if is_early else begun(sent, received, group):
+    asked = [begun([], one.received, group) if is_early else [] for one in rounds]
+    for one, early in zip(rounds, asked, strict=True):
+        for work in [*early, *begun(one.sent, [] if is_early else one.received, group)]:
             work.wait()
-        for one in steps:
-            for own, got in one.added:
-                own.add_(got)
+        for own, got in one.added:
+            own.add_(got)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """One rank's part of a round in one tree. `added`: what to add what to after it."""
+class _Round:
+    """What one rank does in one round."""
 
     sent: Parts = ()
     received: Parts = ()
-    added: tuple[tuple[Tensor, Tensor], ...] = ()
+    added: Sequence[tuple[Tensor, Tensor]] = ()  # after the messages: the second of each pair to the first
 
 
-class _Climb:
+def _at_once(rounds: Sequence[_Round]) -> _Round:
+    """The same round of several trees."""
+    sent, received, added = zip(*((one.sent, one.received, one.added) for one in rounds), strict=True)
+    return _Round([*chain(*sent)], [*chain(*received)], [*chain(*added)])
+
+
+class _PlaceInTree:
     """What one rank does in one tree: pieces of its half go up to the root, and their sums come down."""
 
     def __init__(self, tree: BinaryTree, rank: int, half: Tensor, n_pieces: int) -> None:
@@ -100,23 +106,23 @@ class _Climb:
 
     @property
     def n_rounds(self) -> int:
-        """In which all pieces go up; as many let them down."""
+        """The number of rounds in which all pieces go up; in as many rounds they come down."""
         return len(self._pieces) + self._height - 1
 
-    def up(self, number: int) -> _Step:
+    def up(self, number: int) -> _Round:
         """A rank of depth d sends piece j in round j + height - d, one round after it came from the children."""
         sends, receives = number - self._height + self._depth, number - self._height + self._depth + 1
         got = [(self._got[child][receives], child) for child in self._children if self._has(receives)]
-        return _Step(
+        return _Round(
             [(self._pieces[sends], self._parent)] if self._parent is not None and self._has(sends) else [],
             got,
-            tuple((self._pieces[receives], one) for one, _ in got),
+            [(self._pieces[receives], one) for one, _ in got],
         )
 
-    def down(self, number: int) -> _Step:
+    def down(self, number: int) -> _Round:
         """A rank of depth d sends the sum of piece j in round j + d, one round after it came from the parent."""
         sends, receives = number - self._depth, number - self._depth + 1
-        return _Step(
+        return _Round(
             [(self._pieces[sends], child) for child in self._children if self._has(sends)],
             [(self._pieces[receives], self._parent)] if self._parent is not None and self._has(receives) else [],
         )
