@@ -111,8 +111,9 @@ def test_a_worse_link_needs_as_many_steps_with_every_codec(
     if before.codec == after.codec:
         assert after.every >= before.every
     for codec, sum_s in sums_over(link, *job).items():
-        only = {codec: sum_s}, {codec: sums_over(worse, *job)[codec]}
-        assert advised(alone_s, only[1]).every >= advised(alone_s, only[0]).every
+        only: dict[CodecName, float] = {codec: sum_s}
+        only_worse: dict[CodecName, float] = {codec: sums_over(worse, *job)[codec]}
+        assert advised(alone_s, only_worse).every >= advised(alone_s, only).every
 
 
 @pytest.mark.parametrize("latency_s", [1e-5, 1e-3, 0.04])
