@@ -1,7 +1,8 @@
 """The layers of a model in the order in which a step calls them, and the work of each: counted, not timed.
 
 The work is what torch's counter counts: floating-point operations of matrix products, convolutions and attention,
-forward and backward. So it is the same in each run, also on processors that others use.
+forward and backward. So it is the same in each run, also on processors that others use. What the counter does not know
+has no work, such as an LSTM on a GPU.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.hooks import RemovableHandle
 
 _MOST = 0.5  # a module with more of the work than that is looked into
 _Named: TypeAlias = tuple[str, nn.Module]
+_Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,16 @@ class CountedStep:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._counter = FlopCounterMode(display=False)
+        self._counter = FlopCounterMode(display=False, custom_mapping=_ON_PROCESSORS)
+        self._had_mkldnn = False
         self._first_calls = dict[nn.Module, int]()
         self._handles = list[RemovableHandle]()
 
     def __enter__(self) -> "CountedStep":
         for module in self._model.modules():
             self._handles.append(module.register_forward_pre_hook(self._note))
+        # The LSTM of mkldnn is one operation, which the counter does not know. Without it, an LSTM is matrix products.
+        self._had_mkldnn, _mkldnn.enabled = _mkldnn.enabled, False
         self._counter.__enter__()
         return self
 
@@ -45,6 +51,7 @@ class CountedStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._counter.__exit__(kind, error, trace)
+        _mkldnn.enabled = self._had_mkldnn
         for one in self._handles:
             one.remove()
 
@@ -107,6 +114,22 @@ class CountedStep:
 
 
 _NONE: dict[Any, int] = {}
+_mkldnn: Any = torch.backends.mkldnn  # its types do not say that flags can be set
+
+
+def _attention(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(gradient: _Shape, query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
+# Torch's counter knows the attention of GPUs only.
+_ON_PROCESSORS: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
 
 
 def _flat(name: str, children: Iterable[_Named]) -> list[_Named]:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from umbel.client.datacenter.doctor.layers import CountedStep, LayerCost
 
@@ -75,6 +76,34 @@ def test_blocks_of_a_transformer_are_layers_in_the_order_of_their_calls_and_stay
     ]
     block = 2 * 3 * 2 * N * WIDTH * 4 * WIDTH
     assert [one.flops for one in found] == [0, block, block, block, 0, 0, 3 * 2 * N * WIDTH * 2]
+
+
+class Attention(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(inputs, inputs, inputs)
+
+
+class Last(nn.Module):
+    """The outputs of a recurrent layer, which also returns its state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)[0]
+        return outputs
+
+
+def test_attention_and_recurrent_layers_are_counted_on_processors_too() -> None:
+    heads, length = 4, 6
+    attention = counted(Attention(), torch.ones(N, heads, length, WIDTH, requires_grad=True))
+    product = 2 * N * heads * length * length * WIDTH
+    assert attention.flops == 2 * product + 5 * product, "the backward pass computes the scores again"
+    for kind, gates in ((nn.RNN, 1), (nn.LSTM, 4)):
+        found = counted(Last(kind(WIDTH, 3)), torch.ones(length, N, WIDTH))
+        forward = 2 * gates * length * N * 3 * (WIDTH + 3)
+        assert 2 * forward <= found.layers()[0].flops <= 3 * forward
 
 
 def test_a_model_without_children_is_one_layer() -> None:
