@@ -12,8 +12,8 @@ from umbel.client.datacenter.doctor.pipeline import have_stages, measured_stages
 from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_stages
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
-from umbel.client.datacenter.group import Group, joined
-from umbel.client.datacenter.train import client_of_rank
+from umbel.client.datacenter.ranks.group import Group, joined
+from umbel.client.datacenter.train.train import client_of_rank
 from umbel.client.findings import ClientCheck, ClientFinding
 
 _PATIENCE_S, _JOIN_S = 600.0, 180.0

@@ -8,7 +8,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.doctor.stages import PipelineStages, StageCost, divided, micro_batches
 from umbel.client.datacenter.doctor.steps import NotTimed, StepTimer
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 from umbel.client.local.bare_names import bare_name
 
 _STAGE, _DIVISION = TypeAdapter(StageCost), TypeAdapter(PipelineStages | str)

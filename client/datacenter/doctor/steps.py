@@ -20,7 +20,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.doctor.layers import CountedStep
 from umbel.client.datacenter.doctor.timing import agreed_time
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 from umbel.client.errors import ClientError
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import asked_of_site, train_from

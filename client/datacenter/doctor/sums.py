@@ -16,7 +16,7 @@ from umbel.aggregation.collective.cost_models import (
 from umbel.client.datacenter.doctor.algorithms import Algorithm, algorithms, all_reduce
 from umbel.client.datacenter.doctor.links import RankNetwork, seconds, sized
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 from umbel.client.findings import ClientFinding, passed
 
 USUAL_BYTES = 4 << 20  # without a model

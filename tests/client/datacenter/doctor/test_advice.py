@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.collective.cost_models import LinkModel, ring
-from umbel.client.datacenter.attach import CodecName
 from umbel.client.datacenter.doctor.advice import (
     CODECS,
     RARE,
@@ -16,6 +15,7 @@ from umbel.client.datacenter.doctor.advice import (
     least_every,
     utilisation,
 )
+from umbel.client.datacenter.loops.attach import CodecName
 
 SECONDS = st.floats(1e-6, 1e3)
 SUMS: st.SearchStrategy[dict[CodecName, float]] = st.dictionaries(st.sampled_from(CODECS[:3]), SECONDS, min_size=1)

@@ -21,7 +21,7 @@ from umbel.client.datacenter.doctor.layers import LayerCost
 from umbel.client.datacenter.doctor.rounds import RoundAdvice
 from umbel.client.datacenter.doctor.stages import divided
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_job"
 KINDS = ("input", "compute", "communication")

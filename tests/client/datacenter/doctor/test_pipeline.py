@@ -17,7 +17,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.datacenter.doctor.pipeline import division_of_model, have_stages, measured_stages
 from umbel.client.datacenter.doctor.stages import PipelineStages
 from umbel.client.datacenter.doctor.steps import StepTimer
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_pipeline"
 FILE = TypeAdapter(RunFile).validate_python(tomllib.loads(RUN_FILE.replace("batch_size = 3", "batch_size = 16")))
