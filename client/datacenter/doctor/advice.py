@@ -1,4 +1,4 @@
-"""What limits a job, and which `every` and codec suit it. Pure.
+"""The part of a step that takes most time, and the `every` and codec that suit a job. Pure.
 
 A step with a sum after it takes t; without the sum t_alone; without the sum and with one repeated batch t_synthetic:
 
@@ -20,17 +20,17 @@ TARGET = 0.9
 """The compute utilisation to reach."""
 CODECS: tuple[CodecName, ...] = ("float32", "8bit", "4bit", "2bit")  # by their bits
 RARE = 32  # steps between two means of 2 bits, at least: it is for rare means
-_ABOUT_AS_FEW = 1.25  # so many times the steps of another codec are no disadvantage
+_ABOUT_AS_FEW = 1.25  # up to this multiple, more steps than those of another codec count as about as few
 Bottleneck: TypeAlias = Literal["communication", "input", "compute"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step on the slowest rank. `synthetic_s` None: it could not be measured."""
+    """Seconds of one step on the slowest rank."""
 
-    normal_s: float
-    alone_s: float
-    synthetic_s: float | None
+    normal_s: float  # with a sum after the step
+    alone_s: float  # without a sum
+    synthetic_s: float | None  # without a sum, with one repeated batch; None: it could not be measured
 
     @property
     def communication_share(self) -> float:
@@ -51,18 +51,18 @@ class StepTimes:
 
     @property
     def bound(self) -> Bottleneck:
-        """What takes most of a step."""
+        """The part that takes most of a step."""
         parts = self.parts
         return max(parts, key=parts.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A sum with this codec after `every` steps. `utilisation`: the predicted share of compute."""
+    """How often to add up, and in how many bits."""
 
-    every: int
+    every: int  # steps between two sums
     codec: CodecName
-    utilisation: float
+    utilisation: float  # the predicted share of the time in which a rank trains
 
 
 def utilisation(every: int, alone_s: float, sum_s: float) -> float:
@@ -76,9 +76,9 @@ def least_every(alone_s: float, sum_s: float) -> int:
 
 
 def advised(alone_s: float, sums: Mapping[CodecName, float]) -> Advice:
-    """The codec with the fewest steps between two sums; of codecs with about as few, the one with most bits.
+    """Choose the codec with the fewest steps between two sums; of codecs with about as few, the one with most bits.
 
-    `sums`: seconds of a sum by codec.
+    `alone_s`: seconds of a step without a sum. `sums`: seconds of a sum by codec.
     """
     steps: dict[CodecName, int] = {codec: least_every(alone_s, sum_s) for codec, sum_s in sums.items()}
     if "2bit" in steps:

@@ -7,7 +7,9 @@ from umbel.client.app import Client
 from umbel.client.datacenter.doctor import facts, job, links, sums
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, measured_job
-from umbel.client.datacenter.doctor.links import Network
+from umbel.client.datacenter.doctor.links import RankNetwork
+from umbel.client.datacenter.doctor.pipeline import have_stages, measured_stages
+from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_stages
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.ranks.group import Group, joined
@@ -19,13 +21,14 @@ _PATIENCE_S, _JOIN_S = 600.0, 180.0
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
-    """What was found, and the numbers behind it."""
+    """The findings, and the measurements behind them."""
 
     findings: tuple[ClientFinding, ...]
     ranks: tuple[RankFacts, ...]
-    network: Network
+    network: RankNetwork
     sums: SumTimes | None  # None for one rank
-    job: JobCheck | None = None  # None if no job was named
+    job: JobCheck | None = None  # None if no job was named, and for a pipeline
+    stages: PipelineStages | None = None  # that the ranks have; None if all ranks have the whole model
 
     @property
     def wrong(self) -> tuple[ClientFinding, ...]:
@@ -53,14 +56,18 @@ def checked(group: Group, file: RunFile | None = None, client: Client | None = N
     found = [*facts.findings_of(ranks)]
     network = links.measured_network(group, hosts)
     found += links.findings_of(network, ranks)
-    own, of_own = None, list[ClientFinding]()
+    own, stages, of_own = None, None, list[ClientFinding]()
     if file is not None and client is not None:
         try:
-            own = measured_job(group, file, client, hosts.count(hosts[group.rank]))
-            of_own += job.findings_of(own, ranks)
+            if have_stages(group, client):
+                stages = measured_stages(group, file, client)
+                of_own.append(finding_of_stages(stages, ranks))
+            else:
+                own = measured_job(group, file, client, hosts.count(hosts[group.rank]))
+                of_own += job.findings_of(own, ranks)
         except NotTimed as error:
             of_own.append(job.finding_of_failure(error))
     times = sums.measured_sums(group, network, hosts, USUAL_BYTES if own is None else 4 * own.n_values)
     if times is not None:
         found += sums.findings_of(times)
-    return GroupCheck((*found, *of_own), tuple(ranks), network, times, own)
+    return GroupCheck((*found, *of_own), tuple(ranks), network, times, own, stages)

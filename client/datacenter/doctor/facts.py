@@ -1,4 +1,4 @@
-"""What each rank says of its machine and its software, and what is wrong with that."""
+"""The facts that each rank reports about its machine and its software, and the mistakes among them."""
 
 import os
 import socket
@@ -21,13 +21,13 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """Of one rank. `device`: on which it trains. `n_gpus`, `n_processors`: of its machine that it may use."""
+    """What one rank reports."""
 
     host: str
-    versions: Mapping[str, str]
-    device: str
-    n_gpus: int
-    n_processors: int
+    versions: Mapping[str, str]  # by the name of the software
+    device: str  # on which the rank trains
+    n_gpus: int  # of its machine that it may use
+    n_processors: int  # the same
 
 
 _FACTS = TypeAdapter(RankFacts)

@@ -1,7 +1,7 @@
 """A user's own job: what limits its steps, whether it fits into memory, and which `every` and codec suit it.
 
-The steps are those of this rank's client. They are timed with a sum of float32 after each, without a sum, and with one
-repeated batch. Then the advice is tried: some rounds of that many steps, and a sum with that codec.
+This rank's client makes the steps. They are timed with a sum of float32 after each, without a sum, and with one
+repeated batch. Then the advice is tried: a few rounds, each with the advised steps and a sum with the advised codec.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,9 @@ from umbel.client.datacenter.doctor.advice import CODECS, Advice, StepTimes, adv
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
 from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_bytes
+from umbel.client.datacenter.doctor.pipeline import division_of_model
 from umbel.client.datacenter.doctor.rounds import RoundAdvice, advised_rounds
+from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_division
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.loops.attach import CodecName, mean_of
@@ -36,31 +38,26 @@ _FLOATS = TypeAdapter(list[float])
 
 @dataclass(frozen=True, slots=True)
 class JobCheck:
-    """What was measured of a job.
+    """The measurements of a job."""
 
-    `alone_s`: seconds of a step without a sum, of each rank. `sums`: of a mean of the model's change, by codec.
-    `wait_s`: what a sum takes longer after steps than by itself, because ranks wait for each other.
-    `measured_utilisation` None: a round as advised would take too long to try. `rounds`: of `umbel train`, or why these
-    ranks cannot carry out the run file.
-    """
-
-    n_values: int
+    n_values: int  # of a sum of the model's changes
     steps: StepTimes
-    alone_s: tuple[float, ...]
-    sums: Mapping[CodecName, float]
-    wait_s: float
+    alone_s: tuple[float, ...]  # seconds of a step without a sum, of each rank
+    sums: Mapping[CodecName, float]  # seconds of a mean of the model's change, by codec
+    wait_s: float  # seconds that a sum takes longer after steps, because ranks wait for each other
     advice: Advice | None  # None for one rank
-    measured_utilisation: float | None
-    rounds: RoundAdvice | str
+    measured_utilisation: float | None  # None: an advised round takes too long to try
+    rounds: RoundAdvice | str  # of `umbel train`, or why these ranks cannot carry out the run file
     memory: StepMemory
-    device_bytes: int
+    device_bytes: int  # of the memory of this rank
+    stages: PipelineStages | str  # into which the model could be divided, or why it could not
 
 
 def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, budget_s: float = _BUDGET_S) -> JobCheck:
     """Time this rank's client, together with those of all ranks.
 
-    `n_on_host`: ranks that share its memory. `budget_s`: about so long the steps of each kind may take. Raises
-    `NotTimed` for a client that fails, or does not follow its plan.
+    `n_on_host`: ranks that share the memory of this host. `budget_s`: about how long the steps of each kind may take.
+    Raises `NotTimed` for a client that fails, or does not follow its plan.
     """
     timer = StepTimer(group, file, app)
     about_s, memory = timer.probe()
@@ -97,6 +94,7 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
         rounds=rounds,
         memory=memory,
         device_bytes=memory_bytes(group.device, n_on_host),
+        stages=division_of_model(group, timer),
     )
 
 
@@ -107,7 +105,10 @@ def finding_of_failure(error: NotTimed) -> ClientFinding:
 
 def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     """What limits the job, what would help, and whether it fits."""
-    yield from findings_of_memory(job.memory, job.device_bytes, len(facts))
+    memory = [*findings_of_memory(job.memory, job.device_bytes, len(facts))]
+    yield from memory
+    if any(one.verdict == "wrong" for one in memory) and len(facts) > 1:
+        yield finding_of_division(job.stages)
     yield from _stragglers(job, facts)
     yield _bottleneck(job)
     if job.advice is None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from umbel.aggregation.collective.cost_models import Link, Timing, bandwidth, fitted, ring_timing
+from umbel.aggregation.collective.cost_models import LinkModel, MessageTiming, bandwidth, fitted, ring_timing
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.timing import now, time_of
 from umbel.client.datacenter.ranks.group import Group, lost_ranks_named
@@ -18,7 +18,7 @@ from umbel.client.findings import ClientFinding, passed, skipped, warned
 
 SUM_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 _SUM_S_MAX, _SUM_BUDGET_S = 1.0, 0.5  # of one sum; of all sums of one length
-_RANKS_MAX, _HOSTS_MAX = 8, 12  # up to so many, each two are measured
+_RANKS_MAX, _HOSTS_MAX = 8, 12  # up to these numbers, the links between each two are measured
 _PAIRS_BUDGET_S, _MESSAGE_S_MAX = 30.0, 0.3
 _MESSAGE_BYTES_MAX, _MESSAGE_BYTES_MIN = 8 << 20, 1 << 10
 _REPEATS, _SHORT_REPEATS = 5, 25
@@ -30,36 +30,36 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PairLink:
-    """The link between two ranks. `is_inside`: on one host."""
+    """The link between two ranks."""
 
     ranks: Pair
-    link: Link
-    is_inside: bool
+    link: LinkModel
+    is_inside: bool  # whether both ranks are on one host
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """`sums`: seconds of an all-reduce by bytes. `of_sums`: the link that its ring must have; None for one rank."""
+class RankNetwork:
+    """What was measured between the ranks of a job."""
 
-    sums: Mapping[int, float]
-    of_sums: Link | None
+    sums: Mapping[int, float]  # seconds of an all-reduce over all ranks, by bytes
+    of_sums: LinkModel | None  # fitted to these, as the sums of a ring; None for one rank
     pairs: tuple[PairLink, ...]
 
-    def usual(self, *, inside: bool) -> Link | None:
+    def usual(self, *, inside: bool) -> LinkModel | None:
         """The median link inside of hosts, or between them; None if there is none."""
         links = [one.link for one in self.pairs if one.is_inside == inside]
         if not links:
             return None
-        return Link(median(one.latency_s for one in links), median(one.bytes_per_s for one in links))
+        return LinkModel(median(one.latency_s for one in links), median(one.bytes_per_s for one in links))
 
 
 _TIMINGS = TypeAdapter(dict[str, list[tuple[int, float]]])
 
 
-def measured_network(group: Group, hosts: Sequence[str]) -> Network:
+def measured_network(group: Group, hosts: Sequence[str]) -> RankNetwork:
     """Measure sums and messages. `hosts`: of each rank. Returns the same on every rank."""
     if group.size == 1:
-        return Network({}, None, ())
+        return RankNetwork({}, None, ())
     sums = _sums(group)
     of_sums = fitted(ring_timing(n_bytes, group.size, seconds) for n_bytes, seconds in sums.items())
     pairs = pairs_to_measure(hosts)
@@ -68,20 +68,20 @@ def measured_network(group: Group, hosts: Sequence[str]) -> Network:
     for one in group.gather(_TIMINGS.dump_json(mine)):
         times |= _TIMINGS.validate_json(one)
     found = {pair: link_of(times[f"{pair[0]} {pair[1]}"]) for pair in pairs}
-    return Network(sums, of_sums, tuple(PairLink(one, link, _inside(one, hosts)) for one, link in found.items()))
+    return RankNetwork(sums, of_sums, tuple(PairLink(one, link, _inside(one, hosts)) for one, link in found.items()))
 
 
-def link_of(times: Sequence[tuple[int, float]]) -> Link:
+def link_of(times: Sequence[tuple[int, float]]) -> LinkModel:
     """The link of single messages. `times`: seconds by bytes, of the shortest message first.
 
     The bandwidth is the slope of the longer ones, and the latency that of the shortest one. (One line through all would
     be too flat: a switch or a cloud's limiter lets the first bytes of a message through at full speed.)
     """
     (n_bytes, shortest_s), *longer = times
-    bytes_per_s = bandwidth(Timing(1, n, s) for n, s in longer)
+    bytes_per_s = bandwidth(MessageTiming(1, n, s) for n, s in longer)
     if bytes_per_s == math.inf:
-        return fitted(Timing(1, n, s) for n, s in times)
-    return Link(max(0.0, shortest_s - n_bytes / bytes_per_s), bytes_per_s)
+        return fitted(MessageTiming(1, n, s) for n, s in times)
+    return LinkModel(max(0.0, shortest_s - n_bytes / bytes_per_s), bytes_per_s)
 
 
 def pairs_to_measure(hosts: Sequence[str]) -> list[Pair]:
@@ -118,8 +118,8 @@ def slow_links(links: Sequence[PairLink]) -> list[PairLink]:
     return found
 
 
-def findings_of(network: Network, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
-    """The numbers, and what is slow."""
+def findings_of(network: RankNetwork, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
+    """The measured figures, and each slow link or host."""
     if network.of_sums is None:
         yield skipped("network", "there is only one rank: start more with torchrun --nproc-per-node")
         return
@@ -132,7 +132,7 @@ def findings_of(network: Network, facts: Sequence[RankFacts]) -> Iterator[Client
     yield from _slow(network, facts)
 
 
-def _slow(network: Network, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
+def _slow(network: RankNetwork, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     slow = slow_links(network.pairs)
     unnamed = list(slow)
     advice = "look at its cable, its switch port and its other traffic; all sums wait for the slowest link"
@@ -150,7 +150,7 @@ def _slow(network: Network, facts: Sequence[RankFacts]) -> Iterator[ClientFindin
         yield warned("slow link", f"between {a} and {b}: {figures(one.link)}{others}", advice)
 
 
-def figures(link: Link) -> str:
+def figures(link: LinkModel) -> str:
     """Latency and bandwidth in words."""
     return f"latency {seconds(link.latency_s)}, {rate(link.bytes_per_s)}"
 
@@ -184,7 +184,7 @@ def _sums(group: Group) -> dict[int, float]:
     return found
 
 
-def _messages(group: Group, pairs: Sequence[Pair], of_sums: Link) -> dict[Pair, list[tuple[int, float]]]:
+def _messages(group: Group, pairs: Sequence[Pair], of_sums: LinkModel) -> dict[Pair, list[tuple[int, float]]]:
     """Seconds of messages by bytes, of the pairs that this rank is the first of. One pair after another."""
     a_message_s = min(_MESSAGE_S_MAX, _PAIRS_BUDGET_S / (2 * _REPEATS * 1.4 * len(pairs)))
     longest = int(min(_MESSAGE_BYTES_MAX, max(64 * _MESSAGE_BYTES_MIN, a_message_s * of_sums.bytes_per_s)))

@@ -1,6 +1,6 @@
-"""Rounds of `umbel train`, as they are: what one costs beside its local steps, and how many steps it should have.
+"""Whole rounds of `umbel train`: what one costs beside its local steps, and how many local steps it should have.
 
-A round also encodes and hashes, gathers reports and makes the server's step. So it is measured whole.
+A round also encodes and hashes updates, gathers reports, and makes the server's step. So whole rounds are measured.
 """
 
 from dataclasses import dataclass, replace
@@ -21,24 +21,22 @@ _ABOUT_AS_MANY = 1.25
 
 @dataclass(frozen=True, slots=True)
 class RoundAdvice:
-    """`cost_s`: what a round takes beside its steps. `local_steps`: that reach the target. `predicted` and `measured`:
-    the share of compute with so many; `measured` None: such a round takes too long to try.
-    """
+    """The number of local steps with which `umbel train` reaches the target."""
 
-    cost_s: float
-    local_steps: int
-    predicted: float
-    measured: float | None
+    cost_s: float  # what a round takes beside its steps
+    local_steps: int  # the fewest that reach the target
+    predicted: float  # the share of compute with this number of steps
+    measured: float | None  # the same; None: such a round takes too long to try
 
 
 def advised_rounds(
     group: Group, file: RunFile, app: Client, step_s: float, about_s: float, round_s_max: float
 ) -> RoundAdvice | str:
-    """Carry out a few rounds of this run file with as many local steps as seem right, and then as are right; or say why
-    these ranks cannot.
+    """Carry out a few rounds of this run file with a first guess of the local steps, and then with the number that
+    reaches the target. Returns why, if these ranks cannot carry out the run file.
 
-    `step_s`: of one step on the slowest rank. `about_s`: what a round may cost beside its steps. `round_s_max`: longer
-    rounds are not tried. All are the same on every rank.
+    All arguments are the same on every rank. `step_s`: seconds of one step on the slowest rank. `about_s`: a guess of
+    what a round costs beside its steps. `round_s_max`: longer rounds are not tried.
     """
     first = min(least_every(step_s, about_s), max(1, int(round_s_max / step_s)))
     try:
@@ -56,8 +54,9 @@ def advised_rounds(
 
 
 def _round_s(group: Group, file: RunFile, app: Client, steps: int) -> float:
-    """The median seconds of a round of so many steps on the slowest rank. Raises `GroupError` and `ValueError` if these
-    ranks cannot carry it out.
+    """The median seconds of a round with `steps` local steps on the slowest rank.
+
+    Raises `GroupError` and `ValueError` if these ranks cannot carry out such a round.
     """
     training = replace(file.training, local_epochs=None, local_steps=steps)
     asked = replace(file, training=training, rounds=replace(file.rounds, count=_ROUNDS))

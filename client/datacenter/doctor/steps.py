@@ -18,9 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
+from umbel.client.datacenter.doctor.layers import CountedStep
 from umbel.client.datacenter.doctor.timing import agreed_time
 from umbel.client.datacenter.ranks.group import Group
 from umbel.client.errors import ClientError
+from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import asked_of_site, train_from
 from umbel.client.training.shared_state import SharedState
 from umbel.client.training.trainer import TorchClient
@@ -34,12 +36,12 @@ class NotTimed(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes of one rank's training. `peak`: of all on a GPU, activations included; None on a processor."""
+    """Bytes of one rank's training."""
 
     parameters: int
     gradients: int
-    optimizer: int
-    peak: int | None = None
+    optimizer: int  # its state
+    peak: int | None = None  # of all tensors on a GPU, activations included; None on a processor
 
 
 class StepTimer:
@@ -57,6 +59,18 @@ class StepTimer:
     def n_values(self) -> int:
         """How many values a sum of the model's changes has."""
         return sum(self._weights[name].numel() for name in self._shared.stepped)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step."""
+        return self._plan.batch_size
+
+    def counted_step(self) -> CountedStep:
+        """The work of one step. Raises `NotTimed` on every rank if one rank's client fails."""
+        with CountedStep(self._app.model) as found:
+            why = self._failure(self._app, replace(self._plan, steps=1))
+        self._raise_for(why)
+        return found
 
     def probe(self) -> tuple[float, StepMemory]:
         """Seconds of one step on the slowest rank, and the memory that a step takes."""
@@ -100,12 +114,9 @@ class StepTimer:
         Raises `NotTimed` on every rank if one rank's client fails or does not follow its plan. That rank has made the
         `work` that the others wait for.
         """
-        between, why = _Between(every, n, work), ""
+        between = _Between(every, n, work)
         plan = replace(self._plan, steps=every * n + 1, told_to_stop=between)
-        try:
-            train_from(app, self._shared, self._weights, plan)
-        except ClientError as error:
-            why = str(error)
+        why = self._failure(app, plan)
         made = len(between.marks)
         for _ in range(n - made):
             work()
@@ -114,10 +125,22 @@ class StepTimer:
                 f"its client was asked for {plan.steps} steps, and asked its plan {between.n_asked} times whether it "
                 "should stop, so its steps cannot be timed: call plan.should_stop() between two steps"
             )
+        self._raise_for(why)
+        return between.marks
+
+    def _failure(self, app: Client, plan: LocalPlan) -> str:
+        """Train by this plan. Returns why the client failed; empty if it did not."""
+        try:
+            train_from(app, self._shared, self._weights, plan)
+        except ClientError as error:
+            return str(error)
+        return ""
+
+    def _raise_for(self, why: str) -> None:
+        """Raise `NotTimed` on every rank if one rank has a reason."""
         for rank, one in enumerate(self._group.gather(why.encode())):
             if one:
                 raise NotTimed(f"rank {rank}: {one.decode()}")
-        return between.marks
 
 
 @dataclass(slots=True)
@@ -139,7 +162,7 @@ class _Between:
 
 @dataclass(slots=True)
 class _Seen:
-    """The bytes that torch's optimizers hold, as they are after a step; zero for clients without one."""
+    """The bytes that torch's optimizers hold after a step; zero for clients without an optimizer."""
 
     gradients: int = 0
     optimizer: int = 0

@@ -1,13 +1,20 @@
-"""How long a sum of the model's size takes: as the cost models predict it, and as it is measured."""
+"""The time of a sum of the model's size by each algorithm: predicted by the cost models, and measured."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from umbel.aggregation.collective.cost_models import COST_MODELS, Link, parameter_server, ring, two_level
-from umbel.client.datacenter.doctor.algorithms import ALGORITHMS, Algorithm, all_reduce
-from umbel.client.datacenter.doctor.links import Network, seconds, sized
+from umbel.aggregation.collective.cost_models import (
+    COST_MODELS,
+    LinkModel,
+    double_tree_pieces,
+    parameter_server,
+    ring,
+    two_level,
+)
+from umbel.client.datacenter.doctor.algorithms import Algorithm, algorithms, all_reduce
+from umbel.client.datacenter.doctor.links import RankNetwork, seconds, sized
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.ranks.group import Group
 from umbel.client.findings import ClientFinding, passed
@@ -19,18 +26,16 @@ _ADDED_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SumTime:
-    """Seconds of one sum. `predicted_s`: with the latency and bandwidth of single messages. `fitted_s`: with those
-    that the all-reduces of many lengths have had. `measured_s` None: this algorithm was not tried.
-    """
+    """Seconds of one sum."""
 
     algorithm: str
-    predicted_s: float
-    fitted_s: float
-    measured_s: float | None = None
+    predicted_s: float  # with the latency and bandwidth of single messages
+    fitted_s: float  # with the latency and bandwidth that are fitted to all-reduces of many lengths
+    measured_s: float | None = None  # None: this algorithm was not tried
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer than predicted it took."""
+        """The measured time as a multiple of the predicted one."""
         return None if self.measured_s is None else self.measured_s / self.predicted_s
 
 
@@ -42,9 +47,10 @@ class SumTimes:
     times: tuple[SumTime, ...]
 
 
-def measured_sums(group: Group, network: Network, hosts: Sequence[str], n_bytes: int) -> SumTimes | None:
-    """Predict and measure. `hosts`: of each rank. Long sums are measured with fewer bytes, as the result says. None for
-    one rank. The same on every rank.
+def measured_sums(group: Group, network: RankNetwork, hosts: Sequence[str], n_bytes: int) -> SumTimes | None:
+    """Predict and measure. Returns the same on every rank; None for one rank.
+
+    `hosts`: of each rank. If a sum of `n_bytes` would take long, shorter ones are measured, as the result says.
     """
     inside, between = network.usual(inside=True), network.usual(inside=False)
     link = between or inside
@@ -58,21 +64,22 @@ def measured_sums(group: Group, network: Network, hosts: Sequence[str], n_bytes:
         SumTime(name, *(model(n_bytes, group.size, one) for one in (link, of_sums)))
         for name, model in COST_MODELS.items()
     ]
-    found = [replace(one, measured_s=_measured(group, one.algorithm, n_bytes)) for one in found]
     if (levels := _levels(hosts)) is not None and inside is not None:
         inside = replace(inside, adds_bytes_per_s=adds)
         found.append(SumTime("two-level", *(two_level(n_bytes, *levels, inside, one) for one in (link, of_sums))))
+    tried = {"all_reduce": all_reduce, **algorithms(hosts, double_tree_pieces(n_bytes, group.size, link))}
+    found = [replace(one, measured_s=_measured(group, tried.get(one.algorithm), n_bytes)) for one in found]
     return SumTimes(n_bytes, tuple(found))
 
 
-def length_to_try(n_bytes: int, n_ranks: int, link: Link) -> int:
-    """So many bytes of a vector of `n_bytes`, in whole values, that no algorithm takes more than seconds."""
+def length_to_try(n_bytes: int, n_ranks: int, link: LinkModel) -> int:
+    """The bytes of a vector of `n_bytes`, in whole values, with which no algorithm takes more than seconds."""
     share = min(1.0, _SERVER_S_MAX / parameter_server(n_bytes, n_ranks, link))
     return 4 * max(n_ranks, int(n_bytes * share) // 4)
 
 
 def findings_of(sums: SumTimes) -> Iterator[ClientFinding]:
-    """A line for each measured algorithm, and one for the others."""
+    """A line for each measured algorithm, and one for those that were only predicted."""
     untried = list[str]()
     for one in sums.times:
         if one.measured_s is None or one.ratio is None:
@@ -81,15 +88,17 @@ def findings_of(sums: SumTimes) -> Iterator[ClientFinding]:
             said = f"{sized(sums.n_bytes)} by {one.algorithm}: predicted {seconds(one.predicted_s)} (fitted "
             said += f"{seconds(one.fitted_s)}), measured {seconds(one.measured_s)}, {one.ratio:.2f} x"
             yield passed("sum times", said)
-    yield passed("sum times", f"{sized(sums.n_bytes)}, predicted only: {', '.join(untried)}")
+    if untried:
+        yield passed("sum times", f"{sized(sums.n_bytes)}, predicted only: {', '.join(untried)}")
 
 
-def _measured(group: Group, algorithm: str, n_bytes: int) -> float | None:
-    own: Algorithm | None = all_reduce if algorithm == "all_reduce" else ALGORITHMS.get(algorithm)
-    if own is None:
+def _measured(group: Group, algorithm: Algorithm | None, n_bytes: int) -> float | None:
+    """Seconds of a sum by this algorithm; None without one."""
+    if algorithm is None:
         return None
     values = torch.zeros(n_bytes // 4, device=group.wire)
-    return time_of(group, lambda: own(values, group.process_group), _BUDGET_S, apart=own is not all_reduce)
+    is_apart = algorithm is not all_reduce
+    return time_of(group, lambda: algorithm(values, group.process_group), _BUDGET_S, apart=is_apart)
 
 
 def _adds_bytes_per_s(group: Group) -> float:

@@ -33,13 +33,13 @@ def agreed_time(group: Group, seconds: float) -> float:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for what a GPU has been told to do."""
+    """Wait until a GPU has done all its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(group: Group) -> float:
-    """A clock in seconds, read after all that the GPU of this rank has been told to do."""
+    """A clock in seconds, read after this rank's GPU has done all its queued work."""
     settle(group.wire)
     return time.perf_counter()
 

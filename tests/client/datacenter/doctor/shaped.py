@@ -54,18 +54,30 @@ def ranks_in(
     names: Sequence[str], command: Sequence[str], timeout_s: float = 240.0, folder: Path | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `python COMMAND` once in each namespace, as the ranks of one job."""
-    usual = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": address(0), "MASTER_PORT": _PORT, "OMP_NUM_THREADS": "1"}
+    prefixes = [("ip", "netns", "exec", name) for name in names]
+    return ranks_behind(prefixes, address(0), command, timeout_s, folder)
+
+
+def ranks_behind(
+    prefixes: Sequence[Sequence[str]],
+    first: str,
+    command: Sequence[str],
+    timeout_s: float = 240.0,
+    folder: Path | None = None,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `PREFIX python COMMAND` for each prefix, as the ranks of one job. `first`: the address of rank 0."""
+    usual = {"WORLD_SIZE": str(len(prefixes)), "MASTER_ADDR": first, "MASTER_PORT": _PORT, "OMP_NUM_THREADS": "1"}
     usual |= {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
     started = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, *command],
+            [*prefix, sys.executable, *command],
             env={**os.environ, **usual, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
         )
-        for rank, name in enumerate(names)
+        for rank, prefix in enumerate(prefixes)
     ]
     try:
         ended = [one.communicate(timeout=timeout_s) for one in started]

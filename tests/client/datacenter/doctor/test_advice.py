@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.collective.cost_models import LinkModel, ring
 from umbel.client.datacenter.doctor.advice import (
     CODECS,
     RARE,
@@ -65,3 +66,64 @@ def test_two_bits_are_for_rare_means_alone() -> None:
     rare = advised(1.0, {"4bit": 20.0, "2bit": 10.0})
     assert (rare.codec, rare.every) == ("2bit", 90)
     assert advised(1.0, {"2bit": 1e-9}).every == RARE
+
+
+BITS: dict[CodecName, int] = {"float32": 32, "8bit": 8, "4bit": 4, "2bit": 2}
+
+
+def sums_over(link: LinkModel, n_values: float, n_ranks: int, encode_s: float) -> dict[CodecName, float]:
+    """Seconds of a mean by each codec: a ring of its bytes, and for all but float32 the time to encode and decode."""
+    return {
+        codec: ring(n_values * bits / 8, n_ranks, link) + (encode_s if codec != "float32" else 0.0)
+        for codec, bits in BITS.items()
+    }
+
+
+def steps_of(codec: CodecName, alone_s: float, sum_s: float) -> int:
+    """The fewest steps with which this codec may be advised."""
+    return max(least_every(alone_s, sum_s), RARE if codec == "2bit" else 1)
+
+
+LINKS = st.builds(LinkModel, st.floats(0.0, 0.2), st.floats(1e5, 1e11))
+JOBS = st.tuples(st.floats(1e3, 1e10), st.integers(2, 64), st.floats(0.0, 1.0))
+
+
+@given(SECONDS, LINKS, JOBS)
+def test_advice_on_a_link_reaches_the_target_and_saves_no_bits_without_saving_steps(
+    alone_s: float, link: LinkModel, job: tuple[float, int, float]
+) -> None:
+    sums = sums_over(link, *job)
+    found = advised(alone_s, sums)
+    assert found.utilisation == utilisation(found.every, alone_s, sums[found.codec])
+    assert found.utilisation >= TARGET - 1e-6
+    assert found.every == steps_of(found.codec, alone_s, sums[found.codec]), "no step more than this codec needs"
+    for codec, bits in BITS.items():
+        if bits > BITS[found.codec]:
+            assert steps_of(codec, alone_s, sums[codec]) > found.every, "more bits would do as well"
+
+
+@given(SECONDS, LINKS, JOBS, st.floats(1.0, 100.0), st.floats(0.0, 0.1))
+def test_a_worse_link_needs_as_many_steps_with_every_codec(
+    alone_s: float, link: LinkModel, job: tuple[float, int, float], factor: float, more_s: float
+) -> None:
+    worse = LinkModel(link.latency_s + more_s, link.bytes_per_s / factor)
+    before, after = advised(alone_s, sums_over(link, *job)), advised(alone_s, sums_over(worse, *job))
+    if before.codec == after.codec:
+        assert after.every >= before.every
+    for codec, sum_s in sums_over(link, *job).items():
+        only: dict[CodecName, float] = {codec: sum_s}
+        only_worse: dict[CodecName, float] = {codec: sums_over(worse, *job)[codec]}
+        assert advised(alone_s, only_worse).every >= advised(alone_s, only).every
+
+
+@pytest.mark.parametrize("latency_s", [1e-5, 1e-3, 0.04])
+@pytest.mark.parametrize("alone_s", [0.01, 0.1, 1.0])
+def test_slower_and_slower_links_need_more_steps_with_the_same_codec(latency_s: float, alone_s: float) -> None:
+    links = [LinkModel(latency_s, 1e10 / 2 ** (k / 8)) for k in range(185)]  # 80 Gbit/s to 10 kbit/s
+    found = [advised(alone_s, sums_over(link, 2e6, 4, 0.02)) for link in links]
+    assert found[0].codec == "float32"
+    assert found[-1].codec == "2bit"
+    for codec in CODECS:
+        steps = [one.every for one in found if one.codec == codec]
+        assert steps == sorted(steps)
+        assert len(steps) > 1, "each codec suits some of these links"

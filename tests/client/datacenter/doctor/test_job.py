@@ -17,7 +17,9 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.datacenter.doctor.advice import Advice, StepTimes
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, finding_of_failure, findings_of, measured_job
+from umbel.client.datacenter.doctor.layers import LayerCost
 from umbel.client.datacenter.doctor.rounds import RoundAdvice
+from umbel.client.datacenter.doctor.stages import divided
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
 from umbel.client.datacenter.ranks.group import Group
 
@@ -41,6 +43,7 @@ def measured(group: dist.ProcessGroup) -> dict[str, Tensor]:
             "measured": job.measured_utilisation,
             "memory": [job.memory.parameters, job.memory.gradients, job.memory.optimizer],
             "rounds": job.rounds.measured if isinstance(job.rounds, RoundAdvice) else job.rounds,
+            "stages": job.stages,
             "said": [str(one) for one in findings_of(job, FACTS)],
         }
     return _as_tensor(found)
@@ -77,6 +80,7 @@ def test_the_bottleneck_of_three_jobs_is_named(tmp_path: Path) -> None:
                 for said in one[kind]["said"]
             )
     first = by_rank[0]
+    assert first["compute"]["stages"] == "the model has only 1 layer for 2 pipeline stages"
     assert first["communication"]["every"] > 10 * first["compute"]["every"]
     assert first["compute"]["measured"] > 0.5
     assert first["compute"]["rounds"] > 0.3, "a round of umbel train"
@@ -108,6 +112,7 @@ def job_of(**changes: Any) -> JobCheck:
         "rounds": RoundAdvice(0.9, 18, 0.91, 0.87),
         "memory": StepMemory(4000, 4000, 8000),
         "device_bytes": 10**9,
+        "stages": "the model has only 1 layer for 2 pipeline stages",
     }
     return JobCheck(**{**usual, **changes})
 
@@ -145,6 +150,14 @@ def test_a_slow_rank_is_named() -> None:
     assert said(alone_s=(0.1, 0.9))["slow rank"] == (
         "warning: a step of rank 1 (on south) takes 900 ms, and the median is 500 ms"
     )
+
+
+def test_how_to_divide_the_model_is_said_where_stages_are_advised() -> None:
+    assert "stages" not in said()
+    large = said(device_bytes=8800, stages=divided([LayerCost("a", 8, 2000), LayerCost("b", 8, 2000)], 2, 64))
+    assert large["memory"].startswith("wrong: ")
+    assert large["stages"].startswith("pass: 2 pipeline stages: a | b; the slowest has 1.00 x the mean work")
+    assert said(device_bytes=8800)["stages"] == "warning: the model has only 1 layer for 2 pipeline stages"
 
 
 def test_one_rank_gets_no_advice_on_sums() -> None:

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
-from umbel.aggregation.collective.cost_models import Link
+from umbel.aggregation.collective.cost_models import LinkModel
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.links import (
     SUM_BYTES,
-    Network,
     Pair,
     PairLink,
+    RankNetwork,
     findings_of,
     link_of,
     measured_network,
@@ -28,17 +28,17 @@ from umbel.client.datacenter.doctor.links import (
 from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_links"
-FAST, SLOW, FAR = Link(1e-4, 1e9), Link(1e-4, 1e8), Link(0.05, 1e9)
+FAST, SLOW, FAR = LinkModel(1e-4, 1e9), LinkModel(1e-4, 1e8), LinkModel(0.05, 1e9)
 
 
-def links(n_ranks: int, odd: dict[Pair, Link], is_inside: bool = False) -> tuple[PairLink, ...]:
+def links(n_ranks: int, odd: dict[Pair, LinkModel], is_inside: bool = False) -> tuple[PairLink, ...]:
     pairs = pairs_to_measure([str(rank) for rank in range(n_ranks)])
     return tuple(PairLink(pair, odd.get(pair, FAST), is_inside) for pair in pairs)
 
 
-def said(n_ranks: int, odd: dict[Pair, Link]) -> list[str]:
+def said(n_ranks: int, odd: dict[Pair, LinkModel]) -> list[str]:
     facts = [RankFacts(f"host-{rank}", {}, "processor", 0, 8) for rank in range(n_ranks)]
-    network = Network({4096: 0.001, 16384: 0.002}, FAST, links(n_ranks, odd))
+    network = RankNetwork({4096: 0.001, 16384: 0.002}, FAST, links(n_ranks, odd))
     return [f"{one.check}: {one.verdict}: {one.found}" for one in findings_of(network, facts)]
 
 
@@ -70,13 +70,13 @@ def test_two_slow_hosts_are_both_named() -> None:
 
 
 def test_links_that_differ_a_little_are_not_slow() -> None:
-    assert not slow_links(links(4, {(0, 1): Link(4e-3, 0.6e9)}))
+    assert not slow_links(links(4, {(0, 1): LinkModel(4e-3, 0.6e9)}))
     assert not slow_links(links(2, {}))
 
 
 def test_links_inside_of_hosts_are_not_compared_with_those_between_them() -> None:
-    inside = PairLink((0, 1), Link(1e-6, 1e11), True)
-    assert not slow_links([inside, PairLink((2, 3), Link(1e-6, 1e11), True), *links(3, {})])
+    inside = PairLink((0, 1), LinkModel(1e-6, 1e11), True)
+    assert not slow_links([inside, PairLink((2, 3), LinkModel(1e-6, 1e11), True), *links(3, {})])
 
 
 def test_few_ranks_are_measured_each_with_each_and_many_by_their_hosts() -> None:
@@ -131,6 +131,6 @@ def test_all_ranks_come_to_the_same_network(tmp_path: Path) -> None:
 
 
 def test_one_rank_has_no_network() -> None:
-    alone = Network({}, None, ())
+    alone = RankNetwork({}, None, ())
     (found,) = findings_of(alone, [RankFacts("h", {}, "processor", 0, 1)])
     assert (found.check, found.verdict) == ("network", "skipped")

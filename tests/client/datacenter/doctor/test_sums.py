@@ -9,14 +9,16 @@ from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.aggregation.collective.cost_models import COST_MODELS, Link, parameter_server
-from umbel.client.datacenter.doctor.algorithms import ALGORITHMS
-from umbel.client.datacenter.doctor.links import Network, PairLink
+from umbel.aggregation.collective.cost_models import COST_MODELS, LinkModel, parameter_server
+from umbel.client.datacenter.doctor.algorithms import algorithms
+from umbel.client.datacenter.doctor.links import PairLink, RankNetwork
 from umbel.client.datacenter.doctor.sums import SumTime, SumTimes, findings_of, length_to_try, measured_sums
 from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_sums"
 LENGTHS = (1, 2, 7, 1000)
+HOSTS = ("a", "b", "a", "c", "b")  # of the ranks, as many as there are
+NAMES = [*algorithms(HOSTS, 1)]
 
 
 def vector(rank: int, n: int) -> Tensor:
@@ -24,16 +26,17 @@ def vector(rank: int, n: int) -> Tensor:
 
 
 def summed(group: dist.ProcessGroup) -> dict[str, Tensor]:
-    found = dict[str, Tensor]()
-    for name, algorithm in ALGORITHMS.items():
-        for n in LENGTHS:
-            values = vector(dist.get_rank(group), n)
-            algorithm(values, group)
-            found[f"{name} {n}"] = values
-    n_ranks = dist.get_world_size(group)
+    found, n_ranks = dict[str, Tensor](), dist.get_world_size(group)
+    hosts = HOSTS[:n_ranks]
+    for n in LENGTHS:
+        for n_pieces in (1, 3):
+            for name, algorithm in algorithms(hosts, n_pieces).items():
+                values = vector(dist.get_rank(group), n)
+                algorithm(values, group)
+                found[f"{name} {n} {n_pieces}"] = values
     mine = Group(dist.get_rank(group), n_ranks, torch.device("cpu"), group)
-    network = Network({}, Link(1e-3, 1e8), (PairLink((0, 1), Link(1e-3, 1e8), True),))
-    times = measured_sums(mine, network, ["h"] * n_ranks, 40_000)
+    pairs = (PairLink((0, 1), LinkModel(1e-3, 1e8), False), PairLink((0, 2), LinkModel(1e-5, 1e9), True))
+    times = measured_sums(mine, RankNetwork({}, LinkModel(1e-3, 1e8), pairs), hosts, 40_000)
     assert times is not None
     assert times.n_bytes == 40_000
     found["measured"] = torch.tensor([one.measured_s or 0.0 for one in times.times])
@@ -47,21 +50,23 @@ def test_each_algorithm_makes_the_sum_on_every_rank(n_ranks: int, tmp_path: Path
     for one in by_rank:
         for n in LENGTHS:
             whole = sum((vector(rank, n) for rank in range(n_ranks)), torch.zeros(n))
-            for name in ALGORITHMS:
-                torch.testing.assert_close(one[f"{name} {n}"], whole)
+            for name in NAMES:
+                for n_pieces in (1, 3):
+                    assert torch.equal(one[f"{name} {n} {n_pieces}"], whole), name
         assert torch.equal(one["measured"], by_rank[0]["measured"])
-        assert int((one["measured"] > 0).sum()) == 1 + len(ALGORITHMS)
+        has_two_levels = n_ranks > 2
+        assert int((one["measured"] > 0).sum()) == len(NAMES) + has_two_levels  # and all_reduce
 
 
 def test_a_sum_that_would_take_minutes_is_tried_with_fewer_bytes() -> None:
-    link = Link(1e-3, 1e8)
+    link = LinkModel(1e-3, 1e8)
     assert length_to_try(40_000, 4, link) == 40_000
     assert parameter_server(length_to_try(4 << 30, 4, link), 4, link) == pytest.approx(3.0, rel=0.01)
     assert length_to_try(2, 4, link) == 16  # a value for each rank
 
 
 def test_every_algorithm_has_a_cost_model() -> None:
-    assert ALGORITHMS.keys() <= COST_MODELS.keys()
+    assert {*NAMES} <= {*COST_MODELS, "two-level"}
 
 
 def test_predicted_and_measured_stand_side_by_side() -> None:
@@ -70,3 +75,4 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
         "4.19 MB by ring: predicted 100 ms (fitted 200 ms), measured 150 ms, 1.50 x",
         "4.19 MB, predicted only: recursive doubling 300 ms",
     ]
+    assert len([*findings_of(SumTimes(4 << 20, times.times[:1]))]) == 1, "nothing was only predicted"
