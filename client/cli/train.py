@@ -44,6 +44,14 @@ def train(
             "takes a pass over the model in each round.",
         ),
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Also write event files for TensorBoard, to the folder tensorboard in --out, while the run goes on. "
+            "It needs the extra tensorboard of umbel.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work. You get the
@@ -84,6 +92,7 @@ def train(
             told,
             may_share=shared_data,
             compares_updates=compare_updates,
+            writes_events=tensorboard,
         )
     if is_first and as_json:
         print_json(end)

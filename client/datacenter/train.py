@@ -4,6 +4,7 @@
 <out>/rounds.jsonl         a line for each ended attempt: its record, and how long its parts took
 <out>/model.safetensors    the last model
 <out>/summary.json         how the run ended, and all that it depends on
+<out>/tensorboard/         event files for TensorBoard, if they are asked for
 <out>/checkpoint...        see `checkpoint.py`
 ```
 
@@ -15,7 +16,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from umbel.client.errors import AppError
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
+from umbel.client.tensorboard import FOLDER, EventFiles, require_tensorboard
 from umbel.client.user_code import OptionWords, checked_client, find_named, make_named, where_raised
 
 MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
@@ -75,13 +77,17 @@ def train_run(
     *,
     may_share: bool = False,
     compares_updates: bool = False,
+    writes_events: bool = False,
 ) -> tuple[TrainEnd, bool]:
     """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0.
 
     `app`: "module:name" of this rank's client. `first`: a file of the first model. `told`: called on rank 0 with each
     attempt. `may_share`: whether ranks may train on the same samples. `compares_updates`: as for `GroupFederation`.
-    Raises `ClientError` and `OSError` with one sentence that says what to do.
+    `writes_events`: whether rank 0 writes event files for TensorBoard. Raises `ClientError` and `OSError` with one
+    sentence that says what to do.
     """
+    if writes_events:
+        require_tensorboard()
     shutdown = Shutdown()
     with joined(timeout_s=_patience_s(file)) as group:
         client = client_of_rank(app, group, file.seed)
@@ -105,7 +111,7 @@ def train_run(
             leaving.own,
             compares_updates=compares_updates,
         )
-        folder = _RunFolder(out, own, group, run, start)
+        folder = _RunFolder(out, own, group, run, start, writes_events=writes_events)
         with folder.locked(), shutdown.on_signals():
             for attempt in run.attempts():
                 folder.add(attempt)
@@ -196,8 +202,19 @@ def _saved(group: Group, out: Path) -> bytes | None:
 class _RunFolder:
     """The files of a run while it runs: rank 0's, and those of this rank's own client (`own`)."""
 
-    def __init__(self, out: Path, own: Path, group: Group, run: GroupFederation, start: GroupCheckpoint) -> None:
-        """`start`: where the run begins, or goes on."""
+    def __init__(
+        self,
+        out: Path,
+        own: Path,
+        group: Group,
+        run: GroupFederation,
+        start: GroupCheckpoint,
+        *,
+        writes_events: bool = False,
+    ) -> None:
+        """`start`: where the run begins, or goes on. `writes_events`: as for `train_run`."""
+        self._writes_events = writes_events
+        self._events: EventFiles | None = None
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
         self._saved_at, self._saving_s = time.monotonic(), 0.0
@@ -224,16 +241,21 @@ class _RunFolder:
             if not (self._out / CHECKPOINT_FILE).exists():
                 self._start.write(self._out)
             self._n_rounds = _n_rounds_before(self._rows, self._start.rows_bytes)
+            if self._writes_events:
+                file, rows = self._start.standing.file, _lines(self._rows)
+                self._events = held.enter_context(EventFiles(self._out / FOLDER, file, rows))
             yield
 
     def add(self, attempt: GroupAttempt) -> None:
         """Take an ended attempt, and save the run if that is due."""
         began = time.monotonic()
         if self._group.is_first:
-            row = _row(attempt)
+            row = _row(attempt, time.time())
             self._n_rounds += _makes_model(row)
             with self._rows.open("ab") as file:
                 file.write(json.dumps(row).encode() + b"\n")
+            if self._events is not None:
+                self._events.add(row)
         is_last = self._run.standing.status is not RunStatus.RUNNING or bool(self._run.leaving)
         is_due = is_last or began - self._saved_at >= _CHECKPOINT_SHARE * self._saving_s
         if self._group.from_first(b"1" if is_due else b"0") == b"1":
@@ -283,14 +305,23 @@ def _n_rounds_before(rows: Path, n_bytes: int) -> int:
             raise GroupError(f"{rows} is damaged: start again with another folder (--out)") from error
 
 
-def _row(attempt: GroupAttempt) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0."""
+def _lines(rows: Path) -> Iterator[dict[str, Any]]:
+    with rows.open("rb") as file:
+        yield from map(json.loads, file)
+
+
+def _row(attempt: GroupAttempt, ended_at: float) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0.
+
+    `ended_at`: in Unix seconds; the times in the record are seconds since the run began, without pauses.
+    """
     record, evaluation = attempt.record, attempt.record.evaluation
     names: dict[str, Any] = {
         "accuracy": evaluation.get("accuracy", evaluation.get("confusion.accuracy")),
         "loss": evaluation.get("loss"),
         "train_loss": record.metrics.get("loss"),
         "virtual_s": record.wall_s,
+        "ended_at": ended_at,
     }
     cost, figures = attempt.cost, attempt.figures
     if cost.total_s:
