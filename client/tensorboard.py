@@ -1,11 +1,12 @@
 """Curves for TensorBoard: each line of a `rounds.jsonl` becomes points of event files, one for each of its numbers.
 
-The last part of a tag is the number's name in the line, as in `seconds/sum_s`. Metrics have a tag for each kind of data:
-`loss/train`, `loss/evaluation` (held-out data of clients) and `loss/test` (the test set of a simulation). Lines about
-single clients, exact counts and texts have no points.
+The last part of a tag is the number's name in the line, as in `seconds/sum_s`. Metrics have a tag for each kind of
+data: `loss/train`, `loss/evaluation` (held-out data of clients) and `loss/test` (the test set of a simulation). Numbers
+of single clients, exact counts and texts have no points.
 
-`rounds.jsonl` is the record, and event files are a copy. Whoever begins or resumes a run writes all lines again, and
-TensorBoard drops what older files of the folder have. So no point stands twice after a kill, and none is missing.
+`rounds.jsonl` is the record, and event files are copies of it. Each start of a run writes all lines again, and
+TensorBoard then drops the points of older files in the folder. So after a kill no point is there twice, and none is
+missing.
 """
 
 import json
@@ -21,7 +22,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard.writer import SummaryWriter
+    pass
 
 FOLDER = "tensorboard"  # of a run's event files, in its own folder
 _GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -151,7 +152,8 @@ class EventFiles:
 
         points = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row, self._file).items()]
         at = row.get("ended_at", row.get("now_s"))
-        self._writer.file_writer.add_summary(Summary(value=points), row["round"], at)
+        events: Any = self._writer.file_writer  # which torch's types call None
+        events.add_summary(Summary(value=points), row["round"], at)
 
 
 def _as_markdown(file: RunFile) -> str:

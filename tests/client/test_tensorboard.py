@@ -181,7 +181,7 @@ def test_after_a_kill_no_point_stands_twice_and_none_is_missing(tmp_path: Path) 
             files.add(one)
     (path,) = tmp_path.glob("events.*")
     path.write_bytes(path.read_bytes()[:-5])
-    kept = killed[:3] + [row(4, train_s=40.0), row(5, train_s=50.0)]
+    kept = [*killed[:3], row(4, train_s=40.0), row(5, train_s=50.0)]
     with EventFiles(tmp_path, FILE, kept) as files:
         files.add(row(6, train_s=60.0))
     found = [(step, value) for step, value, _ in points(tmp_path, "seconds/train_s")]

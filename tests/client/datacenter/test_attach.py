@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.datacenter import CodecName, comm_hook, outer_sync
+from umbel.datacenter import CodecName, MeanRecord, comm_hook, outer_sync
 
 pytestmark = pytest.mark.slow
 HERE = "tests.client.datacenter.test_attach"
@@ -200,6 +200,42 @@ def test_diloco_is_that_of_the_paper_and_all_ranks_agree(tmp_path: Path) -> None
         assert torch.equal(by_rank[0][f"{name}: starts"], by_rank[1][f"{name}: starts"]), name
         assert float(by_rank[0][f"{name}: loss"]) < exact + 0.2 * (before - exact), name
     torch.testing.assert_close(by_rank[0]["float32: model"], by_hand(), rtol=1e-4, atol=1e-5)
+
+
+def told_of_means(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """What each rank is told of its means, and the changes that these were of."""
+    rank, model, found = dist.get_rank(group), network(), list[MeanRecord]()
+    optimizer, before = SGD(model.parameters(), lr=RATE), list[Tensor]()
+    optimizer.register_step_post_hook(lambda *_: before.append(flat(model)))  # before the mean's own
+    with outer_sync(model, optimizer, every=EVERY, codec="4bit", on_mean=found.append):
+        starts = [flat(model)]
+        for step in range(2 * EVERY + 2):
+            optimizer.zero_grad()
+            backward(model, rank, step)
+            optimizer.step()
+            starts.append(flat(model))
+    changes = [starts[at] - before[last] for at, last in ((0, EVERY - 1), (EVERY, 2 * EVERY - 1), (2 * EVERY, -1))]
+    numbers = [[one.scalars()[tag] for tag in sorted(one.scalars())] for one in found]
+    return {
+        "changes": torch.stack(changes),
+        "numbers": torch.tensor(numbers),
+        "steps": torch.tensor([one.step for one in found]),
+    }
+
+
+def test_a_loop_is_told_of_each_mean_what_it_has_cost_and_how_well_the_ranks_agree(tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:told_of_means", 2, tmp_path)
+    mean = (by_rank[0]["changes"] + by_rank[1]["changes"]) / 2
+    for one in by_rank:
+        assert one["steps"].tolist() == [EVERY, 2 * EVERY, 2 * EVERY + 2]
+        n_bytes, apply_s, sum_s, wait_s, share, rate, cosines, norms = one["numbers"].T
+        torch.testing.assert_close(norms, one["changes"].norm(dim=1))
+        expected = nn.functional.cosine_similarity(one["changes"], mean)
+        torch.testing.assert_close(cosines, expected, rtol=0, atol=0.03)  # 4 bits
+        assert len(set(n_bytes.tolist())) == 1
+        assert 0.5 <= n_bytes[0] / mean[0].numel() <= 0.75  # half a byte for each of two ways, of half of the values
+        assert bool((torch.stack([apply_s, sum_s, wait_s, rate]) > 0).all())
+        assert bool(((share > 0) & (share < 1)).all())
 
 
 def stopped_between(group: dist.ProcessGroup) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""`umbel train` under torchrun, of which a rank is killed twenty times: it goes on each time, and ends as if nothing was."""
+"""A job of `umbel train` whose ranks are killed twenty times: each time it goes on, and it ends in the same model."""
 
 import json
 import os
@@ -22,7 +22,9 @@ from umbel.client.datacenter.train import MODEL_FILE
 
 pytestmark = pytest.mark.nightly
 KILLS, RANKS, ROUNDS, SEED = 20, 2, 240, 24
-PATIENCE_S = 30.0  # from a kill to the next round that is committed
+PATIENCE_S = (
+    30.0  # from a kill to the next round that is committed; on a busy machine twice the time of the first start
+)
 MOMENT_S = 0.5  # a kill comes so long at most after a round of this attempt was committed
 RUN = f"""
 name = "killed"
@@ -46,7 +48,7 @@ class Kill:
     reached: int  # the last round that was committed before the ranks were started again
     saved: int  # the last round of the newest checkpoint
     first: int  # the first round after it
-    seconds: float  # until a round was committed that is newer than all before
+    seconds: float  # from the kill until a round was committed that is newer than all before
 
 
 class Job:
@@ -91,8 +93,8 @@ class Job:
             return 0
         return int(stored["standing"]["model"]["version"])
 
-    def waited(self) -> None:
-        """Wait a little for the next look."""
+    def wait_a_little(self) -> None:
+        """Before the next look. Raises `AssertionError` if the job has ended."""
         assert self.process.poll() is None, f"the job has ended: {self.said()}"
         time.sleep(0.01)
 
@@ -111,7 +113,7 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def killed(job: Job, rank: int) -> Kill:
+def killed(job: Job, rank: int, patience_s: float) -> Kill:
     """Kill a rank, and wait until a round is committed that is newer than all before."""
     before, reached, saved = job.processes(), job.reached(), job.saved()
     os.kill(before[rank], signal.SIGKILL)
@@ -126,8 +128,9 @@ def killed(job: Job, rank: int) -> Kill:
                 saved, reached = max(saved, found), max(reached, newest)
         elif job.reached() > reached:
             return Kill(rank, reached, saved, first, time.monotonic() - began)
-        assert time.monotonic() - began < PATIENCE_S, f"after {reached} rounds none was committed: {job.said()}"
-        job.waited()
+        took = time.monotonic() - began
+        assert took < patience_s, f"no round after round {reached} was committed in {took:.0f} s: {job.said()}"
+        job.wait_a_little()
 
 
 def undisturbed(folder: Path) -> Job:
@@ -141,28 +144,31 @@ def undisturbed(folder: Path) -> Job:
 
 
 def test_a_job_whose_ranks_are_killed_twenty_times_loses_no_saved_round_and_ends_in_the_same_model(
-    tmp_path: Path, record_property: Any
+    tmp_path: Path,
 ) -> None:
-    """Each kill comes at a random moment after a round of the new ranks. They go on from the newest checkpoint."""
-    random_one, kills = random.Random(SEED), list[Kill]()
+    """Each kill comes at a random moment after a round of the new ranks. They go on from the newest checkpoint. Ranks
+    save after their first round, however long saving takes.
+    """
+    draw, kills, began = random.Random(SEED), list[Kill](), time.monotonic()
     job = Job(tmp_path / "killed", KILLS)
     try:
         while not job.reached():
-            job.waited()
+            job.wait_a_little()
+        patience_s = max(PATIENCE_S, 2 * (time.monotonic() - began))
         for _ in range(KILLS):
-            time.sleep(random_one.uniform(0, MOMENT_S))
-            kills.append(killed(job, random_one.randrange(RANKS)))
+            time.sleep(draw.uniform(0, MOMENT_S))
+            kills.append(killed(job, draw.randrange(RANKS), patience_s))
         (job.folder / HURRY).touch()
         assert job.process.wait(300) == 0, job.said()
     finally:
         job.close()
-    for one in kills:
-        assert one.first == one.saved + 1, one
+    firsts = [1, *(one.first for one in kills)]
+    for one, first in zip(kills, firsts, strict=False):  # `first`: of the ranks before the kill
         assert one.saved <= one.reached, one
+        assert one.first == one.saved + 1, one
+        assert one.saved >= first or one.reached == first, one
     seconds, lost = [one.seconds for one in kills], [one.reached - one.saved for one in kills]
-    record_property("seconds", {"median": statistics.median(seconds), "max": max(seconds)})
-    record_property("lost rounds", {"median": statistics.median(lost), "max": max(lost)})
-    print(kills)
+    print(f"training again after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s; lost rounds: {lost}")
     other = undisturbed(tmp_path / "undisturbed")
     rows = job.rows()
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -39,7 +40,7 @@ def test_each_run_has_a_folder_whose_points_are_its_rows(tmp_path: Path) -> None
     assert len(watcher.rows) == sum(len(run.rows) for run in found.trials), "another watcher is told of them too"
     assert [run.trial.folder for run in found.trials] == ["seed-0", "seed-1"]
     for run in found.trials:
-        expected = [(row.round, pytest.approx(row.train_loss), row.now_s) for row in run.rows]
+        expected: list[Any] = [(row.round, pytest.approx(row.train_loss), row.now_s) for row in run.rows]
         assert curve(tmp_path / FOLDER / run.trial.folder) == expected
 
 
