@@ -22,7 +22,7 @@ from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, red
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.datacenter.attempt import agreed_attempt
 from umbel.client.datacenter.torch_errors import cause_of, loss_of, unreachable
-from umbel.client.datacenter.waiting import Waiting
+from umbel.client.datacenter.waiting import RankWaits
 from umbel.client.errors import CannotGoOn
 
 _JOIN_S = 300.0
@@ -48,7 +48,7 @@ class Group:
     process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
     _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
-    _waiting: Waiting = field(default=Waiting(0, 1, None), repr=False)
+    _waiting: RankWaits = field(default=RankWaits(0, 1, None), repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -173,7 +173,7 @@ def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Grou
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire, store, Waiting(rank, size, store if size > 1 else None))
+        yield Group(rank, size, device, ranks, wire, store, RankWaits(rank, size, store if size > 1 else None))
     finally:
         dist.destroy_process_group()
 
