@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import typer
 from pydantic import TypeAdapter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginAccumulator
 from tensorboard.util.tensor_util import make_ndarray
+from typer.testing import CliRunner
 
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.quantiles import Quantiles
 from umbel.aggregation.run.records import Absent, Judged, RoundRecord
+from umbel.client.cli.train import train
 from umbel.client.datacenter.cost import AttemptCost
 from umbel.client.datacenter.differences import RankUpdates
 from umbel.client.tensorboard import EventFiles, TensorBoardMissing, scalars
@@ -200,3 +203,18 @@ def test_without_the_package_an_error_says_what_to_install(tmp_path: Path, monke
     with pytest.raises(TensorBoardMissing, match=r"pip install 'umbel\[tensorboard\]'"):
         EventFiles(tmp_path / "events", FILE, [])
     assert not (tmp_path / "events").exists()
+
+
+def test_the_command_says_what_to_install_before_it_writes_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    (tmp_path / "run.toml").write_text('name = "curves"\nrounds = { count = 1, target = 1, minimum = 1 }\n')
+    app = typer.Typer()
+    app.command()(train)
+    words = [str(tmp_path / "run.toml"), "--app", "a:b", "--out", str(tmp_path / "out"), "--tensorboard"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code != 0
+    assert "pip install 'umbel[tensorboard]'" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert not (tmp_path / "out").exists()

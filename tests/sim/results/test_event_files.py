@@ -1,6 +1,7 @@
 """Event files of simulated runs, read again with TensorBoard's own reader."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.sim.experiment.test_own_clients import table
 from umbel.client.tensorboard import FOLDER, TensorBoardMissing
 from umbel.sim import Watcher, simulate
+from umbel.sim.engines.flower.section import FlowerSection
 from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.rows import Row
+from umbel.sim.results.event_files import writing_events
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -34,6 +37,7 @@ def curve(folder: Path, tag: str = "loss/train") -> list[tuple[int, float, float
     return [(one.step, one.value, one.wall_time) for one in found.Scalars(tag)]
 
 
+@pytest.mark.slow
 def test_each_run_has_a_folder_whose_points_are_its_rows(tmp_path: Path) -> None:
     watcher = Interrupted()
     found = simulate(table(seeds=[0, 1]), tmp_path, watcher=watcher, tensorboard=True)
@@ -44,6 +48,7 @@ def test_each_run_has_a_folder_whose_points_are_its_rows(tmp_path: Path) -> None
         assert curve(tmp_path / FOLDER / run.trial.folder) == expected
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_its_curves(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         simulate(table(), tmp_path, watcher=Interrupted(2), tensorboard=True)
@@ -66,3 +71,17 @@ def test_what_is_missing_is_said_before_the_first_round(tmp_path: Path, monkeypa
     with pytest.raises(TensorBoardMissing, match="pip install"):
         simulate(table(), tmp_path / "out", tensorboard=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_run_of_a_flower_app_has_curves_without_learning_rates(tmp_path: Path) -> None:
+    """Also a run that ended at an earlier start, whose rows nobody is told again."""
+    (run,) = simulate(table(rounds={"count": 2, "target": 4, "minimum": 2, "window_s": 600.0})).trials
+    of_app = replace(run, trial=replace(run.trial, flower=FlowerSection(app="quickstart")))
+    with writing_events(tmp_path, Watcher()) as watcher:
+        watcher.begins(of_app.trial)
+        watcher.ends(of_app)
+    assert [step for step, _, _ in curve(tmp_path / FOLDER / "seed-0")] == [1, 2]
+    found = EventAccumulator(str(tmp_path / FOLDER / "seed-0"))
+    found.Reload()
+    assert "clients/reported" in found.Tags()["scalars"]
+    assert not [tag for tag in found.Tags()["scalars"] if tag.startswith("learning_rate")]
