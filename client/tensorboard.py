@@ -148,12 +148,12 @@ class EventFiles:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         """One event has all points, which takes a tenth of the time of an event for each."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto import summary_pb2
 
-        points = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row, self._file).items()]
-        at = row.get("ended_at", row.get("now_s"))
+        made: Any = summary_pb2  # what protobuf makes has no types
+        points = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row, self._file).items()]
         events: Any = self._writer.file_writer  # which torch's types call None
-        events.add_summary(Summary(value=points), row["round"], at)
+        events.add_summary(made.Summary(value=points), row["round"], row.get("ended_at", row.get("now_s")))
 
 
 def _as_markdown(file: RunFile) -> str:

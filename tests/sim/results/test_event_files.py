@@ -83,5 +83,6 @@ def test_the_run_of_a_flower_app_has_curves_without_learning_rates(tmp_path: Pat
     assert [step for step, _, _ in curve(tmp_path / FOLDER / "seed-0")] == [1, 2]
     found = EventAccumulator(str(tmp_path / FOLDER / "seed-0"))
     found.Reload()
-    assert "clients/reported" in found.Tags()["scalars"]
-    assert not [tag for tag in found.Tags()["scalars"] if tag.startswith("learning_rate")]
+    tags: Any = found.Tags()["scalars"]
+    assert "clients/reported" in tags
+    assert not [tag for tag in tags if tag.startswith("learning_rate")]
