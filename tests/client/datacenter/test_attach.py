@@ -312,6 +312,26 @@ def test_one_process_is_a_group_of_its_own_and_goes_on_from_its_state() -> None:
     assert not dist.is_initialized()
 
 
+def test_the_means_of_fragments_are_told_when_they_are_applied_also_after_a_resumption() -> None:
+    found, state = list[MeanRecord](), dict[str, Any]()
+    for first, last in ((0, 4), (4, 8)):
+        model = network()
+        optimizer = SGD(model.parameters(), lr=RATE)
+        with outer_sync(model, optimizer, every=4, fragments=2, delay=1, on_mean=found.append) as sync:
+            if state:
+                found.clear()  # those of the end of the first block, which its checkpoint does not have
+                sync.load_state_dict(state)
+            for step in range(first, last):
+                optimizer.zero_grad()
+                backward(model, 0, step)
+                optimizer.step()
+            state = sync.state_dict()
+    assert [(one.step, one.fragment) for one in found] == [(5, 0), (7, 1), (8, 0), (8, 1)]
+    assert found[0].update_norm is None, "it was sent by the block before"
+    assert found[0].scalars().keys() == found[1].scalars().keys() - {"updates/update_norm", "updates/update_cosine"}
+    assert [one.scalars()["updates/update_cosine"] for one in found[1:]] == [pytest.approx(1.0)] * 3
+
+
 def broken_off(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """The model after a loop that was never stopped, and after one that went on from a checkpoint, with each setting.
 
