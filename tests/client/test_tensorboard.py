@@ -30,6 +30,7 @@ FILE = TypeAdapter(RunFile).validate_python(
         "rounds": {"count": 10, "target": 2, "minimum": 2},
         "training": {"learning_rate": 0.5, "local_steps": 1, "schedule": {"warm_up_rounds": 2}},
         "aggregation": {"optimizer": "momentum", "server_learning_rate": 0.25},
+        "tensors": {"private": ["head[|]*"]},
     }
 )
 NO_POINTS = {"round", "opened_at", "secure"}  # the x and the time of points; and what is the same in all rounds
@@ -129,6 +130,12 @@ def test_what_was_not_measured_has_no_point() -> None:
     assert tags.keys().isdisjoint({"round/epsilon", "round/proximal_mu", "bytes/sent_bytes", "loss/train"})
 
 
+def test_what_a_sum_costs_has_tags_too() -> None:
+    tags = scalars(row(1, compute_share=0.5, work_share=0.25, samples_per_s=100.0, attempt=2, committed=True), FILE)
+    assert (tags["share/compute_share"], tags["share/work_share"]) == (0.5, 0.25)
+    assert (tags["samples/samples_per_s"], tags["round/attempt"], tags["round/committed"]) == (100, 2, 1)
+
+
 def test_ranks_have_curves_of_their_own() -> None:
     found = RankUpdates((3.0, None, 5.0), (0.5, None, 1.0))
     tags = scalars(row(1, update_norm=found.update_norm, update_cosine=found.update_cosine, **asdict(found)), FILE)
@@ -170,8 +177,10 @@ def test_the_run_file_stands_there_once_as_text(tmp_path: Path) -> None:
             files.add(rows[-1])
     (text,) = shown(tmp_path).Tensors("run_file/text_summary")
     (said,) = text.tensor_proto.string_val
-    assert '| name | "curves" |' in said.decode()
-    assert "| training.learning_rate | 0.5 |" in said.decode()
+    lines = said.decode().splitlines()
+    assert lines[:3] == ["| key | value |", "|---|---|", '| name | "curves" |']
+    assert {"| training.learning_rate | 0.5 |", r'| tensors.private | ["head[\|]*"] |'} <= set(lines)
+    assert not [line for line in lines if line.endswith(("| null |", "| [] |", "| {} |"))]
 
 
 def test_after_a_kill_no_point_stands_twice_and_none_is_missing(tmp_path: Path) -> None:
