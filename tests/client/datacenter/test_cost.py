@@ -51,6 +51,6 @@ def test_a_loops_own_share_counts_from_the_mean_before(monkeypatch: pytest.Monke
 def test_the_norm_and_the_angle_of_a_change() -> None:
     change, mean = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
     norm, cosine = norm_and_cosine(change, mean)
-    assert (float(norm), float(cosine)) == (pytest.approx(5.0), pytest.approx(24 / 25))
+    assert [float(norm), float(cosine)] == pytest.approx([5.0, 24 / 25])
     assert [float(one) for one in norm_and_cosine(torch.zeros(2), mean)] == [0.0, 0.0]
     assert [float(one) for one in norm_and_cosine(change, torch.zeros(2))] == [5.0, 0.0]
