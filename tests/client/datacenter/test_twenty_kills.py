@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError, safe_open
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.client.datacenter.clients import DIARY, HERE, HURRY
 from umbel.client.datacenter.checkpoint import CHECKPOINT_FILE, ROWS_FILE
 from umbel.client.datacenter.train import MODEL_FILE
+from umbel.client.tensorboard import FOLDER
 
 pytestmark = pytest.mark.nightly
 KILLS, RANKS, ROUNDS, SEED = 20, 2, 240, 24
@@ -63,7 +65,7 @@ class Job:
         paths = os.pathsep.join([os.getcwd(), *sys.path])
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(
-            [*launcher, f"--max-restarts={restarts}", *umbel, str(self.out)],
+            [*launcher, f"--max-restarts={restarts}", *umbel, str(self.out), "--tensorboard"],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, DIARY: str(folder)},
             stdout=self.log,
             stderr=self.log,
@@ -174,3 +176,8 @@ def test_a_job_whose_ranks_are_killed_twenty_times_loses_no_saved_round_and_ends
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
     assert [row["model_sha256"] for row in rows] == [row["model_sha256"] for row in other.rows()]
     assert (job.out / MODEL_FILE).read_bytes() == (other.out / MODEL_FILE).read_bytes()
+    events = EventAccumulator(str(job.out / FOLDER))
+    events.Reload()
+    assert [(one.step, one.wall_time) for one in events.Scalars("loss/train")] == [
+        (row["round"], row["ended_at"]) for row in rows
+    ]
