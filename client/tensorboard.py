@@ -13,16 +13,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.client.errors import ClientError
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = "tensorboard"  # of a run's event files, in its own folder
 _GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -2,9 +2,9 @@
 for large batches.
 """
 
-from umbel.client.datacenter.attach import CodecName, comm_hook, outer_sync
-from umbel.client.datacenter.cost import MeanRecord
+from umbel.client.datacenter.loops.attach import CodecName, comm_hook, outer_sync
+from umbel.client.datacenter.loops.mean_record import MeanRecord
+from umbel.client.datacenter.silo.run import rank_part, run_silo
 from umbel.client.local.large_batch import Lamb, Lars
-from umbel.client.silo.run import rank_part, run_silo
 
 __all__ = ["CodecName", "Lamb", "Lars", "MeanRecord", "comm_hook", "outer_sync", "rank_part", "run_silo"]

@@ -56,7 +56,7 @@ def join(
             place = state.expanduser()
             end: RunEnd | None
             if {"RANK", "WORLD_SIZE"} <= os.environ.keys():  # of torchrun
-                from umbel.client.silo.run import run_silo
+                from umbel.client.datacenter.silo.run import run_silo
 
                 end = run_silo(site.make, server, place, run, token=token, name=name, labels=labels, policy=limits)
             else:

@@ -67,8 +67,8 @@ def train(
     from umbel.aggregation.run.records import Fate
     from umbel.client.cli.output import figures, log_to_stderr, one_sentence_errors, print_json
     from umbel.client.cli.view_rounds import name_of
-    from umbel.client.datacenter.federation import GroupAttempt
-    from umbel.client.datacenter.train import train_run
+    from umbel.client.datacenter.train.federation import GroupAttempt
+    from umbel.client.datacenter.train.train import train_run
     from umbel.client.operator.run_files import read_run_file
 
     def told(attempt: GroupAttempt) -> None:

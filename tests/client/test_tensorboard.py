@@ -19,8 +19,8 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.quantiles import Quantiles
 from umbel.aggregation.run.records import Absent, Judged, RoundRecord
 from umbel.client.cli.train import train
-from umbel.client.datacenter.cost import AttemptCost
-from umbel.client.datacenter.differences import RankUpdates
+from umbel.client.datacenter.train.cost import AttemptCost
+from umbel.client.datacenter.train.differences import RankUpdates
 from umbel.client.tensorboard import EventFiles, TensorBoardMissing, scalars
 from umbel.sim.federation.rows import Row
 

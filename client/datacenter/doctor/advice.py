@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from umbel.client.datacenter.attach import CodecName
+from umbel.client.datacenter.loops.attach import CodecName
 
 TARGET = 0.9
 """The compute utilisation to reach."""

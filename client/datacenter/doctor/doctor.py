@@ -10,8 +10,8 @@ from umbel.client.datacenter.doctor.job import JobCheck, measured_job
 from umbel.client.datacenter.doctor.links import Network
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
-from umbel.client.datacenter.group import Group, joined
-from umbel.client.datacenter.train import client_of_rank
+from umbel.client.datacenter.ranks.group import Group, joined
+from umbel.client.datacenter.train.train import client_of_rank
 from umbel.client.findings import ClientCheck, ClientFinding
 
 _PATIENCE_S, _JOIN_S = 600.0, 180.0

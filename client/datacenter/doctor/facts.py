@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 from torch.cuda import nccl
 
 from umbel.aggregation.phrases import agreeing, counted, some
-from umbel.client.datacenter.group import Group
-from umbel.client.datacenter.versions import Difference, differences, versions
+from umbel.client.datacenter.ranks.group import Group
+from umbel.client.datacenter.ranks.versions import Difference, differences, versions
 from umbel.client.findings import ClientFinding, passed, warned, wrong
 
 _DRIVER = Path("/sys/module/nvidia/version")  # of Linux

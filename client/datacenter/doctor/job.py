@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from umbel.aggregation.collective.mean import Mean
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
-from umbel.client.datacenter.attach import CodecName, mean_of
 from umbel.client.datacenter.doctor.advice import CODECS, Advice, StepTimes, advised
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
@@ -22,8 +21,9 @@ from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_byt
 from umbel.client.datacenter.doctor.rounds import RoundAdvice, advised_rounds
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
-from umbel.client.datacenter.group import Group
-from umbel.client.datacenter.torch_errors import cause_of
+from umbel.client.datacenter.loops.attach import CodecName, mean_of
+from umbel.client.datacenter.ranks.group import Group
+from umbel.client.datacenter.ranks.torch_errors import cause_of
 from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 
 _BUDGET_S = 4.0

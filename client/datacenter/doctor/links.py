@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from umbel.aggregation.collective.cost_models import Link, Timing, bandwidth, fitted, ring_timing
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.timing import now, time_of
-from umbel.client.datacenter.group import Group, lost_ranks_named
+from umbel.client.datacenter.ranks.group import Group, lost_ranks_named
 from umbel.client.findings import ClientFinding, passed, skipped, warned
 
 SUM_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB

@@ -8,11 +8,11 @@ from statistics import median
 
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
-from umbel.client.datacenter.beginning import agreed, first_checkpoint
 from umbel.client.datacenter.doctor.advice import least_every, utilisation
 from umbel.client.datacenter.doctor.timing import agreed_time
-from umbel.client.datacenter.federation import GroupAttempt, GroupFederation
-from umbel.client.datacenter.group import Group, GroupError
+from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.train.beginning import agreed, first_checkpoint
+from umbel.client.datacenter.train.federation import GroupAttempt, GroupFederation
 from umbel.client.errors import ClientError
 
 _ROUNDS = 3  # the first is not counted

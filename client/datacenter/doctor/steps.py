@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.doctor.timing import agreed_time
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 from umbel.client.errors import ClientError
 from umbel.client.rounds.site_code import asked_of_site, train_from
 from umbel.client.training.shared_state import SharedState

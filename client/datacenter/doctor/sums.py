@@ -9,7 +9,7 @@ from umbel.aggregation.collective.cost_models import COST_MODELS, Link, paramete
 from umbel.client.datacenter.doctor.algorithms import ALGORITHMS, Algorithm, all_reduce
 from umbel.client.datacenter.doctor.links import Network, seconds, sized
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 from umbel.client.findings import ClientFinding, passed
 
 USUAL_BYTES = 4 << 20  # without a model

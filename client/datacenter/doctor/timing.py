@@ -7,7 +7,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from umbel.client.datacenter.group import Group, lost_ranks_named
+from umbel.client.datacenter.ranks.group import Group, lost_ranks_named
 
 _WARM_UPS, _LEAST, _MOST = 2, 3, 25
 

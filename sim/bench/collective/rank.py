@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from umbel.client.datacenter.attach import comm_hook, outer_sync
+from umbel.client.datacenter.loops.attach import comm_hook, outer_sync
 from umbel.sim.bench.collective.job import (
     METHODS,
     RARE_FILE,

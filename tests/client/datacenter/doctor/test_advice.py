@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.client.datacenter.attach import CodecName
 from umbel.client.datacenter.doctor.advice import (
     CODECS,
     RARE,
@@ -15,6 +14,7 @@ from umbel.client.datacenter.doctor.advice import (
     least_every,
     utilisation,
 )
+from umbel.client.datacenter.loops.attach import CodecName
 
 SECONDS = st.floats(1e-6, 1e3)
 SUMS: st.SearchStrategy[dict[CodecName, float]] = st.dictionaries(st.sampled_from(CODECS[:3]), SECONDS, min_size=1)

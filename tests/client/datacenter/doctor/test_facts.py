@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.aggregation.collective.ranks import in_ranks
 from umbel.client.datacenter.doctor.facts import RankFacts, facts_of_all, facts_of_this_rank, findings_of
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_facts"
 CPU = torch.device("cpu")

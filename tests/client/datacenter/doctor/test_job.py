@@ -19,7 +19,7 @@ from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, finding_of_failure, findings_of, measured_job
 from umbel.client.datacenter.doctor.rounds import RoundAdvice
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_job"
 KINDS = ("input", "compute", "communication")

@@ -25,7 +25,7 @@ from umbel.client.datacenter.doctor.links import (
     sized,
     slow_links,
 )
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_links"
 FAST, SLOW, FAR = Link(1e-4, 1e9), Link(1e-4, 1e8), Link(0.05, 1e9)

@@ -13,7 +13,7 @@ from umbel.aggregation.collective.cost_models import COST_MODELS, Link, paramete
 from umbel.client.datacenter.doctor.algorithms import ALGORITHMS
 from umbel.client.datacenter.doctor.links import Network, PairLink
 from umbel.client.datacenter.doctor.sums import SumTime, SumTimes, findings_of, length_to_try, measured_sums
-from umbel.client.datacenter.group import Group
+from umbel.client.datacenter.ranks.group import Group
 
 HERE = "tests.client.datacenter.doctor.test_sums"
 LENGTHS = (1, 2, 7, 1000)

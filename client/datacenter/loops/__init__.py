@@ -1,0 +1,1 @@
+"""Means and sums of few bits in training loops of one's own."""

@@ -1,0 +1,1 @@
+"""`umbel train`: a run file, carried out by the ranks of one job."""
