@@ -127,6 +127,14 @@ def simulate(
             "codecs, masks and checkpoints apply.",
         ),
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Also write event files for TensorBoard, to the folder tensorboard in --out, while the runs go on. "
+            "It needs the extra tensorboard of umbel.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Simulate a federation of many clients in virtual time, with the coordinator's own code for rounds.
@@ -146,7 +154,7 @@ def simulate(
         _standard_output_for_us() if json else nullcontext(),
     ):
         changed = {**flower_changes(flower_app, run_config), **changes_of(changes)}
-        found = run(file, out, data, changed, quiet=json, native=native)
+        found = run(file, out, data, changed, quiet=json, native=native, tensorboard=tensorboard)
     if json:
         _print_json(found.summary())
     if all(one.status is RunStatus.FAILED for one in found.trials):

@@ -12,6 +12,7 @@ from rich.table import Table
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.client.tensorboard import TensorBoardMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment, read_table, with_changes
@@ -29,6 +30,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     CheckpointError,
     UpdateRefused,
     AccountantMissing,
+    TensorBoardMissing,
 )
 
 _HOPE = (
@@ -47,14 +49,15 @@ def run(
     *,
     quiet: bool,
     native: bool = False,
+    tensorboard: bool = False,
 ) -> Results:
     """Simulate the file's experiment, with progress on standard error and tables of results on standard output.
 
     `file`: None: the experiment of a Flower app that `changes` name. `native`: umbel takes the place of the app's
-    strategy.
+    strategy. `tensorboard`: as for `simulate`.
     """
     experiment = _experiment(file, changes, native=native)
-    results = simulate(experiment, out, data, progress=not quiet)
+    results = simulate(experiment, out, data, progress=not quiet, tensorboard=tensorboard)
     if quiet:
         return results
     console = Console()

@@ -4,6 +4,7 @@
 OUT/experiment.json               the experiment of this folder
 OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
 OUT/split.png                     the partition; if points differ in it, split-POINT.png for each (splits.py)
+OUT/tensorboard/RUN/              each run's event files, if they are asked for (event_files.py)
 OUT/rounds.jsonl, ...             the results, when all runs are done (results.py)
 ```
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
+from umbel.client.tensorboard import require_tensorboard
 from umbel.sim.data.sets.given_data import GivenData
 from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.experiment.extension import require_extension
@@ -29,6 +31,7 @@ from umbel.sim.federation.possible import SimulationError
 from umbel.sim.federation.rows import Row
 from umbel.sim.given import given
 from umbel.sim.recorded.against_trace import against, calibrate
+from umbel.sim.results.event_files import writing_events
 from umbel.sim.results.findings import by_point
 from umbel.sim.results.results import Results
 from umbel.sim.results.splits import Splits, remove_pictures
@@ -51,6 +54,7 @@ def simulate(
     changes: Mapping[str, object] | None = None,
     watcher: Watcher | None = None,
     progress: bool = False,
+    tensorboard: bool = False,
 ) -> Results:
     """Simulate every run of an experiment, and return what they showed.
 
@@ -64,16 +68,18 @@ def simulate(
     function `make_client(number, of[, data])`. They are used by the engines of this process (`objects.py` says what of
     them identifies a folder's experiment).
 
-    `progress`: show progress bars on standard error, or in the notebook; a `watcher` replaces them.
+    `progress`: show progress bars on standard error, or in the notebook; a `watcher` replaces them. `tensorboard`:
+    write event files while the runs go on, to `out`/tensorboard.
 
     Raises `ValueError` with a sentence for an invalid experiment, objects that cannot be used, or a folder that holds
-    another experiment; `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
+    another experiment; `OSError`, `EngineError`, `SimulationError`, `CheckpointError`, `TensorBoardMissing`.
     """
     folder = None if out is None else Path(out)
     data_folder = Path(data) if isinstance(data, str | Path) else None
     objects = objects_of(model, loss, None if isinstance(data, str | Path) else data, clients)
     with given(objects.found):
-        return _run(_described(experiment, objects, changes), folder, data_folder, watcher, progress=progress)
+        one, shown = _described(experiment, objects, changes), {"progress": progress, "tensorboard": tensorboard}
+        return _run(one, folder, data_folder, watcher, **shown)
 
 
 def _described(experiment: Described | None, objects: Objects, changes: Mapping[str, object] | None) -> Experiment:
@@ -91,15 +97,29 @@ def _described(experiment: Described | None, objects: Objects, changes: Mapping[
 
 
 def _run(
-    one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher | None, *, progress: bool
+    one: Experiment,
+    folder: Path | None,
+    data: Path | None,
+    watcher: Watcher | None,
+    *,
+    progress: bool,
+    tensorboard: bool,
 ) -> Results:
+    if tensorboard:
+        require_tensorboard()
+        if folder is None:
+            raise ValueError("event files for TensorBoard need a folder: give out")
     if folder is not None and find_spec("matplotlib") is None:  # it draws the results when all runs are done
         raise ModuleNotFoundError("matplotlib is not installed", name="matplotlib")
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
         with _memory_in_words():
             careful = _rehearsed(one, data)
-        with _watched(one, watcher, progress) as heard, _memory_in_words():
-            return _simulated(one, folder, data, heard, careful)
+        with (
+            _watched(one, watcher, progress) as heard,
+            _with_events(folder if tensorboard else None, heard) as told,
+            _memory_in_words(),
+        ):
+            return _simulated(one, folder, data, told, careful)
 
 
 def _rehearsed(one: Experiment, data: Path | None) -> tuple[str, ...]:
@@ -133,6 +153,11 @@ def _watched(one: Experiment, watcher: Watcher | None, progress: bool) -> contex
     return Bars.here(len(one.trials))
 
 
+def _with_events(out: Path | None, watcher: Watcher) -> contextlib.AbstractContextManager[Watcher]:
+    """A watcher that also writes event files to this folder; the same one for None."""
+    return contextlib.nullcontext(watcher) if out is None else writing_events(out.absolute(), watcher)
+
+
 def _simulated(
     one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher, careful: tuple[str, ...]
 ) -> Results:
@@ -146,7 +171,8 @@ def _simulated(
         place = None if out is None else out / RUNS_FOLDER / trial.folder
         where, tell = (place, base, files), _teller(watcher, trial)
         if trial.flower is None:
-            results.append(run_trial(trial, *where, tell, partial(splits.look, trial)))
+            heard = tell, partial(splits.look, trial), partial(watcher.resumes, trial)
+            results.append(run_trial(trial, *where, *heard))
         else:
             from umbel.sim.flower.trial import run_app  # which needs Flower
 

@@ -3,7 +3,8 @@ for large batches.
 """
 
 from umbel.client.datacenter.loops.attach import CodecName, comm_hook, outer_sync
+from umbel.client.datacenter.loops.mean_record import MeanRecord
 from umbel.client.datacenter.silo.run import rank_part, run_silo
 from umbel.client.local.large_batch import Lamb, Lars
 
-__all__ = ["CodecName", "Lamb", "Lars", "comm_hook", "outer_sync", "rank_part", "run_silo"]
+__all__ = ["CodecName", "Lamb", "Lars", "MeanRecord", "comm_hook", "outer_sync", "rank_part", "run_silo"]

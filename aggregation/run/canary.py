@@ -30,7 +30,7 @@ _CAUSE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CanaryTerms:
     """What a whole round asks of a client."""
 
     window_s: float
@@ -64,7 +64,7 @@ class CanaryVerdict:
 
 
 def judge_clients(
-    terms: Terms,
+    terms: CanaryTerms,
     sent: Mapping[ClientId, CanaryUpdate],
     missing: Mapping[ClientId, str],
 ) -> tuple[CanaryVerdict, ...]:
@@ -89,7 +89,7 @@ def conclusion(verdicts: Sequence[CanaryVerdict], minimum: int) -> tuple[bool, s
     return n_pass >= minimum, ". ".join((head, *(("; ".join(causes),) if causes else ())))
 
 
-def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
+def _judge(terms: CanaryTerms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
     probe = sent.work.probe
     assert probe is not None, "reports of a canary without a probe are refused"
     whole = _Whole(terms, probe, sent)
@@ -112,7 +112,7 @@ def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
 class _Whole:
     """A whole round of work at the measured speed."""
 
-    def __init__(self, terms: Terms, probe: Probe, sent: CanaryUpdate) -> None:
+    def __init__(self, terms: CanaryTerms, probe: Probe, sent: CanaryUpdate) -> None:
         self._terms, self._probe, self._up = terms, probe, sent.work.upload_bytes_per_s
         self._down_s = terms.model_bytes / probe.download_bytes_per_s if probe.download_bytes_per_s else 0.0
         self._up_s = sent.update_bytes / self._up if self._up else 0.0
@@ -193,7 +193,7 @@ class CanaryClosed:
 
 def verdicts_on(run: Run, closing: Closing, trial: CanaryClosed) -> tuple[CanaryVerdict, ...]:
     """A verdict on each client of the canary, by what the run file asks of the first round."""
-    terms = Terms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes)
+    terms = CanaryTerms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes)
     return judge_clients(terms, trial.sent, closing.missing)
 
 

@@ -53,6 +53,14 @@ def train(
             "takes a pass over the model in each round.",
         ),
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Also write event files for TensorBoard, to the folder tensorboard in --out, while the run goes on. "
+            "It needs the extra tensorboard of umbel.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work. You get the
@@ -94,6 +102,7 @@ def train(
             ranks_per_client=ranks_per_client,
             may_share=shared_data,
             compares_updates=compare_updates,
+            writes_events=tensorboard,
         )
     if end is None:  # the first rank of this one's client knows more
         return

@@ -84,11 +84,13 @@ def run_trial(
     data: Path | None,
     tell: Callable[[Row], None] = lambda row: None,
     made: Callable[[TrialWorld], None] = lambda made: None,
+    resumes: Callable[[Sequence[Row]], None] = lambda rows: None,
 ) -> TrialResult:
     """Simulate one run to its end. `folder`: for its files; an existing run there is resumed.
 
-    `base`, `data`: as for `make_world`; `tell` gets each new row, `made` gets the world before the first row. Raises
-    the errors of `make_world`, `SimulationError`, `EngineError`, `CheckpointError`.
+    `base`, `data`: as for `make_world`; `tell` gets each new row, `made` gets the world before the first row, and
+    `resumes` gets the rows before a checkpoint. Raises the errors of `make_world`, `SimulationError`, `EngineError`,
+    `CheckpointError`.
     """
     began = time.perf_counter()
     world = make_world(trial, base, data)
@@ -112,6 +114,8 @@ def run_trial(
         if folder is not None and world.world.clients is not None:
             world.world.clients.keep_states_in(folder / CLIENTS_FOLDER, federation.standing.model.version)
         with keeping(folder, inputs, resumed) as kept:
+            if resumed is not None:
+                resumes(kept.rows)
             with seldom_collected():
                 for row in _rows(federation, trial, world.data, began):
                     kept.add(row)
@@ -212,6 +216,9 @@ class Watcher:
 
     def expects(self, trial: TrialSpec, n_rounds: int) -> None:
         """The run of a Flower app says how many rounds it will have; the file does not."""
+
+    def resumes(self, trial: TrialSpec, rows: Sequence[Row]) -> None:
+        """The run goes on from a checkpoint, after these rows."""
 
     def row(self, trial: TrialSpec, row: Row) -> None:
         """An attempt has ended."""

@@ -42,6 +42,7 @@ def test_every_package_that_the_two_commands_install_is_pinned_to_what_is_instal
 def test_a_device_gets_no_server_and_no_simulator_library() -> None:
     base = set(closure("umbel", frozenset(), set()))
     assert base.isdisjoint({"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "scikit-learn", "matplotlib"})
+    assert "tensorboard" not in base
 
 
 def test_the_readme_names_the_two_commands_that_the_makefile_has() -> None:

@@ -4,7 +4,7 @@ Under torchrun the ranks of the job take part. Without a process group, one proc
 loop runs on a laptop.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeAlias
@@ -21,6 +21,7 @@ from umbel.aggregation.collective.sums import gather_bytes
 from umbel.client.datacenter.loops.ddp_hook import DdpHook, average
 from umbel.client.datacenter.loops.fsdp_hook import FsdpHook, detach, sharded_modules
 from umbel.client.datacenter.loops.issuing import Issuer
+from umbel.client.datacenter.loops.mean_record import MeanRecord
 from umbel.client.datacenter.loops.outer_sync import Outer, OuterSync, nesterov
 from umbel.client.datacenter.ranks.group import joined
 
@@ -42,6 +43,7 @@ def outer_sync(
     delay: int = 0,
     keep: float = 0.0,
     seed: int = 0,
+    on_mean: Callable[[MeanRecord], None] | None = None,
 ) -> Generator[OuterSync]:
     """Average the ranks' models after `every` steps of `optimizer`, as long as this block lasts.
 
@@ -49,8 +51,9 @@ def outer_sync(
     last time, so that all leave it with the same model, unless it ends by an exception.
 
     `outer`: makes the outer optimizer of some parameters; by default Nesterov with a rate of 0.7 and a momentum of 0.9.
-    `fragments`, `delay` and `keep`: see `outer_sync.py`. `seed`: of the rotations, the same on all ranks. Raises
-    `ValueError` for numbers that do not fit together.
+    `fragments`, `delay` and `keep`: see `outer_sync.py`. `seed`: of the rotations, the same on all ranks. `on_mean`:
+    called by this rank's loop after each mean, with its record. Raises `ValueError` for numbers that do not fit
+    together.
     """
     device = next(model.parameters()).device
     terms = repr((every, codec, fragments, delay, keep, seed, [_kind(one) for one in model.state_dict().items()]))
@@ -60,7 +63,16 @@ def outer_sync(
             dist.broadcast(one.data, group=group, group_src=0)
         means = mean_of(codec, group), Float32Mean(group)
         sync = OuterSync(
-            model, *means, issuer, every=every, outer=outer, fragments=fragments, delay=delay, keep=keep, seed=seed
+            model,
+            *means,
+            issuer,
+            every=every,
+            outer=outer,
+            fragments=fragments,
+            delay=delay,
+            keep=keep,
+            seed=seed,
+            on_mean=on_mean,
         )
         handle = optimizer.register_step_post_hook(lambda *_: sync.stepped())
         try:

@@ -25,8 +25,9 @@ kept. So all ranks leave the block with one model, the global one, whatever the 
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ from torch.optim import SGD, Optimizer
 from umbel.aggregation.collective.mean import Mean
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.datacenter.loops.issuing import Issuer, Pending
+from umbel.client.datacenter.loops.mean_record import LoopMeter, MeanRecord, norm_and_cosine
 
 Outer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -59,6 +61,7 @@ class _Fragment:
     n_sent: int = 0
     due: int = 0  # the step at which the mean under way is applied
     averaged_at: int = 0  # the last step of which nothing is on this rank alone
+    sum_s: float = 0.0  # which the issuing thread has needed for the last mean
     under_way: Pending | None = field(default=None, repr=False)
     sent: Tensor | None = field(default=None, repr=False)  # kept alive, because a GPU may still have to read it
 
@@ -84,7 +87,7 @@ class _Fragment:
 
 class OuterSync:
     """See the module. `mean`: how the changes of parameters are averaged; `exact`: those of buffers; `issuer`: in which
-    thread.
+    thread. `on_mean`: gets a record of each mean of parameters, after it was applied.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class OuterSync:
         delay: int = 0,
         keep: float = 0.0,
         seed: int = 0,
+        on_mean: Callable[[MeanRecord], None] | None = None,
     ) -> None:
         """Raises `ValueError` for numbers that do not fit together."""
         tensors = [one for one in model.parameters() if one.requires_grad]
@@ -122,41 +126,80 @@ class OuterSync:
             _fragment(part, mean, outer, keep, number * every // fragments)
             for number, part in enumerate(_parts(tensors, fragments))
         ]
+        self._on_mean, self._ended, self._meter = on_mean, list[MeanRecord](), LoopMeter()
+        self._n_of_parameters = len(self._fragments)
         if buffers:
             self._fragments.append(_fragment(buffers, exact, partial(SGD, lr=1.0)))
 
     def stepped(self) -> None:
         """Take note of a step of the inner optimizer, and send or apply what is due."""
+        began = time.monotonic()
         self.steps += 1
         for number, one in enumerate(self._fragments):
             if one.under_way is not None and self.steps >= one.due:
-                one.apply(one.under_way.result(), self.steps)
+                self._apply(number, one, one.under_way)
             if self.steps > one.offset and (self.steps - one.offset) % self.every == 0:
                 self._send(number, one)
+        self._tell(began)
 
     def finish(self) -> None:
         """Average what the ranks have trained since their last means, so that all hold the same model, the global one.
 
         All ranks must call it after the same number of steps.
         """
-        for one in self._fragments:
-            if one.under_way is not None:
-                one.apply(one.under_way.result(), self.steps)
+        began = time.monotonic()
+        self._apply_all()
         for number, one in enumerate(self._fragments):
             if self.steps > one.averaged_at:
                 self._send(number, one)
+        self._apply_all()
         for one in self._fragments:
-            if one.under_way is not None:
-                one.apply(one.under_way.result(), self.steps)
             one.take_global()
+        self._tell(began)
+
+    def _apply_all(self) -> None:
+        """Wait for all means that are under way."""
+        for number, one in enumerate(self._fragments):
+            if one.under_way is not None:
+                self._apply(number, one, one.under_way)
+
+    def _apply(self, number: int, one: _Fragment, under_way: Pending) -> None:
+        began, sent = time.monotonic(), one.sent
+        change = under_way.result()
+        got = time.monotonic()
+        is_told = self._on_mean is not None and number < self._n_of_parameters
+        # Before the step, because an optimizer may change the gradient that it gets.
+        figures = norm_and_cosine(sent, change) if is_told and sent is not None else (None, None)
+        compared = time.monotonic()
+        one.apply(change, self.steps)
+        if is_told:
+            times, n_bytes = (got - began, time.monotonic() - compared), one.mean.sent_bytes(one.start.numel())
+            self._ended.append(MeanRecord(self.steps, number, one.sum_s, *times, n_bytes, *figures))
+
+    def _tell(self, began: float) -> None:
+        """Tell of the means that ended in this call. `began`: the call, whose time is not the loop's own."""
+        self._meter.add(time.monotonic() - began)
+        if self._on_mean is None or not self._ended:
+            return
+        ended, self._ended = self._ended, []
+        share, rate = self._meter.ended(self.steps)
+        for one in ended:
+            self._on_mean(replace(one, compute_share=share, steps_per_s=rate))
 
     def _send(self, number: int, one: _Fragment) -> None:
         change, mean = one.start.detach() - one.flat(), one.mean
         key = derive_seed(self._seed, "outer", number, 0 if mean.feedback else one.n_sent)
+
+        def averaged() -> Tensor:
+            began = time.monotonic()
+            made = mean.mean(change, key, number)
+            one.sum_s = time.monotonic() - began
+            return made
+
         one.n_sent, one.averaged_at, one.sent = one.n_sent + 1, self.steps, change
-        one.under_way, one.due = self._issuer.submit(lambda: mean.mean(change, key, number)), self.steps + self.delay
+        one.under_way, one.due = self._issuer.submit(averaged), self.steps + self.delay
         if not self.delay:
-            one.apply(one.under_way.result(), self.steps)
+            self._apply(number, one, one.under_way)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the loop must have of this rank, between two steps, beside the model and the inner
@@ -189,6 +232,7 @@ class OuterSync:
         if [len(one["start"]) for one in found] != [one.start.numel() for one in self._fragments]:
             raise ValueError("the state is of another model, or of another number of fragments")
         self.steps = state["steps"]
+        self._meter.ended(self.steps)  # begin anew, as the steps before were made by another process
         for number, (one, stored) in enumerate(zip(self._fragments, found, strict=True)):
             one.start.data.copy_(stored["start"])
             one.outer.load_state_dict(copy.deepcopy(stored["outer"]))
@@ -196,6 +240,7 @@ class OuterSync:
             change = stored["under_way"]
             one.under_way = None if change is None else Pending.of(change.to(one.start.device, copy=True))
             self._restore_kept(number, one, stored["kept"])
+            one.sum_s, one.sent = 0.0, None  # no thread reads it any more
 
     def _restore_kept(self, number: int, one: _Fragment, kept: Mapping[str, Tensor]) -> None:
         """In the issuing thread: on a GPU the kept tensors must belong to its stream."""

@@ -22,7 +22,7 @@ from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, red
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.datacenter.ranks.attempt import agreed_attempt
 from umbel.client.datacenter.ranks.torch_errors import cause_of, loss_of, unreachable
-from umbel.client.datacenter.ranks.waiting import Waiting
+from umbel.client.datacenter.ranks.waiting import RankWaits
 from umbel.client.errors import CannotGoOn
 
 _JOIN_S = 300.0
@@ -48,7 +48,7 @@ class Group:
     process_group: dist.ProcessGroup = field(repr=False)
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
     _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
-    _waiting: Waiting = field(default=Waiting(0, 1, None), repr=False)
+    _waiting: RankWaits = field(default=RankWaits(0, 1, None), repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -162,7 +162,7 @@ class Group:
             process_group=group,
             _wire=torch.device("cpu") if on_processors else self._wire,
             _board=store,
-            _waiting=Waiting(place, len(ranks), store),
+            _waiting=RankWaits(place, len(ranks), store),
         )
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
@@ -202,7 +202,7 @@ def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Grou
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire, store, Waiting(rank, size, store if size > 1 else None))
+        yield Group(rank, size, device, ranks, wire, store, RankWaits(rank, size, store if size > 1 else None))
     finally:
         dist.destroy_process_group()
 

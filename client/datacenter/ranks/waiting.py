@@ -25,7 +25,7 @@ log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RankWaits:
     """The waits of one rank, which all ranks have in the same order. `store`: of the job; None: the rank is alone."""
 
     rank: int

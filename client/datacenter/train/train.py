@@ -4,6 +4,7 @@
 <out>/rounds.jsonl         a line for each ended attempt: its record, and how long its parts took
 <out>/model.safetensors    the last model
 <out>/summary.json         how the run ended, and all that it depends on
+<out>/tensorboard/         event files for TensorBoard, if they are asked for
 <out>/checkpoint...        see `checkpoint.py`
 ```
 
@@ -14,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -45,6 +46,7 @@ from umbel.client.datacenter.train.shards import Shard, changed_data, compared_s
 from umbel.client.files import locked_file, make_private, write_atomically
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.model_files import write_model
+from umbel.client.tensorboard import FOLDER, EventFiles, require_tensorboard
 
 MODEL_FILE, SUMMARY_FILE = "model.safetensors", "summary.json"
 _RANKS, _LOCK = "ranks", ".lock"
@@ -75,15 +77,18 @@ def train_run(
     ranks_per_client: int = 1,
     may_share: bool = False,
     compares_updates: bool = False,
+    writes_events: bool = False,
 ) -> tuple[TrainEnd | None, bool]:
     """Carry out a run on this rank, with all the others. Returns how it ended, and whether this is rank 0. A rank that
     follows the first rank of its client hears nothing of the end.
 
     `app`: "module:name" of this rank's client. `ranks_per_client`: see `division.py`. `first`: a file of the first
     model. `told`: called on rank 0 with each attempt. `may_share`: whether clients may train on the same samples.
-    `compares_updates`: as for `GroupFederation`. Raises `ClientError` and `OSError` with one sentence that says what to
-    do.
+    `compares_updates`: as for `GroupFederation`. `writes_events`: whether rank 0 writes event files for TensorBoard.
+    Raises `ClientError` and `OSError` with one sentence that says what to do.
     """
+    if writes_events:
+        require_tensorboard()
     begin = partial(
         _carried_out,
         file=file,
@@ -93,6 +98,7 @@ def train_run(
         ranks_per_client=ranks_per_client,
         may_share=may_share,
         compares_updates=compares_updates,
+        writes_events=writes_events,
     )
     patience_s = _patience_s(file)
     with joined(timeout_s=patience_s) as job:
@@ -120,6 +126,7 @@ def _carried_out(
     ranks_per_client: int,
     may_share: bool,
     compares_updates: bool,
+    writes_events: bool,
 ) -> TrainEnd:
     """`holder`: has the training data of `client`."""
     shutdown = Shutdown()
@@ -137,7 +144,7 @@ def _carried_out(
     run = GroupFederation(
         group, on.rank_client, on.sizes, start.standing, start.model, leaving.own, compares_updates=compares_updates
     )
-    folder = _RunFolder(out, own, group, run, start, ranks_per_client)
+    folder = _RunFolder(out, own, group, run, start, ranks_per_client, writes_events=writes_events)
     with folder.locked(), shutdown.on_signals():
         for attempt in run.attempts():
             folder.add(attempt)
@@ -201,9 +208,12 @@ class _RunFolder:
         run: GroupFederation,
         start: GroupCheckpoint,
         ranks_per_client: int,
+        *,
+        writes_events: bool,
     ) -> None:
-        """`start`: where the run begins, or goes on."""
-        self._ranks_per_client = ranks_per_client
+        """`start`: where the run begins, or goes on. `writes_events`: as for `train_run`."""
+        self._ranks_per_client, self._writes_events = ranks_per_client, writes_events
+        self._events: EventFiles | None = None
         self._out, self._own, self._group, self._run = out, own, group, run
         self._rows, self._n_rounds = out / ROWS_FILE, 0
         self._saved_at, self._saving_s = time.monotonic(), 0.0
@@ -230,16 +240,21 @@ class _RunFolder:
             if not (self._out / CHECKPOINT_FILE).exists():
                 self._start.write(self._out)
             self._n_rounds = _n_rounds_before(self._rows, self._start.rows_bytes)
+            if self._writes_events:
+                file, rows = self._start.standing.file, _lines(self._rows)
+                self._events = held.enter_context(EventFiles(self._out / FOLDER, file, rows))
             yield
 
     def add(self, attempt: GroupAttempt) -> None:
         """Take an ended attempt, and save the run if that is due."""
         began = time.monotonic()
         if self._group.is_first:
-            row = _row(attempt)
+            row = _row(attempt, time.time())
             self._n_rounds += _makes_model(row)
             with self._rows.open("ab") as file:
                 file.write(json.dumps(row).encode() + b"\n")
+            if self._events is not None:
+                self._events.add(row)
         is_last = self._run.standing.status is not RunStatus.RUNNING or bool(self._run.leaving)
         is_due = is_last or began - self._saved_at >= _CHECKPOINT_SHARE * self._saving_s
         if self._group.from_first(b"1" if is_due else b"0") == b"1":
@@ -297,14 +312,23 @@ def _n_rounds_before(rows: Path, n_bytes: int) -> int:
             raise GroupError(f"{rows} is damaged: start again with another folder (--out)") from error
 
 
-def _row(attempt: GroupAttempt) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0."""
+def _lines(rows: Path) -> Iterator[dict[str, Any]]:
+    with rows.open("rb") as file:
+        yield from map(json.loads, file)
+
+
+def _row(attempt: GroupAttempt, ended_at: float) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: the record, with the names that lines of a simulation have, and the cost on rank 0.
+
+    `ended_at`: in Unix seconds; the times in the record are seconds since the run began, without pauses.
+    """
     record, evaluation = attempt.record, attempt.record.evaluation
     names: dict[str, Any] = {
         "accuracy": evaluation.get("accuracy", evaluation.get("confusion.accuracy")),
         "loss": evaluation.get("loss"),
         "train_loss": record.metrics.get("loss"),
         "virtual_s": record.wall_s,
+        "ended_at": ended_at,
     }
     cost, figures = attempt.cost, attempt.figures
     if cost.total_s:

@@ -27,8 +27,8 @@ from umbel.sim.bench.collective.job import (
     OURS_8BIT,
     OURS_FLOAT32,
     POWER_4,
-    Answer,
-    Job,
+    HookAnswer,
+    HookJob,
     Method,
 )
 from umbel.sim.bench.collective.links import Link, Loopback, with_rate, with_rate_and_delay
@@ -69,7 +69,7 @@ class Timed:
     bytes_share: Mapping[Method, float]
 
     @classmethod
-    def of(cls, link: Link, answers: Sequence[Answer]) -> "Timed":
+    def of(cls, link: Link, answers: Sequence[HookAnswer]) -> "Timed":
         names, n_values = answers[0].trained, answers[0].n_values
         by_method = {METHODS[name]: [one.trained[name] for one in answers] for name in names}
         return cls(
@@ -210,7 +210,7 @@ def rates_of(words: str) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def _words_of(job: Job) -> str:
+def _words_of(job: HookJob) -> str:
     widths = "-".join(map(str, job.widths))
     return (
         f"{job.n_ranks} ranks train a perceptron {widths} on digits in batches of {job.batch_size}, over Gloo, on one "
@@ -219,9 +219,9 @@ def _words_of(job: Job) -> str:
     )
 
 
-def timing_job(n_ranks: int, *, quick: bool) -> Job:
+def timing_job(n_ranks: int, *, quick: bool) -> HookJob:
     """Steps of the digits' perceptron with every method."""
-    return Job(
+    return HookJob(
         n_ranks=n_ranks,
         methods=tuple(METHODS),
         widths=WIDTHS,

@@ -17,7 +17,7 @@ from rich.table import Table
 from umbel.sim.bench.collective.bench import WIDTHS, links_of
 from umbel.sim.bench.collective.job import Averager, RareAnswer, RareJob
 from umbel.sim.bench.collective.links import Link, Loopback
-from umbel.sim.bench.collective.losses import FASHION, PLAYS, Training
+from umbel.sim.bench.collective.losses import FASHION, PLAYS, LossWorkload
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.bench.collective.torchft_peer import MISSING, is_installed
 from umbel.sim.bench.report import BenchRow, Report
@@ -130,7 +130,7 @@ def grid_job(n_ranks: int, *, quick: bool) -> RareJob:
     )
 
 
-def loss_jobs(n_ranks: int, *, quick: bool) -> list[tuple[Training, RareJob]]:
+def loss_jobs(n_ranks: int, *, quick: bool) -> list[tuple[LossWorkload, RareJob]]:
     """The same number of steps with each N and each codec. `quick`: of the perceptron alone."""
     perceptron = RareJob(
         n_ranks=n_ranks,
@@ -174,7 +174,7 @@ def rows_of(cells: Iterable[Cell]) -> list[BenchRow]:
     return rows
 
 
-def loss_rows(training: Training, job: RareJob, folder: Path | None) -> tuple[list[BenchRow], str]:
+def loss_rows(training: LossWorkload, job: RareJob, folder: Path | None) -> tuple[list[BenchRow], str]:
     """Losses after equal steps against those of float32 with the least N; and how they were measured."""
     whole = load(training.data, folder, seed=0)
     assert isinstance(whole, DataSet), "it is no population"

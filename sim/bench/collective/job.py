@@ -44,7 +44,7 @@ METHODS: Mapping[str, Method] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class HookJob:
     """DDP steps with each method, in turn: one block of steps of each, then the next block of each.
 
     `widths`: of a perceptron, inputs and classes included; of a transformer, the characters and its width. `steps`: of
@@ -68,16 +68,16 @@ class Job:
         (folder / JOB_FILE).write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, folder: Path) -> "Job":
+    def read(cls, folder: Path) -> "HookJob":
         """Raises `ValueError` and `OSError`."""
         return cls(**_fields_of(folder / JOB_FILE))
 
-    def answer(self, folder: Path, rank: int) -> "Answer":
-        return Answer.read(folder, rank)
+    def answer(self, folder: Path, rank: int) -> "HookAnswer":
+        return HookAnswer.read(folder, rank)
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class MethodRun:
     """One method on one rank. `steps_s`: seconds of each step; `cpu_s`: processor time of a step, of all threads.
 
     `sent_bytes`: in a step; both are means. `loss`: of the last model, on all samples.
@@ -90,20 +90,20 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HookAnswer:
     """What one rank found. `n_values`: of the model; `trained`: by the name of the method."""
 
     n_values: int
-    trained: Mapping[str, Trained]
+    trained: Mapping[str, MethodRun]
 
     def write(self, folder: Path, rank: int) -> None:
         (folder / f"{rank}.json").write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> "Answer":
+    def read(cls, folder: Path, rank: int) -> "HookAnswer":
         """Raises `ValueError` and `OSError`."""
         fields = json.loads((folder / f"{rank}.json").read_text())
-        return cls(fields["n_values"], {name: Trained(**one) for name, one in fields["trained"].items()})
+        return cls(fields["n_values"], {name: MethodRun(**one) for name, one in fields["trained"].items()})
 
 
 @dataclass(frozen=True, slots=True)

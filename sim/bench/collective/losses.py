@@ -18,7 +18,7 @@ from umbel.sim.bench.collective.job import (
     OURS_8BIT,
     POWER_4,
     SETTLING_STEPS,
-    Job,
+    HookJob,
     Method,
 )
 from umbel.sim.bench.collective.links import Loopback
@@ -37,14 +37,14 @@ Losses = Mapping[Method, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class LossWorkload:
     """What is trained, and on what. `words`: the model and its data."""
 
     title: str
     words: str
     data: DataSection
     samples_of: Callable[[DataSet], SampleSet]
-    job: Job
+    job: HookJob
 
     @property
     def n_steps(self) -> int:
@@ -62,12 +62,12 @@ def _each_character_from_those_before(data: DataSet) -> SampleSet:
     return SampleSet(texts[:, :-1].long(), texts[:, 1:].long())
 
 
-FASHION = Training(
+FASHION = LossWorkload(
     "Fashion-MNIST",
     "a perceptron 784-256-256-10 on 10,000 images of Fashion-MNIST (SGD, momentum 0.9)",
     DataSection("fashion-mnist", train_limit=10_000),
     _as_held,
-    Job(
+    HookJob(
         n_ranks=2,
         methods=tuple(method.name for method in CONTENDERS),
         widths=(784, 256, 256, 10),
@@ -80,7 +80,7 @@ FASHION = Training(
         seed=0,
     ),
 )
-PLAYS = Training(
+PLAYS = LossWorkload(
     "Shakespeare",
     "a transformer of two layers and 430,000 values on 1,000 texts of 80 characters of Shakespeare (AdamW)",
     DataSection("shakespeare", train_limit=1_000),
@@ -113,7 +113,7 @@ def measure_losses(data: Path | None, n_ranks: int, *, quick: bool) -> LossRepor
     return LossReport(tuple(rows), tuple(notes))
 
 
-def losses_of(training: Training, folder: Path | None, seeds: Sequence[int]) -> Losses:
+def losses_of(training: LossWorkload, folder: Path | None, seeds: Sequence[int]) -> Losses:
     """The loss of each method's last model, for each seed."""
     data = load(training.data, folder, seed=0)
     assert isinstance(data, DataSet), "it is no population"
@@ -125,7 +125,7 @@ def losses_of(training: Training, folder: Path | None, seeds: Sequence[int]) -> 
     return found
 
 
-def loss_rows(training: Training, losses: Losses) -> list[BenchRow]:
+def loss_rows(training: LossWorkload, losses: Losses) -> list[BenchRow]:
     """Our mean losses against those of the other methods."""
     rows = list[BenchRow]()
     for ours in (method for method in losses if method.is_ours):
@@ -138,7 +138,7 @@ def loss_rows(training: Training, losses: Losses) -> list[BenchRow]:
     return rows
 
 
-def loss_note(training: Training, losses: Losses) -> str:
+def loss_note(training: LossWorkload, losses: Losses) -> str:
     """How it was measured, and each seed's ratio."""
     by_seed = "; ".join(
         f"{method.title} {', '.join(f'{one / base:.3f}' for one, base in zip(found, losses[FLOAT32], strict=True))}"

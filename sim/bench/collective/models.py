@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from umbel.sim.bench.collective.job import Job, RareJob
+from umbel.sim.bench.collective.job import HookJob, RareJob
 
 _HEADS, _LAYERS, _TEXT_MAX = 4, 2, 128
 
 
-def model_of(job: Job | RareJob) -> nn.Module:
+def model_of(job: HookJob | RareJob) -> nn.Module:
     """The job's model, with values that follow from its seed."""
     if job.model == "perceptron":
         return perceptron(job.widths, job.seed)
@@ -21,7 +21,7 @@ def model_of(job: Job | RareJob) -> nn.Module:
     return Transformer(n_characters, width)
 
 
-def optimizer_of(job: Job | RareJob, parameters: Iterator[nn.Parameter]) -> Optimizer:
+def optimizer_of(job: HookJob | RareJob, parameters: Iterator[nn.Parameter]) -> Optimizer:
     if job.model == "perceptron":
         return SGD(parameters, lr=job.learning_rate, momentum=job.momentum)
     return AdamW(parameters, lr=job.learning_rate, betas=(job.momentum, 0.999))

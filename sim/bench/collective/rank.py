@@ -33,14 +33,14 @@ from umbel.sim.bench.collective.job import (
     RARE_FILE,
     SAMPLES_FILE,
     SETTLING_STEPS,
-    Answer,
     Averager,
-    Job,
+    HookAnswer,
+    HookJob,
     Method,
+    MethodRun,
     RareAnswer,
     RareJob,
     RareTimes,
-    Trained,
 )
 from umbel.sim.bench.collective.models import model_of, optimizer_of
 from umbel.sim.bench.collective.torchft_peer import torchft_means
@@ -86,7 +86,7 @@ def hooked(ddp: DistributedDataParallel, method: Method, n_values: int) -> Gener
 Samples: TypeAlias = tuple[Tensor, Tensor]
 
 
-class Batches:
+class RandomBatches:
     """This rank's share of the samples, in random batches."""
 
     def __init__(self, samples: Samples, size: int, seed: int) -> None:
@@ -100,11 +100,11 @@ class Batches:
         return self._samples[0][rows], self._samples[1][rows]
 
 
-class Trainee:
+class HookedModel:
     """One model, and the method that averages its gradients."""
 
-    def __init__(self, job: Job, method: Method, samples: Samples, own: ExitStack) -> None:
-        self._samples, self._batches = samples, Batches(samples, job.batch_size, job.seed)
+    def __init__(self, job: HookJob, method: Method, samples: Samples, own: ExitStack) -> None:
+        self._samples, self._batches = samples, RandomBatches(samples, job.batch_size, job.seed)
         # Each method has connections of its own, which are equally idle while it is others' turn.
         self._ddp = DistributedDataParallel(model_of(job), process_group=dist.new_group(), bucket_cap_mb=_ONE_BUCKET_MB)
         self.n_values = sum(one.numel() for one in self._ddp.parameters())
@@ -125,7 +125,7 @@ class Trainee:
         return whole_loss(self._ddp.module, self._samples)
 
 
-def step(model: nn.Module, optimizer: Optimizer, batches: Batches) -> None:
+def step(model: nn.Module, optimizer: Optimizer, batches: RandomBatches) -> None:
     """Train on one batch."""
     inputs, targets = batches.next()
     optimizer.zero_grad()
@@ -153,12 +153,12 @@ def bytes_through(interface: str) -> int:
     return int(own.partition(":")[2].split()[_SENT_COLUMN])
 
 
-def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
+def carry_out(job: HookJob, samples: Samples, interface: str | None) -> HookAnswer:
     """Train with every method in turn. `interface`: whose counter is read; None: methods count their bytes."""
     steps_s = {name: list[float]() for name in job.methods}
     cpu_s, sent = dict.fromkeys(job.methods, 0.0), dict.fromkeys(job.methods, 0.0)
     with ExitStack() as own:
-        trainees = {name: Trainee(job, METHODS[name], samples, own) for name in job.methods}
+        trainees = {name: HookedModel(job, METHODS[name], samples, own) for name in job.methods}
         for one in trainees.values():
             for _ in range(job.warm_up):
                 one.step()
@@ -177,10 +177,10 @@ def carry_out(job: Job, samples: Samples, interface: str | None) -> Answer:
                 dist.barrier()  # before the last packets have left, the counter lacks them
                 sent[name] += (one.counted_bytes() if interface is None else bytes_through(interface)) - before
         n_steps = job.blocks * job.steps
-        return Answer(
+        return HookAnswer(
             next(iter(trainees.values())).n_values,
             {
-                name: Trained(steps_s[name], cpu_s[name] / n_steps, sent[name] / n_steps, one.loss())
+                name: MethodRun(steps_s[name], cpu_s[name] / n_steps, sent[name] / n_steps, one.loss())
                 for name, one in trainees.items()
             },
         )
@@ -211,7 +211,7 @@ def from_first(interface: str | None, port: int) -> str:
 
 
 def timed(job: RareJob, every: int, averager: Averager, samples: Samples, interface: str | None) -> RareTimes:
-    model, batches = model_of(job), Batches(samples, job.batch_size, job.seed)
+    model, batches = model_of(job), RandomBatches(samples, job.batch_size, job.seed)
     optimizer, n_steps = optimizer_of(job, model.parameters()), job.timed_steps(every)
     trained_at, averaged_at = list[float](), list[float]()
     # Hooks of an optimizer run in the order in which they were registered: these two are before and after the mean.
@@ -235,11 +235,11 @@ def main(folder: Path, rank: int, interface: str | None = None) -> None:
     torch.set_num_threads(1)
     loaded = load_file(folder / SAMPLES_FILE)
     samples, is_rare = (loaded["inputs"], loaded["targets"]), (folder / RARE_FILE).exists()
-    job = RareJob.read(folder) if is_rare else Job.read(folder)
+    job = RareJob.read(folder) if is_rare else HookJob.read(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=job.n_ranks)
     try:
         if isinstance(job, RareJob):
-            answer: Answer | RareAnswer = carry_out_rare(job, samples, interface)
+            answer: HookAnswer | RareAnswer = carry_out_rare(job, samples, interface)
         else:
             answer = carry_out(job, samples, interface)
         gc.collect()  # a callback of a hook that lives on at the end of the process can abort it

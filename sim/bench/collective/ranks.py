@@ -17,7 +17,7 @@ _RANK = "umbel.sim.bench.collective.rank"
 Found_co = TypeVar("Found_co", covariant=True)
 
 
-class Work(Protocol[Found_co]):
+class RankJob(Protocol[Found_co]):
     """What ranks are asked to do."""
 
     @property
@@ -30,7 +30,7 @@ class Work(Protocol[Found_co]):
         ...
 
 
-def run_ranks(job: Work[Found_co], samples: SampleSet, link: Link, limit_s: float) -> list[Found_co]:
+def run_ranks(job: RankJob[Found_co], samples: SampleSet, link: Link, limit_s: float) -> list[Found_co]:
     """The answers of all ranks. Raises `ChildDied`, and `TimeoutError` after `limit_s`."""
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

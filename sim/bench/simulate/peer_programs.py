@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peer_work import Work, write_report
+from peer_work import PeerWork, write_report
 
 FOLDER = Path(__file__).parent
 client_app, server_app = ClientApp(), ServerApp()
@@ -37,7 +37,7 @@ client_app, server_app = ClientApp(), ServerApp()
 def resident():
     """Once in each actor: data are not sent with messages."""
     torch.set_num_threads(1)
-    return Work(FOLDER)
+    return PeerWork(FOLDER)
 
 
 @client_app.train()
@@ -77,14 +77,14 @@ class SameClients(FedAvg):
 
 @server_app.main()
 def serve(grid, context):
-    work = Work(FOLDER)
+    work = PeerWork(FOLDER)
     strategy = SameClients(work)
     found = strategy.start(grid=grid, initial_arrays=ArrayRecord([work.start.numpy()]), num_rounds=work.n_rounds)
     write_report(FOLDER, strategy.times, torch.from_numpy(found.arrays.to_numpy_ndarrays()[0].copy()))
 
 
 def main():
-    work = Work(FOLDER)
+    work = PeerWork(FOLDER)
     run_simulation(
         server_app=server_app,
         client_app=client_app,
@@ -118,7 +118,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from peer_work import Work, write_report
+from peer_work import PeerWork, write_report
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -136,7 +136,7 @@ FOLDER = Path(__file__).parent
 SETTLED_S = 5.0
 
 
-class Turn(Dataset):
+class TurnData(Dataset):
     def __init__(self, work, turn):
         super().__init__(raw_data=(), user_id=str(turn))
         self._work, self._turn = work, turn
@@ -182,11 +182,11 @@ def with_loss(module):
 def main():
     torch.set_num_threads(1)
     np.random.seed(0)  # the same in all processes
-    work, noted = Work(FOLDER), Times()
+    work, noted = PeerWork(FOLDER), Times()
     work.load(work.start)
     model = PyTorchModel(with_loss(work.model), torch.optim.SGD, torch.optim.SGD(work.model.parameters(), lr=1.0))
     weights = dict(enumerate(work.sizes.tolist())) if work.words["by_size"] else None
-    users = FederatedDataset(lambda turn: Turn(work, turn), InTurn(work.clients.numel()), weights)
+    users = FederatedDataset(lambda turn: TurnData(work, turn), InTurn(work.clients.numel()), weights)
     if weights is not None:
         time.sleep(SETTLED_S)  # until its sampler's process has drawn its first ten thousand
     FederatedAveraging().run(

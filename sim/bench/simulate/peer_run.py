@@ -37,7 +37,7 @@ _ARGUMENTS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PeerJob:
     """Rounds of a workload. `cohorts`: of equal size, by round; `weights`: the expected result of the last."""
 
     workload: Workload
@@ -129,7 +129,7 @@ class PeerTimes:
     weights: Tensor
 
 
-def run_peer(python: Path, setup: Setup, job: Job, limit_s: float) -> PeerTimes:
+def run_peer(python: Path, setup: Setup, job: PeerJob, limit_s: float) -> PeerTimes:
     """Run the job. Raises `BenchFailed`."""
     with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -20,7 +20,7 @@ from torch.nn import functional
 ARRAYS_FILE, WORDS_FILE, REPORT_FILE = "work.npz", "work.json", "report.npz"
 
 
-class Work:
+class PeerWork:
     """The work that `write_work` has written into a folder.
 
     `start`: the first weights, one vector in the order of `parameters()`; `clients`: of each round, (rounds, asked);
@@ -72,7 +72,7 @@ class Work:
 
 
 def write_work(folder: Path, arrays: Mapping[str, Any], words: Mapping[str, Any]) -> None:
-    """`arrays` and `words`: what `Work` reads."""
+    """`arrays` and `words`: what `PeerWork` reads."""
     np.savez(folder / ARRAYS_FILE, **arrays)
     (folder / WORDS_FILE).write_text(json.dumps(words))
 

@@ -14,7 +14,7 @@ import numpy as np
 from umbel.sim.bench.peer_process import versions_of
 from umbel.sim.bench.report import BenchFailed, BenchRow, Hold
 from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
-from umbel.sim.bench.simulate.peer_run import Job, PeerTimes, Setup, run_peer
+from umbel.sim.bench.simulate.peer_run import PeerJob, PeerTimes, Setup, run_peer
 from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
@@ -55,7 +55,7 @@ class Peers:
     limit_s: float = _LIMIT_S
     notes: list[str] = field(default_factory=list[str])
 
-    def best(self, job: Job) -> list[BestSetup]:
+    def best(self, job: PeerJob) -> list[BestSetup]:
         """The best setup of each peer. Raises `BenchFailed`, also for a peer that trains other weights."""
         found, said = list[BestSetup](), list[str]()
         for peer, setups in self._setups(job.n_asked).items():
@@ -72,11 +72,11 @@ class Peers:
         loop = TightLoop(workload.recipe.make(), workload.plan)
         with one_thread():
             loop.round(population.data_of(cohort), seeds_of(workload, cohort, 1))
-        job = Job(workload, population, (cohort,), loop.state)
+        job = PeerJob(workload, population, (cohort,), loop.state)
         setups = {peer: ways[0] for peer, ways in self._setups(job.n_asked).items()}
         return [BestSetup(peer, setup.title, self._measured(setup, job)) for peer, setup in setups.items()]
 
-    def _measured(self, setup: Setup, job: Job) -> PeerTimes:
+    def _measured(self, setup: Setup, job: PeerJob) -> PeerTimes:
         times = run_peer(self.python, setup, job, self.limit_s)
         allowed = _AGREE_OF_B if job.workload.name == "B" else _AGREE
         if not (apart := job.apart(times.weights)) < allowed:
@@ -107,7 +107,7 @@ def peer_rows(
 ) -> list[BenchRow]:
     """`ours`: seconds of our round, by what it includes. Raises `BenchFailed`."""
     n_rounds = 1 + min(len(plain.cohorts) - 1, max(_ROUNDS_MIN, _TURNS_MAX // workload.n_asked))
-    job = Job(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
+    job = PeerJob(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
     return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]
 
 

@@ -29,13 +29,13 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.canary import CanaryUpdate, CanaryVerdict, Terms, conclusion, judge_clients
+from umbel.aggregation.run.canary import CanaryTerms, CanaryUpdate, CanaryVerdict, conclusion, judge_clients
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import CanarySection, Override, RoundsSection
 from umbel.aggregation.types import BYTES_MAX, ClientId, RunId
 
 FILES, PROBES = TypeAdapter(RunFile), TypeAdapter(Probe)
-TERMS = Terms(window_s=600.0, max_abs=64.0, model_bytes=100_000_000)
+TERMS = CanaryTerms(window_s=600.0, max_abs=64.0, model_bytes=100_000_000)
 FINE = Probe(60, 2.0, 2e7, 10**9, 10**9, None, None, 2.5, 2.4)
 NORTH = ClientId("north")
 ROUNDS = RoundsSection(9, target=8, window_s=100.0)
@@ -46,7 +46,7 @@ def done(probe: Probe | None, up: float | None = None) -> WorkDone:
     return WorkDone(10, 1, 1, "ab" * 32, upload_bytes_per_s=up, probe=probe)
 
 
-def verdict(probe: Probe, largest: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> CanaryVerdict:
+def verdict(probe: Probe, largest: float = 0.01, terms: CanaryTerms = TERMS, up: float | None = None) -> CanaryVerdict:
     (found,) = judge_clients(terms, {NORTH: CanaryUpdate(done(probe, up), 96_000_000, largest)}, {})
     return found
 
@@ -174,10 +174,10 @@ def test_a_window_as_long_as_is_asked_for_is_long_enough(probe: Probe, up: float
     if not causes or not causes[0].startswith("window_s of at least "):
         return
     asked = float(causes[0].split()[4])
-    longer = Terms(asked, TERMS.max_abs, TERMS.model_bytes)
+    longer = CanaryTerms(asked, TERMS.max_abs, TERMS.model_bytes)
     assert not any(cause.startswith("window_s") for cause in verdict(probe, terms=longer, up=up).causes)
     if asked < 2**53:
-        shorter = Terms(asked - 1, TERMS.max_abs, TERMS.model_bytes)
+        shorter = CanaryTerms(asked - 1, TERMS.max_abs, TERMS.model_bytes)
         assert verdict(probe, terms=shorter, up=up).causes[0].startswith("window_s")
 
 

@@ -17,8 +17,8 @@ from umbel.sim.bench.peer_process import versions_of
 from umbel.sim.bench.report import BenchFailed
 from umbel.sim.bench.simulate import peer_programs
 from umbel.sim.bench.simulate.peer_programs import flower_setups, pfl_setups
-from umbel.sim.bench.simulate.peer_run import Job, layers_of, run_peer
-from umbel.sim.bench.simulate.peer_work import Work, write_report
+from umbel.sim.bench.simulate.peer_run import PeerJob, layers_of, run_peer
+from umbel.sim.bench.simulate.peer_work import PeerWork, write_report
 from umbel.sim.bench.simulate.peers import Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.timing import PlainLoop, TightLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
@@ -39,8 +39,8 @@ folder = Path(sys.argv[-1]).parent
 """
 HONEST = """
 sys.path.insert(0, str(folder))
-from peer_work import Work, write_report
-work, times = Work(folder), [time.time()]
+from peer_work import PeerWork, write_report
+work, times = PeerWork(folder), [time.time()]
 state = work.start
 for number in range(work.n_rounds):
     turns = range(number * work.n_asked, (number + 1) * work.n_asked)
@@ -75,8 +75,8 @@ def plain() -> PlainLoop:
 
 
 @pytest.fixture(scope="module")
-def job(plain: PlainLoop) -> Job:
-    return Job(workload_a(), workload_a().population(), plain.cohorts, plain.weights[-1])
+def job(plain: PlainLoop) -> PeerJob:
+    return PeerJob(workload_a(), workload_a().population(), plain.cohorts, plain.weights[-1])
 
 
 MakePeer = Callable[..., Path]
@@ -96,10 +96,10 @@ def peer_python(tmp_path: Path) -> MakePeer:
     return make
 
 
-def test_what_is_written_is_read_as_the_same_work(tmp_path: Path, job: Job, plain: PlainLoop) -> None:
+def test_what_is_written_is_read_as_the_same_work(tmp_path: Path, job: PeerJob, plain: PlainLoop) -> None:
     """Batch for batch: the peer's side of it comes to the plain loop's weights, to rounding."""
     job.write(tmp_path, by_size=True)
-    work = Work(tmp_path)
+    work = PeerWork(tmp_path)
     assert work.words["by_size"] is True
     assert (work.n_rounds, work.n_asked, work.words["n_clients"]) == (2, 3, 100)
     assert work.sizes.tolist() == [*job.population.sizes(COHORTS[0]), *job.population.sizes(COHORTS[1])]
@@ -115,9 +115,9 @@ def test_what_is_written_is_read_as_the_same_work(tmp_path: Path, job: Job, plai
     assert job.apart(state[:-1]) == float("inf")
 
 
-def test_each_turn_has_every_epoch_of_its_client_s_samples(tmp_path: Path, job: Job) -> None:
+def test_each_turn_has_every_epoch_of_its_client_s_samples(tmp_path: Path, job: PeerJob) -> None:
     job.write(tmp_path)
-    work, cohort = Work(tmp_path), job.population.data_of(COHORTS[1])
+    work, cohort = PeerWork(tmp_path), job.population.data_of(COHORTS[1])
     for position in range(3):
         own: SampleSet = cohort.of(position)
         seen = torch.cat([targets for _, targets in work.batches(3 + position)])
@@ -164,7 +164,7 @@ def test_a_peer_s_first_round_counts_from_its_command(peer_python: MakePeer) -> 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: Job) -> None:
+def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: PeerJob) -> None:
     peers = Peers(peer_python(FORGETS_WEIGHTS), VERSIONS)
     with pytest.raises(
         BenchFailed, match=r"Flower 1\.41\.0 .* trained other weights than the plain loop in A: they differ by \d"
@@ -173,7 +173,7 @@ def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, jo
 
 
 def test_a_peer_that_hangs_is_stopped_with_all_that_it_has_started(
-    peer_python: MakePeer, job: Job, tmp_path: Path
+    peer_python: MakePeer, job: PeerJob, tmp_path: Path
 ) -> None:
     peers = Peers(peer_python(LEAVES_A_PROCESS), VERSIONS, limit_s=2.0)
     with pytest.raises(BenchFailed, match=r"had not finished after 2 s; [\s\S]*about to sleep"):
@@ -188,12 +188,14 @@ def test_a_peer_that_hangs_is_stopped_with_all_that_it_has_started(
         ("(folder / 'report.npz').write_text('what?')", "cannot read the report of Flower"),
     ],
 )
-def test_a_peer_that_fails_is_told_with_what_it_wrote(peer_python: MakePeer, job: Job, deed: str, said: str) -> None:
+def test_a_peer_that_fails_is_told_with_what_it_wrote(
+    peer_python: MakePeer, job: PeerJob, deed: str, said: str
+) -> None:
     with pytest.raises(BenchFailed, match=said):
         Peers(peer_python(deed), VERSIONS).best(job)
 
 
-def test_a_report_of_other_rounds_is_refused(peer_python: MakePeer, job: Job) -> None:
+def test_a_report_of_other_rounds_is_refused(peer_python: MakePeer, job: PeerJob) -> None:
     less = "import numpy\nnumpy.savez(folder / 'report.npz', times=[1.0, 2.0], weights=numpy.zeros(4810, 'f'))"
     [setup] = flower_setups(VERSIONS)
     with pytest.raises(BenchFailed, match="reports 1 rounds instead of 2"):

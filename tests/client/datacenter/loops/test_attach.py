@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
-from umbel.datacenter import CodecName, comm_hook, outer_sync
+from umbel.datacenter import CodecName, MeanRecord, comm_hook, outer_sync
 
 pytestmark = pytest.mark.slow
 HERE = "tests.client.datacenter.loops.test_attach"
@@ -202,6 +202,42 @@ def test_diloco_is_that_of_the_paper_and_all_ranks_agree(tmp_path: Path) -> None
     torch.testing.assert_close(by_rank[0]["float32: model"], by_hand(), rtol=1e-4, atol=1e-5)
 
 
+def told_of_means(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """What each rank is told of its means, and the changes that these were of."""
+    rank, model, found = dist.get_rank(group), network(), list[MeanRecord]()
+    optimizer, before = SGD(model.parameters(), lr=RATE), list[Tensor]()
+    optimizer.register_step_post_hook(lambda *_: before.append(flat(model)))  # before the mean's own
+    with outer_sync(model, optimizer, every=EVERY, codec="4bit", on_mean=found.append):
+        starts = [flat(model)]
+        for step in range(2 * EVERY + 2):
+            optimizer.zero_grad()
+            backward(model, rank, step)
+            optimizer.step()
+            starts.append(flat(model))
+    changes = [starts[at] - before[last] for at, last in ((0, EVERY - 1), (EVERY, 2 * EVERY - 1), (2 * EVERY, -1))]
+    numbers = [[one.scalars()[tag] for tag in sorted(one.scalars())] for one in found]
+    return {
+        "changes": torch.stack(changes),
+        "numbers": torch.tensor(numbers),
+        "steps": torch.tensor([one.step for one in found]),
+    }
+
+
+def test_a_loop_is_told_of_each_mean_what_it_has_cost_and_how_well_the_ranks_agree(tmp_path: Path) -> None:
+    by_rank = in_ranks(f"{HERE}:told_of_means", 2, tmp_path)
+    mean = (by_rank[0]["changes"] + by_rank[1]["changes"]) / 2
+    for one in by_rank:
+        assert one["steps"].tolist() == [EVERY, 2 * EVERY, 2 * EVERY + 2]
+        n_bytes, apply_s, sum_s, wait_s, share, rate, cosines, norms = one["numbers"].T
+        torch.testing.assert_close(norms, one["changes"].norm(dim=1))
+        expected = nn.functional.cosine_similarity(one["changes"], mean)
+        torch.testing.assert_close(cosines, expected, rtol=0, atol=0.03)  # 4 bits
+        assert len(set(n_bytes.tolist())) == 1
+        assert 0.5 <= n_bytes[0] / mean[0].numel() <= 0.75  # half a byte for each of two ways, of half of the values
+        assert bool((torch.stack([apply_s, sum_s, wait_s, rate]) > 0).all())
+        assert bool(((share > 0) & (share < 1)).all())
+
+
 def stopped_between(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """The models of loops that end between two means, right after one, and with one under way."""
     rank, found = dist.get_rank(group), dict[str, Tensor]()
@@ -274,6 +310,26 @@ def test_one_process_is_a_group_of_its_own_and_goes_on_from_its_state() -> None:
     assert not dist.is_initialized()
     assert torch.equal(trained(None), trained(13))
     assert not dist.is_initialized()
+
+
+def test_the_means_of_fragments_are_told_when_they_are_applied_also_after_a_resumption() -> None:
+    found, state = list[MeanRecord](), dict[str, Any]()
+    for first, last in ((0, 4), (4, 8)):
+        model = network()
+        optimizer = SGD(model.parameters(), lr=RATE)
+        with outer_sync(model, optimizer, every=4, fragments=2, delay=1, on_mean=found.append) as sync:
+            if state:
+                found.clear()  # those of the end of the first block, which its checkpoint does not have
+                sync.load_state_dict(state)
+            for step in range(first, last):
+                optimizer.zero_grad()
+                backward(model, 0, step)
+                optimizer.step()
+            state = sync.state_dict()
+    assert [(one.step, one.fragment) for one in found] == [(5, 0), (7, 1), (8, 0), (8, 1)]
+    assert found[0].update_norm is None, "it was sent by the block before"
+    assert found[0].scalars().keys() == found[1].scalars().keys() - {"updates/update_norm", "updates/update_cosine"}
+    assert [one.scalars()["updates/update_cosine"] for one in found[1:]] == [pytest.approx(1.0)] * 3
 
 
 def broken_off(group: dist.ProcessGroup) -> dict[str, Tensor]:

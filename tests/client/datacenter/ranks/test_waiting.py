@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from umbel.client.datacenter.ranks.waiting import Waiting
+from umbel.client.datacenter.ranks.waiting import RankWaits
 
 _PATIENCE_S = 60.0  # of the test
 _stores: Any = dist
@@ -64,8 +64,8 @@ def lines() -> Generator[_Lines]:
     log.setLevel(before)
 
 
-def rank(number: int, store: Any, first_s: float) -> Waiting:
-    return Waiting(number, 4, store, mark_s=0.0, first_s=first_s, every_s=0.01)
+def rank(number: int, store: Any, first_s: float) -> RankWaits:
+    return RankWaits(number, 4, store, mark_s=0.0, first_s=first_s, every_s=0.01)
 
 
 def test_the_first_waiting_rank_names_those_that_are_missing(lines: _Lines) -> None:
@@ -108,6 +108,6 @@ def test_a_store_that_is_busy_is_asked_over_another_connection(lines: _Lines) ->
 
 
 def test_a_short_wait_and_a_rank_alone_ask_no_store(lines: _Lines) -> None:
-    with Waiting(0, 2, store=object()).told("a"), Waiting(0, 1, None, mark_s=0.0, first_s=0.0).told("b"):
+    with RankWaits(0, 2, store=object()).told("a"), RankWaits(0, 1, None, mark_s=0.0, first_s=0.0).told("b"):
         pass
     assert not lines.lines

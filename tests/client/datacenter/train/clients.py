@@ -3,10 +3,13 @@
 What happens, happens once: not after torchrun has started the ranks again.
 """
 
+import json
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -15,6 +18,7 @@ from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 
 HERE = "tests.client.datacenter.train.clients"
 ROUND, RANK = 3, 1  # when and where
+PACE_S, DIARY, HURRY = 0.1, "UMBEL_TEST_DIARY", "hurry"
 
 
 class _Unlucky(Client, ABC):
@@ -72,6 +76,28 @@ class _Leaving(_Unlucky):
 class _Failing(_Unlucky):
     def meet(self) -> None:
         raise ValueError("no such scanner")
+
+
+class _Paced(Client):
+    """Notes its process and each round that it begins in DIARY/RANK.jsonl. A round takes PACE_S seconds at least, until
+    the file DIARY/HURRY exists, so that a quick machine does not end a run before all has happened to it.
+    """
+
+    def __init__(self, number: int, inner: TorchClient) -> None:
+        self.inner, self.model, self.sample_count = inner, inner.model, inner.sample_count
+        self.folder = Path(os.environ[DIARY])
+        self.diary = self.folder / f"{number}.jsonl"
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        with self.diary.open("a") as file:
+            file.write(json.dumps({"process": os.getpid(), "round": plan.round}) + "\n")
+        if not (self.folder / HURRY).exists():
+            time.sleep(PACE_S)
+        return self.inner.train(model, plan)
+
+
+def make_paced(number: int, of: int) -> Client:
+    return _Paced(number, make_torch_client(number, of))
 
 
 def make_killed(number: int, of: int) -> Client:

@@ -1,4 +1,4 @@
-"""The cost of an attempt: times of its parts, and bytes as the system counts them."""
+"""What attempts cost: times of their parts, and bytes as the system counts them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.client.datacenter.train.clients import HERE, RANK, ROUND
 from tests.client.datacenter.train.test_parity import by_simulator
@@ -40,7 +41,7 @@ def train(
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     umbel = ["-m", "umbel", "train", str(folder / "run.toml"), "--app", f"{HERE}:{app}", "--out", str(folder / "out")]
     return subprocess.run(
-        [*launcher, f"--max-restarts={restarts}", *umbel, "--compare-updates"],
+        [*launcher, f"--max-restarts={restarts}", *umbel, "--compare-updates", "--tensorboard"],
         env=environment | {"UMBEL_TEST_LEAVES": str(leaves)} | ({"UMBEL_TEST_AGAIN": "1"} if again else {}),
         capture_output=True,
         text=True,
@@ -95,6 +96,11 @@ def test_after_the_kill_of_a_rank_torchrun_ends_the_run_in_the_same_models(tmp_p
         assert 0 < row["compute_share"] < 1
         assert row["samples_per_s"] > 0
     assert f"finished: all {ROUNDS} rounds are committed" in done.stdout
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    for tag, name in (("seconds/sum_s", "sum_s"), ("updates/update_norm", "update_norm"), ("loss/train", "train_loss")):
+        shown = [(one.step, one.value, one.wall_time) for one in events.Scalars(tag)]
+        assert shown == [(row["round"], pytest.approx(row[name]), row["ended_at"]) for row in rows]
 
 
 @pytest.mark.nightly

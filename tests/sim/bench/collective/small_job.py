@@ -2,10 +2,10 @@
 
 import torch
 
-from umbel.sim.bench.collective.job import METHODS, Job
+from umbel.sim.bench.collective.job import METHODS, HookJob
 from umbel.sim.data.data_set import SampleSet
 
-SMALL = Job(
+SMALL = HookJob(
     n_ranks=2,
     methods=tuple(METHODS),
     widths=(16, 256, 4),

@@ -17,8 +17,8 @@ from umbel.sim.bench.collective.job import (
     OURS_FLOAT32,
     POWER_1,
     POWER_4,
-    Answer,
-    Trained,
+    HookAnswer,
+    MethodRun,
 )
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.losses import FASHION, PLAYS, loss_note, loss_rows
@@ -84,8 +84,10 @@ def test_every_rival_has_a_row_also_where_it_wins_and_so_has_the_limit() -> None
 
 def test_steps_are_the_median_of_all_ranks_and_bytes_their_mean() -> None:
     answers = [
-        Answer(1000, {"float32": Trained([0.1, 0.9], 0.02, 4000.0, 1.0), "bf16": Trained([0.2], 0.02, 2000.0, 1.0)}),
-        Answer(1000, {"float32": Trained([0.3], 0.04, 5000.0, 1.0), "bf16": Trained([0.4], 0.02, 2000.0, 1.0)}),
+        HookAnswer(
+            1000, {"float32": MethodRun([0.1, 0.9], 0.02, 4000.0, 1.0), "bf16": MethodRun([0.2], 0.02, 2000.0, 1.0)}
+        ),
+        HookAnswer(1000, {"float32": MethodRun([0.3], 0.04, 5000.0, 1.0), "bf16": MethodRun([0.4], 0.02, 2000.0, 1.0)}),
     ]
     timed = Timed.of(Loopback(), answers)
     assert timed.steps_s == {FLOAT32: pytest.approx(0.3), BF16: pytest.approx(0.3)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.suite.nights import at_night
-from umbel.sim.bench.collective.losses import FASHION, PLAYS, Training, losses_of
+from umbel.sim.bench.collective.losses import FASHION, PLAYS, LossWorkload, losses_of
 from umbel.sim.bench.collective.models import Transformer, model_of
 from umbel.sim.data.data_set import DataSet, SampleSet
 from umbel.sim.data.load import DataSection
@@ -37,7 +37,9 @@ def test_a_transformer_does_not_look_ahead() -> None:
 
 
 @pytest.mark.parametrize(("training", "n_values"), [(FASHION, 269_322), (PLAYS, 433_744)])
-def test_a_model_follows_from_the_seed_and_has_the_size_that_the_report_says(training: Training, n_values: int) -> None:
+def test_a_model_follows_from_the_seed_and_has_the_size_that_the_report_says(
+    training: LossWorkload, n_values: int
+) -> None:
     one, same, other = (
         torch.cat([p.detach().reshape(-1) for p in model_of(replace(training.job, seed=seed)).parameters()])
         for seed in (1, 1, 2)
@@ -63,7 +65,7 @@ def pixels(data: DataSet) -> SampleSet:
     [(FASHION, (64, 32, 10), digits, math.log(10)), *at_night((PLAYS, (80, 32), pixels, math.log(80)))],
 )
 def test_every_contender_learns(
-    training: Training, widths: tuple[int, ...], samples_of: Callable[[DataSet], SampleSet], guessing: float
+    training: LossWorkload, widths: tuple[int, ...], samples_of: Callable[[DataSet], SampleSet], guessing: float
 ) -> None:
     """On data that need no file. `guessing`: the loss of a model that knows nothing."""
     job = replace(training.job, widths=widths, blocks=2)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.sim.bench.collective.small_job import LIMIT_S, N_VALUES, SMALL, samples
 from tests.suite.nights import at_night
-from umbel.sim.bench.collective.job import METHODS, Answer, Job, Trained
+from umbel.sim.bench.collective.job import METHODS, HookAnswer, HookJob, MethodRun
 from umbel.sim.bench.collective.links import Loopback
 from umbel.sim.bench.collective.ranks import run_ranks
 from umbel.sim.processes import ChildDied
@@ -58,8 +58,8 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended() -> None:
 
 
 def test_jobs_and_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
-    answer = Answer(5, {"bf16": Trained([0.1, 0.2], 0.05, 10.0, 1.5)})
+    answer = HookAnswer(5, {"bf16": MethodRun([0.1, 0.2], 0.05, 10.0, 1.5)})
     SMALL.write(tmp_path)
     answer.write(tmp_path, 1)
-    assert Job.read(tmp_path) == SMALL
-    assert Answer.read(tmp_path, 1) == answer
+    assert HookJob.read(tmp_path) == SMALL
+    assert HookAnswer.read(tmp_path, 1) == answer
