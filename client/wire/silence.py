@@ -9,7 +9,12 @@ class Silence:
     """It begins with a request that fails, and ends with an answer. Threads may share it."""
 
     def __init__(self, max_s: float = math.inf, gives_up: Callable[[], None] = lambda: None) -> None:
-        """`gives_up`: called once, from another thread, when a silence has lasted for `max_s` seconds."""
+        """`gives_up`: called once, from another thread, when a silence has lasted for `max_s` seconds.
+
+        Raises `ValueError` for a time that is not above 0.
+        """
+        if not max_s > 0:
+            raise ValueError(f"the seconds after which a client gives up must be above 0, not {max_s}")
         self.max_s = max_s
         self.is_too_long = False
         self._gives_up = gives_up

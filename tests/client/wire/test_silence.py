@@ -1,5 +1,6 @@
 """When a coordinator counts as silent, and what requests raise then."""
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -65,3 +66,9 @@ def test_by_default_a_silence_is_never_too_long() -> None:
     silence = Silence()
     assert asked(silence, dead) is CoordinatorUnreachable
     assert not any(isinstance(one, threading.Timer) for one in threading.enumerate())
+
+
+@pytest.mark.parametrize("max_s", [0.0, -1.0, math.nan])
+def test_a_time_that_is_none_is_refused(max_s: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        Silence(max_s)
