@@ -105,9 +105,7 @@ def careful_of_absence(run_file: RunFile) -> str:
 def careful_of_overrides(run_file: RunFile) -> str:
     """A warning of rounds that sites with a member list refuse by default (`SitePolicy.terms_change`); else empty."""
     changes = [
-        one.first_round
-        for one in run_file.override
-        if set(one.of(TrainingPlan)) - {"evaluate", "evaluate_after", "inexactness"}
+        one.first_round for one in run_file.override if set(one.of(TrainingPlan)) - {"evaluate", "evaluate_after"}
     ]
     if not changes or not run_file.members_sha256 or run_file.privacy is not None:
         return ""

@@ -52,7 +52,7 @@ class Quadratic(Client):
         for (batch,) in steps:
             optimizer.zero_grad()
             loss = self.loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.adjust(model, plan)
             optimizer.step()
             steps.note(loss=loss)
