@@ -149,7 +149,6 @@ def _gradient_norm(app: Client, shared: SharedState, plan: LocalPlan, pulls: Sta
         evaluate_after=False,
         state=copy.deepcopy(plan.state),
         checkpoint=usual.checkpoint,
-        deadline=usual.deadline,
         told_to_stop=usual.told_to_stop,
     )
     steps = app.train(app.model, asked.bound_to(app.model, shared.kept)).steps_done

@@ -1,8 +1,9 @@
 """The gamma that a client reports is that of the work that it has done, and measuring it changes nothing else."""
 
+import copy
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from umbel.aggregation.plans.training import TrainingSection
 from umbel.client import ArrayClient, Client, LocalPlan, TorchClient, TrainResult, run_client
 from umbel.client.errors import RankFailed
 from umbel.client.local.arrays import ArrayData
+from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.rounds.site_code import Trained, train_from
 from umbel.client.training.shared_state import SharedState
 
@@ -100,13 +102,22 @@ def test_gamma_of_a_training_that_moves_nothing_is_one_and_more_steps_lower_it()
     assert found[-1] < found[0] < 1
 
 
+class AsksFirst(Quadratic):
+    """Makes no first step if it is to stop."""
+
+    def adjust(self, model: nn.Module, plan: LocalPlan) -> None:
+        if plan.is_whole and plan.should_stop():
+            raise RuntimeError("no step at all")
+        super().adjust(model, plan)
+
+
 def test_partial_work_is_less_exact_than_whole_work() -> None:
     """A share of a canary, and a simulated device whose time is up."""
     asked = iter(range(1, 100))
     stopped = replace(PLAN, steps=20, told_to_stop=lambda: "its time is up" if next(asked) >= 5 else None)
     shared, whole = replace(PLAN, steps=20, share=0.25), replace(PLAN, steps=20)
     for partial in (shared, stopped):
-        assert gamma_of(Quadratic(), partial) == pytest.approx(expected_gamma(PLAN, 5), rel=1e-6)
+        assert gamma_of(AsksFirst(), partial) == pytest.approx(expected_gamma(PLAN, 5), rel=1e-6)
     assert gamma_of(Quadratic(), whole) == pytest.approx(expected_gamma(PLAN, 20), rel=1e-6)
     assert expected_gamma(PLAN, 5) > expected_gamma(PLAN, 20)
 
@@ -255,7 +266,7 @@ class Untidy(Client):
             nn.functional.cross_entropy(model(inputs), (inputs.sum(1) > 0).long()).backward()
             plan.adjust_gradients(model)
             optimizer.step()
-        model.eval()
+        model.train(planned == 1)
         return TrainResult(N, planned, planned)
 
 
@@ -288,6 +299,32 @@ def test_the_training_has_the_same_bits_whether_or_not_gamma_is_measured() -> No
     assert state["rounds"] == state_without["rounds"] == 2
     assert torch.equal(state["moments"], state_without["moments"])
     assert draws == draws_without
+
+
+class Noted(Checkpoint):
+    """Keeps what is saved first."""
+
+    def __init__(self) -> None:
+        self.n_loads, self.saved = 0, dict[str, Any]()
+
+    def is_due(self) -> bool:
+        return not self.saved
+
+    def save(self, state: Mapping[str, object]) -> None:
+        self.saved = copy.deepcopy(dict(state))
+
+    def load(self) -> dict[str, Any] | None:
+        self.n_loads += 1
+        return copy.deepcopy(self.saved) or None
+
+
+def test_a_training_that_resumes_has_the_gamma_of_the_whole_and_its_checkpoint_is_not_read_for_it() -> None:
+    checkpoint = Noted()
+    gamma_of(Quadratic(), replace(PLAN, checkpoint=checkpoint))
+    assert checkpoint.saved["steps_done"] == 1
+    found = gamma_of(Quadratic(), replace(PLAN, checkpoint=checkpoint))
+    assert found == pytest.approx(expected_gamma(PLAN, 6), rel=1e-6)
+    assert checkpoint.n_loads == 2, "once in each training"
 
 
 class Silent(Quadratic):
