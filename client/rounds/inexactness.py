@@ -163,6 +163,7 @@ def _restored(shared: SharedState) -> Generator[None]:
     model = shared.model
     trained = {name: one.detach().to("cpu", copy=True) for name, one in shared.shared().items()}
     private, modes = shared.private(), [(module, module.training) for module in model.modules()]
+    unsaved = [(one, one.detach().clone()) for one in _unsaved_buffers(model)]
     gradients = [(one, one.grad) for one in model.parameters()]
     device = gradients[0][0].device if gradients else torch.device("cpu")
     drawn = generators(device)
@@ -174,8 +175,16 @@ def _restored(shared: SharedState) -> Generator[None]:
         shared.load(trained)
         if private:
             shared.set_private(private)
+        for buffer, value in unsaved:
+            buffer.copy_(value)
         _set_again(modes, gradients)
         set_generators(drawn, device)
+
+
+def _unsaved_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that are not in the state dict."""
+    saved = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    return [one for one in model.buffers() if id(one) not in saved]
 
 
 def _set_again(modes: list[tuple[nn.Module, bool]], gradients: list[tuple[nn.Parameter, Tensor | None]]) -> None:

@@ -242,14 +242,16 @@ def test_only_the_part_of_a_gradient_that_the_codec_can_send_counts() -> None:
 
 
 class Untidy(Client):
-    """Everything of which a measurement could leave a trace: draws that nobody seeds, running statistics, gradients
-    that are never cleared, a mode that is set only at the end, a state, and a private tensor.
+    """Everything of which a measurement could leave a trace: draws that nobody seeds, running statistics, a buffer
+    that no file has, gradients that are never cleared, a mode that is set only at the end, a state, private tensors.
     """
 
     def __init__(self) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(1)
             self.model = nn.Sequential(nn.Linear(DIM, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 2))
+        self.seen = torch.zeros(())
+        self.model.register_buffer("seen", self.seen, persistent=False)
         self.sample_count = N
 
     def shares(self, name: str) -> TensorKind | None:
@@ -263,7 +265,9 @@ class Untidy(Client):
         for _ in range(planned):
             rows = torch.randint(N, (plan.batch_size,)) + int(np.random.randint(2)) * random.randrange(2)
             inputs = points()[rows % N].float()
-            nn.functional.cross_entropy(model(inputs), (inputs.sum(1) > 0).long()).backward()
+            self.seen.add_(1)
+            loss = nn.functional.cross_entropy(model(inputs), (inputs.sum(1) > 0).long())
+            (loss * (1 + self.seen / 10)).backward()
             plan.adjust_gradients(model)
             optimizer.step()
         model.train(planned == 1)
