@@ -17,6 +17,7 @@ OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "muon"]
 Option: TypeAlias = bool | int | float | str
 OPTIONS_MAX, OPTION_CHARS_MAX, OPTIONS_CHARS_MAX = 64, 1024, 16_384
 PERSONAL = "personal."  # the prefix of metrics of a client's own model, after its training
+GAMMA = "gamma"  # the metric of `inexactness`
 CLIP_NORM_MIN, CLIP_NORM_MAX = 1e-12, 1e12
 TOTAL_SAMPLES_MAX = 1 << 40
 _EPOCH_STEPS = 10
@@ -54,6 +55,7 @@ class TrainingTerms:
     q: float | None = later(None)  # of "qfedavg", as the next two: how much more clients with a greater loss count
     loss_max: float | None = later(None)  # greater losses count as this one
     lipschitz: float | None = later(None)  # L; None: 1 / learning_rate
+    inexactness: bool = later(False)  # measure how exactly each client has minimized FedProx's local objective
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -184,6 +186,11 @@ class TrainingTerms:
             raise ValueError(f"control_variate must be one of {', '.join(known)}, not {self.control_variate!r:.40}")
         if self.control_variate != "change" and not self.has_control:
             raise ValueError(f'control_variate is for algorithm = "scaffold", not for "{self.algorithm}": leave it out')
+        if self.inexactness and (self.remembers_drift or self.has_control):
+            raise ValueError(
+                "inexactness = true measures FedProx's local objective, to which algorithm = "
+                f'"{self.algorithm}" adds what clients keep of earlier rounds: leave inexactness out'
+            )
         if self.is_normalised or self.has_control:
             self._require_plain_sgd()
 

@@ -19,7 +19,7 @@ from umbel.aggregation.plans.masks import MINIMUM_LEAST, SumShown
 from umbel.aggregation.plans.proximal import LOSS
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
 from umbel.aggregation.plans.tensors import ListedKind, TensorRules
-from umbel.aggregation.plans.training import PERSONAL, TrainingPlan, TrainingSection
+from umbel.aggregation.plans.training import GAMMA, PERSONAL, TrainingPlan, TrainingSection
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.section import PrivacySection, again, private_numbers
 from umbel.aggregation.run.derived_metrics import derived_names
@@ -434,6 +434,11 @@ def _secure_reasons(section: SecureAggregationSection, file: RunFile) -> Iterato
             "evaluate_after = true has no effect, because a masked sum has room only for listed metrics: "
             f'add "{PERSONAL}loss", for example, to evaluation in [secure_aggregation], or a name to evaluation_counts'
         )
+    if file.training.inexactness and file.privacy is None and section.metrics != ALL and GAMMA not in section.metrics:
+        yield (
+            "inexactness = true has no effect, because a masked sum has room only for listed metrics: "
+            f'add "{GAMMA}" to `metrics` in [secure_aggregation]'
+        )
     if file.training.adaptive_mu and file.privacy is None and section.metrics != ALL and LOSS not in section.metrics:
         yield (
             "adaptive_mu = true compares the training loss of rounds, but the masked sum does not have it: add "
@@ -589,6 +594,8 @@ def _private_reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
             "metrics would be summed without noise: leave out [stop], [evaluation], `evaluate` and `evaluate_after`, "
             "and measure the models of a private run on data that no client holds"
         )
+    if file.training.inexactness:
+        yield "metrics would be summed without noise: leave `inexactness` out of [training]"
     if any(one.target or one.minimum or one.over_selection for one in file.override):
         yield (
             "the noise is planned for one cohort size: leave `target`, `minimum` and `over_selection` out of the "

@@ -125,7 +125,7 @@ def practice_run(
         name=RUN,
         seed=SEED,
         rounds=_rounds(2),
-        training=replace(given.training, local_epochs=None, local_steps=steps),
+        training=replace(given.training, local_epochs=None, local_steps=steps, inexactness=False),
         coverage=CoverageFloor(),
         override=(),
         evaluation=None,

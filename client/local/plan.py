@@ -58,7 +58,8 @@ class LocalPlan:
     """For batch order, dropout and the like. Outside secure rounds the same round and client give the same seed."""
     evaluate: bool = False  # whether the model is measured on held-out data before training
     evaluate_after: bool = False  # and after it, as the site's own model
-    is_whole: bool = False  # asks for one step over all samples, in one batch (SCAFFOLD's "gradient")
+    inexactness: bool = False  # and whether how exactly it was trained (`client/rounds/inexactness.py`)
+    is_whole: bool = False  # asks for one step over all samples, in one batch (SCAFFOLD's "gradient", `inexactness`)
     part: BatchPart = WHOLE  # of each batch, that this rank of a silo takes; `drive` applies it
     share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
     within: Mapping[str, Projection] = field(default_factory=dict[str, Projection], repr=False)
@@ -103,6 +104,13 @@ class LocalPlan:
     def weighs_by_loss(self) -> bool:
         """Whether this client's `training_loss` is measured before it trains (q-FedAvg)."""
         return self.algorithm == "qfedavg"
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether one step over all samples may add up gradients of parts of them, because nothing follows from its
+        last bits.
+        """
+        return self.is_whole and self.inexactness
 
     def steps_for(self, n_batches: int) -> int:
         """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""

@@ -70,9 +70,9 @@ class LocalSteps:
         in_pass = _steps_in_pass(plan, data, accumulate)
         if plan.is_whole and (in_pass != 1 or n_batches(data, plan.batch_size) is None):
             raise WorkRefused(
-                "the run asks for the gradient of all samples (control_variate), which needs them in one batch, and "
-                "this client's data come in batches of their own, or have no length: give a data set with random "
-                'access, or ask the operator for control_variate = "change"'
+                "the run asks for the gradient of all samples (control_variate or inexactness), which needs them in "
+                "one batch, and this client's data come in batches of their own, or have no length: give a data set "
+                'with random access, or ask the operator for control_variate = "change", and no inexactness'
             )
         self.steps_done, self.steps_planned = 0, plan.steps_for(in_pass)
         self._steps_full = plan.full_steps_for(in_pass)

@@ -27,6 +27,7 @@ from umbel.client.wire.offers import SecureInvitation
 
 _KEY_BYTES = 16
 _WARNED_MAX = 10_000
+_MEASURED_LATER = ("evaluate_after", "inexactness")  # terms that change no update
 _KEEP_OUT = ' To decline such rounds, set cohort_change = "refuse" in this site\'s policy.'
 _KEEP_TERMS = ' To decline such rounds, set terms_change = "refuse" in this site\'s policy'
 _AVOID = (
@@ -347,7 +348,7 @@ def _later_terms(training: TrainingPlan) -> Mapping[str, object]:
     """
     given = ((name, getattr(training, name), default) for name, default in later_fields(TrainingPlan))
     changed: dict[str, object] = {
-        f"training.{name}": value for name, value, default in given if value != default and name != "evaluate_after"
+        f"training.{name}": value for name, value, default in given if value != default and name not in _MEASURED_LATER
     }
     if training.rate_plan is not None:
         changed["learning_rate"] = training.rate_plan.learning_rate

@@ -12,12 +12,13 @@ import torch
 from umbel.aggregation.algorithms.scaffold import gradient_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.state import State
-from umbel.aggregation.plans.training import PERSONAL, TrainingPlan
+from umbel.aggregation.plans.training import GAMMA, PERSONAL, TrainingPlan
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client
 from umbel.client.errors import ClientError, TrainingFailed, WorkRefused
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
+from umbel.client.rounds.inexactness import measured_gamma
 from umbel.client.state.model_files import load_model
 from umbel.client.state.site_state import SiteState
 from umbel.client.training.kept import ControlChange, Kept, kept_after, with_pulls
@@ -56,6 +57,7 @@ def asked_of_site(
         seed=seed,
         evaluate=training.evaluate,
         evaluate_after=training.evaluate_after,
+        inexactness=training.inexactness,
         share=share,
         run=run,
         round=number,
@@ -85,6 +87,7 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
     plan = with_pulls(plan, shared, weights)
     try:
         gradients = _gradients(app, shared, weights, plan) if plan.control_variate == "gradient" else None
+        first_private = shared.private() if plan.inexactness else {}
         done = _call(app, plan, shared.kept)
     except ClientError:
         raise
@@ -92,6 +95,10 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
         raise _own_code_failed(error) from error
     kept = gradients or kept_after(plan, shared, weights, done.result.steps_done)
     control = ControlChange(plan.kept, kept, plan.control_scale) if plan.has_control else None
+    if plan.inexactness:
+        gamma = measured_gamma(app, shared, weights, first_private, plan, done.step_s, done.was_stopped)
+        if gamma is not None:
+            done = replace(done, result=replace(done.result, metrics={**done.result.metrics, GAMMA: gamma}))
     return replace(done, kept=kept, control=control)
 
 
@@ -111,6 +118,7 @@ def _gradients(app: Client, shared: SharedState, weights: State, plan: LocalPlan
         pulls={},
         evaluate=False,
         evaluate_after=False,
+        inexactness=False,
         state=copy.deepcopy(plan.state),
         checkpoint=usual.checkpoint,
         told_to_stop=usual.told_to_stop,

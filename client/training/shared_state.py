@@ -57,7 +57,7 @@ class SharedState:
         are global by default; None: those that are frozen now.
         """
         self._app, self.rules = app, rules
-        self._frozen = frozen_parameters(self._model) if frozen is None else frozen
+        self._frozen = frozen_parameters(self.model) if frozen is None else frozen
         state, shares = self._tensors(), _shares_of(app)
         if rules is not None and (pattern := rules.unmatched(state)):
             raise LayoutError(
@@ -76,13 +76,13 @@ class SharedState:
         self._checked_base: tuple[object, ...] | None = None  # the identity of base tensors whose hash was right
 
     @property
-    def _model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         """The model as it is now: the site's own code may have put another one in its place."""
         return self._app if isinstance(self._app, nn.Module) else self._app.model
 
     def _tensors(self) -> dict[str, Tensor]:
         """The state dict of the model, by the names that the run knows."""
-        return {bare_name(name): tensor for name, tensor in self._model.state_dict().items()}
+        return {bare_name(name): tensor for name, tensor in self.model.state_dict().items()}
 
     def under(self, rules: TensorRules | None) -> "SharedState":
         """The same model in a run with these rules. Raises `WorkRefused` if they do not fit it."""
@@ -114,7 +114,7 @@ class SharedState:
 
         Raises `TrainingFailed` if the site's own code has changed the model's tensors.
         """
-        model, own = self._model, {name: tensor for name, tensor in weights.items() if not self._is_control(name)}
+        model, own = self.model, {name: tensor for name, tensor in weights.items() if not self._is_control(name)}
         wrapped = {bare: name for name in model.state_dict() if (bare := bare_name(name)) != name}
         try:
             found = model.load_state_dict(
@@ -128,7 +128,7 @@ class SharedState:
     @property
     def encoding_device(self) -> torch.device:
         """The device on which the model's update is encoded."""
-        return encoding_device(self._model)
+        return encoding_device(self.model)
 
     def changes(
         self,
@@ -203,7 +203,7 @@ class SharedState:
 
     def _require_frozen(self) -> None:
         """Raise `LayoutError` if a parameter trains now that is not sent because it was frozen."""
-        named = ((bare_name(name), one) for name, one in self._model.named_parameters())
+        named = ((bare_name(name), one) for name, one in self.model.named_parameters())
         trains = [name for name, one in named if one.requires_grad and name in self._frozen]
         if unsent := [name for name in trains if self._kinds[name] == "global"]:
             raise LayoutError(

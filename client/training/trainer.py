@@ -147,18 +147,18 @@ class TorchClient(Client):
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train for the planned steps, or for as many as there is time for; at least one."""
         with _mode(model.to(self.device), is_training=True), self._whole_precision():
-            step = _Step(self, model, plan)
+            step, n_parts = _Step(self, model, plan), self._parts_of_step(plan)
             terms = {"device": self.device.type, "precision": str(self.precision), "sample_count": self.sample_count}
             steps = plan.drive(
                 self._train,
                 step.kept(),
                 collate=self._collate,
-                accumulate=self._accumulate,
+                accumulate=n_parts,
                 device=self.device,
                 terms=terms,
             )
             for item in steps:
-                step.take(item if self._accumulate > 1 else [item], steps)
+                step.take(item if n_parts > 1 else [item], steps)
         return steps.result(self.sample_count)
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
@@ -170,6 +170,11 @@ class TorchClient(Client):
     def training_loss(self, model: nn.Module) -> float | None:
         """The mean of the loss that `evaluation_step` measures, over the training data; None if it measures no loss."""
         return self._measured_over(model, self._train).metrics.get("loss")
+
+    def _parts_of_step(self, plan: LocalPlan) -> int:
+        """The batches in one step: a step over all samples may need more of them, so that the memory suffices."""
+        n_parts = n_batches(self._train, self._evaluation_batch_size) if plan.may_accumulate else None
+        return max(self._accumulate, n_parts or 1)
 
     def _measured_over(self, model: nn.Module, data: Data, part: BatchPart = WHOLE) -> Evaluation:
         means, counts, n_seen = Means(), CountSums(), 0

@@ -34,6 +34,11 @@ def require_possible(
             "evaluate_after asks each client to measure the model that it has trained, and only real clients do that: "
             "name an app in [clients], or leave evaluate_after out of [training]"
         )
+    if file.training.inexactness and not measure_themselves:
+        raise SimulationError(
+            "inexactness asks each client for the gradient of the model that it has trained, and only real clients "
+            "compute that: name an app in [clients], or leave inexactness out of [training]"
+        )
     for name, wanted in file.clients_needed():
         if wanted > population.n_clients:
             raise SimulationError(

@@ -52,7 +52,8 @@ class StepTimer:
         self._shared = SharedState(app).under(file.tensor_rules)
         self._weights = {name: one.detach().clone() for name, one in self._shared.shared().items()}
         plan = asked_of_site(file.training_plan(1), file.seed, run=file.name)
-        self._plan = replace(plan, epochs=None, evaluate=False, evaluate_after=False, algorithm="fedavg")
+        plan = replace(plan, evaluate=False, evaluate_after=False, inexactness=False)
+        self._plan = replace(plan, epochs=None, algorithm="fedavg")
         self._synthetic = _on_one_batch(app, self._plan.batch_size)
 
     @property

@@ -52,6 +52,8 @@ class SiloClient(Client):
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train on all ranks. Raises `WorkRefused` for what ranks with parts of the model cannot do."""
+        if plan.may_accumulate:
+            raise WorkRefused("a silo of several ranks does not measure its inexactness")
         if plan.within:
             raise WorkRefused(
                 "the run's codec sends only a part of the model, and a silo of several ranks cannot keep its gradients "

@@ -28,6 +28,7 @@ _TOLD = (
     "seed",
     "evaluate",
     "evaluate_after",
+    "inexactness",
     "is_whole",
     "share",
     "run",

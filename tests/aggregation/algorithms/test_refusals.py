@@ -38,6 +38,11 @@ FEDDYN = {"algorithm": "feddyn", "proximal_mu": 0.1, "total_samples": 80}
         ({**SCAFFOLD, "optimizer": "adamw"}, 'for optimizer = "sgd"'),
         ({**SCAFFOLD, "control_variate": "mean"}, "control_variate must be one of change, gradient"),
         ({"control_variate": "gradient"}, 'control_variate is for algorithm = "scaffold", not for "fedavg"'),
+        (
+            {**SCAFFOLD, "inexactness": True},
+            '"scaffold" adds what clients keep of earlier rounds: leave inexactness out',
+        ),
+        ({**FEDDYN, "inexactness": True}, '"feddyn" adds what clients keep of earlier rounds: leave inexactness out'),
         ({"algorithm": "qfedavg"}, "needs q, such as 1, and loss_max, the greatest loss that counts"),
         ({"algorithm": "qfedavg", "q": 1.0}, "needs q, such as 1, and loss_max"),
         ({"algorithm": "qfedavg", "loss_max": 5.0}, "needs q, such as 1, and loss_max"),

@@ -178,6 +178,7 @@ def test_what_is_summed_with_noise_is_allowed() -> None:
         ({"secure_aggregation": None}, r"add \[secure_aggregation\]"),
         ({"rounds": replace(SAMPLES, weighting=Weighting.PROPORTIONAL)}, 'set weighting = "samples"'),
         ({"training": TrainingSection(evaluate=True)}, "metrics would be summed without noise"),
+        ({"training": TrainingSection(inexactness=True)}, "summed without noise: leave `inexactness` out"),
         ({"stop": StopRule("training.loss", patience=3, minimum=1)}, "metrics would be summed without noise"),
         ({"override": (Override(2, 2, evaluate=True),)}, "metrics would be summed without noise"),
         ({"override": (Override(2, 2, target=7),)}, "one cohort size"),

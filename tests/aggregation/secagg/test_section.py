@@ -73,6 +73,12 @@ def test_a_plain_run_file_without_the_name_of_a_codec_has_float32(section: Secur
         replace(FILE, stop=StopRule("training.any.name", patience=3, minimum=1), secure_aggregation=EVERYTHING),
         replace(FILE, stop=StopRule("evaluation.any", target=0.9, minimum=2), secure_aggregation=EVERYTHING),
         replace(FILE, training=TrainingSection(evaluate_after=True), secure_aggregation=EVERYTHING),
+        replace(FILE, training=TrainingSection(inexactness=True), secure_aggregation=EVERYTHING),
+        replace(
+            FILE,
+            training=TrainingSection(inexactness=True),
+            secure_aggregation=SecureAggregationSection(metrics=("loss", "gamma")),
+        ),
     ],
 )
 def test_what_goes_with_it_passes(file: RunFile) -> None:
@@ -128,6 +134,10 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
         (
             replace(FILE, rounds=replace(ROUNDS, target=60_000, over_selection=1.1)),
             r"at most 65536 clients, not 66000: lower target",
+        ),
+        (
+            replace(FILE, training=TrainingSection(inexactness=True)),
+            r'inexactness = true has no effect.*add "gamma" to `metrics` in \[secure_aggregation\]',
         ),
         (
             replace(FILE, rounds=replace(ROUNDS, weighting=Weighting.PROPORTIONAL)),

@@ -515,6 +515,24 @@ def test_personal_metrics_of_a_plain_run_file_need_not_be_listed_for_the_secure_
     assert found.verdict_of("secure") == "pass", str(found)
 
 
+@pytest.mark.slow
+def test_the_check_of_a_run_that_measures_inexactness_trains_as_often_as_that_of_another() -> None:
+    trainings = list[int]()
+
+    class Counts(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            trainings.append(1)
+            return super().train(model, plan)
+
+    counts = list[int]()
+    for inexactness in (False, True):
+        trainings.clear()
+        found = checked(Counts, run_file(training=TrainingSection(inexactness=inexactness)))
+        assert not found.wrong, str(found)
+        counts.append(len(trainings))
+    assert counts[0] == counts[1] > 0
+
+
 def test_a_run_file_whose_tensors_do_not_fit_the_model_is_refused() -> None:
     with pytest.raises(WorkRefused, match=r"'head\.\*' in \[tensors\] matches no tensor"):
         checked(Ward, run_file(tensors={"private": ("head.*",)}))

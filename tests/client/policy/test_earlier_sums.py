@@ -489,6 +489,7 @@ NO_TERMS: dict[str, dict[str, object]] = {
     "the bits": {"plan": {"bits": 31}},
     "the grid of exact values": {"grid": {"step": COARSER.step, "total_weight_max": COARSER.total_weight_max}},
     "measuring": {"training": {"evaluate": True}},
+    "measuring after the training": {"training": {"evaluate_after": True, "inexactness": True}},
 }
 
 

@@ -115,6 +115,18 @@ def test_the_clients_measure_and_their_metrics_are_in_the_rows() -> None:
         assert before is None or before.test_metrics != row.test_metrics
 
 
+def test_how_exactly_the_clients_have_trained_is_in_the_rows_and_changes_no_model() -> None:
+    """Twice as many local steps minimize the local objective further."""
+    asked = {"local_epochs": 2, "batch_size": 20, "learning_rate": 0.1, "proximal_mu": 0.5}
+    (plain, *_), (some, *_), (more, *_) = (
+        rows_of(table("make_smooth", rounds={"count": 1, "target": 4, "minimum": 2}, training={**asked, **changes}))
+        for changes in ({}, {"inexactness": True}, {"inexactness": True, "local_epochs": 20})
+    )
+    assert some.train_metrics.keys() == {*plain.train_metrics, "gamma"}
+    assert some.model_sha256 == plain.model_sha256
+    assert 0 < more.train_metrics["gamma"] < some.train_metrics["gamma"] < 1
+
+
 def test_all_clients_measure_or_some_that_the_seed_draws() -> None:
     """With every client in the cohort, the evaluation before the next training is that of all clients."""
     everyone = {"count": 3, "target": 6, "over_selection": 1.0, "window_s": 600.0}

@@ -275,6 +275,8 @@ def test_a_measurement_that_no_client_can_make_is_refused_with_what_to_do() -> N
         attempts_of(table(training={"evaluate": True}))
     with pytest.raises(SimulationError, match=r"evaluate_after .* name an app in \[clients\]"):
         attempts_of(table(training={"evaluate_after": True}))
+    with pytest.raises(SimulationError, match=r"inexactness .* name an app in \[clients\]"):
+        attempts_of(table(training={"inexactness": True}))
 
 
 def test_a_fleet_that_never_comes_fails_its_run_with_a_sentence_and_not_the_sweep() -> None:

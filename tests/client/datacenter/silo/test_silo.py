@@ -28,6 +28,7 @@ from umbel.client.datacenter.silo.tensors import SiloTensors
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.site_code import train_from
 from umbel.client.training.shared_state import SharedState
 
 pytestmark = pytest.mark.slow
@@ -155,6 +156,27 @@ def test_ddp_and_fsdp_train_as_one_process(n_ranks: int, tmp_path: Path) -> None
             torch.testing.assert_close(found[f"{way} {name} before"], expected, rtol=1e-5, atol=1e-6)
             expected = torch.tensor([N, 15, 15, result.metrics["loss"], 3 * N])
             torch.testing.assert_close(found[f"{way} {name} result"], expected, rtol=1e-5, atol=1e-6)
+
+
+def unmeasured(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """A round that asks for gamma, and another one after it."""
+
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        shared, plan = SharedState(silo), replace(PLAN, inexactness=True)
+        for _ in range(2):
+            start = {name: one.clone() for name, one in shared.shared().items()}
+            assert "gamma" not in train_from(silo, shared, start, plan).result.metrics
+        return {name: one.clone() for name, one in silo.model.state_dict().items()}
+
+    app = client(ddp(group), BatchPart(dist.get_rank(group), dist.get_world_size(group)))
+    return led(silo_of(app, group, scratch()), lead)
+
+
+def test_a_silo_leaves_gamma_out_and_its_model_is_that_of_its_training(tmp_path: Path) -> None:
+    found, (one, *_) = in_ranks(f"{HERE}:unmeasured", 2, tmp_path)[0], plain(PLAN)
+    one.train(one.model, PLAN.bound_to(one.model))
+    for name, value in one.model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 def piped(group: dist.ProcessGroup) -> dict[str, Tensor]:

@@ -43,6 +43,12 @@ def make_client(number: int, of: int) -> TorchClient:
     return TorchClient(net(), nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
 
 
+def make_smooth(number: int, of: int) -> TorchClient:
+    """Trains a convex model."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(N_FEATURES, N_CLASSES))
+    return TorchClient(model, nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
+
+
 def make_wide(number: int, of: int, hidden: int = 4) -> TorchClient:
     return TorchClient(net(hidden), nn.CrossEntropyLoss(), samples_of(number), samples_of(number + of), device="cpu")
 
