@@ -49,10 +49,13 @@ def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
 ) -> None:
     caplog.set_level(logging.INFO)
     double, shutdown, withdrawn, after = SecureDouble(Ward().model), Shutdown(), threading.Event(), list[str]()
+    advertised = threading.Event()
 
     def listen(handler: Handler) -> Handler:
         def handle(request: httpx.Request) -> httpx.Response:
             path = request.url.path
+            if at == "/models/" and at in path:
+                advertised.wait(LONG_S)  # the other thread has signed this request before the withdrawal
             if withdrawn.is_set() and request.method != "GET":
                 after.append(path.rpartition("/")[2])
             if at in path and not withdrawn.is_set():
@@ -60,6 +63,8 @@ def test_a_withdrawn_client_sends_nothing_more_although_the_order_was_swallowed(
                 withdrawn.set()
             if at == "/models/" and path.endswith("/share-keys"):
                 withdrawn.wait(LONG_S)  # the thread that exchanges keys learns the roster only now
+            if path.endswith("/advertise-keys"):
+                advertised.set()
             return handler(request)
 
         return handle
