@@ -135,19 +135,26 @@ def findings_of(network: RankNetwork, facts: Sequence[RankFacts]) -> Iterator[Cl
 def _slow(network: RankNetwork, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     slow = slow_links(network.pairs)
     unnamed = list(slow)
-    advice = "look at its cable, its switch port and its other traffic; all sums wait for the slowest link"
     for rank in range(len(facts)):
         own = [one for one in network.pairs if rank in one.ranks]
         if len(own) > 1 and all(one in slow for one in own):
             worst = min((one.link for one in own), key=lambda link: link.bytes_per_s)
             said = f"all {len(own)} links of {named(rank, facts)} are slow, down to {figures(worst)}"
-            yield warned("slow host", said, advice)
+            yield warned("slow host", said, _remedy(own))
             unnamed = [one for one in unnamed if one not in own]
     for one in unnamed:
         a, b = (named(rank, facts) for rank in one.ranks)
         usual = network.usual(inside=one.is_inside)
         others = "" if usual is None else f", and the median is {figures(usual)}"
-        yield warned("slow link", f"between {a} and {b}: {figures(one.link)}{others}", advice)
+        yield warned("slow link", f"between {a} and {b}: {figures(one.link)}{others}", _remedy([one]))
+
+
+def _remedy(links: Sequence[PairLink]) -> str:
+    if all(one.is_inside for one in links):
+        what = "see whether other programs use these processors, and measure again when none does"
+    else:
+        what = "look at its cable, its switch port and its other traffic"
+    return f"{what}; all sums wait for the slowest link"
 
 
 def figures(link: LinkModel) -> str:

@@ -79,6 +79,14 @@ def test_links_inside_of_hosts_are_not_compared_with_those_between_them() -> Non
     assert not slow_links([inside, PairLink((2, 3), LinkModel(1e-6, 1e11), True), *links(3, {})])
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_slow_link_inside_a_host_is_no_matter_of_cables(is_inside: bool) -> None:
+    facts = [RankFacts("h", {}, "processor", rank, 8) for rank in range(4)]
+    network = RankNetwork({4096: 0.001}, FAST, links(4, {(1, 3): SLOW}, is_inside))
+    (found,) = (one for one in findings_of(network, facts) if one.check == "slow link")
+    assert ("processors" in found.advice, "cable" in found.advice) == (is_inside, not is_inside)
+
+
 def test_few_ranks_are_measured_each_with_each_and_many_by_their_hosts() -> None:
     assert pairs_to_measure(["a", "a", "b"]) == [(0, 1), (0, 2), (1, 2)]
     by_hosts = pairs_to_measure([host for host in "abc" for _ in range(4)])
