@@ -20,6 +20,9 @@ NamedArrays: TypeAlias = Mapping[str, npt.ArrayLike]
 class ArrayData(Dataset[tuple[Any, ...]]):
     """Samples as arrays of one length: sample i is `(array[i], ...)`. `plan.drive` gives a batch as a tuple of arrays.
 
+    A subclass may give samples of its own, such as augmented ones: its `__getitem__` is then called with one number
+    for each sample.
+
     Raises `ValueError` for arrays without a first dimension, or of different lengths.
     """
 

@@ -222,8 +222,10 @@ def _grouped(batches: Iterator[Batch], n: int) -> Iterator[list[Batch]]:
 def _take(data: Dataset[Any], chosen: Tensor, collate: Collate | None) -> Batch:
     if collate is None and isinstance(data, TensorDataset) and _gives_as(data, TensorDataset):
         return tuple(tensor[chosen] for tensor in data.tensors)  # one gather instead of a Python loop over samples
-    if collate is None and isinstance(data, ArrayData) and _gives_as(data, ArrayData):
-        return data[chosen.numpy()]
+    if collate is None and isinstance(data, ArrayData):
+        if _gives_as(data, ArrayData):
+            return data[chosen.numpy()]
+        return tuple(np.stack(values) for values in zip(*(data[int(i)] for i in chosen), strict=True))
     return (collate or default_collate)([data[int(i)] for i in chosen])
 
 

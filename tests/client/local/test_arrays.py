@@ -110,15 +110,25 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(arrays: dict[str,
     assert [one.tolist() for one in model.arrays().values()] == [[[0.0], [0.0]], 0]
 
 
-def test_a_data_set_of_arrays_gives_batches_of_arrays_in_the_order_of_tensors() -> None:
+class OneByOne(ArrayData):
+    """Samples that a site could augment."""
+
+    def __getitem__(self, chosen: Any) -> tuple[Any, ...]:
+        assert isinstance(chosen, int)
+        return super().__getitem__(chosen)
+
+
+@pytest.mark.parametrize("kind", [ArrayData, OneByOne])
+def test_a_data_set_of_arrays_gives_batches_of_arrays_in_the_order_of_tensors(kind: type[ArrayData]) -> None:
     features, labels = np.arange(20.0).reshape(10, 2), np.arange(10)
     plan = LocalPlan(epochs=2, batch_size=4, seed=5)
-    found = list(plan.drive(ArrayData(features, labels)))
+    found = list(plan.drive(kind(features, labels)))
     tensors = torch.utils.data.TensorDataset(torch.from_numpy(features), torch.from_numpy(labels))
     expected = list(plan.drive(tensors))
     assert len(found) == len(expected) == 6
     for batch, other in zip(found, expected, strict=True):
         assert all(isinstance(one, np.ndarray) for one in batch)
+        assert [one.dtype for one in batch] == [np.float64, np.int64]
         assert [one.tolist() for one in batch] == [one.tolist() for one in other]
 
 
