@@ -208,7 +208,7 @@ class Remembering(Federation):
     """Its server's optimizer remembers the rounds before, and control variates travel with its model."""
 
     run_file: ClassVar[str] = (
-        RUN.replace("[aggregation]", '[aggregation]\noptimizer = "momentum"')
+        RUN.replace("[aggregation]", '[aggregation]\noptimizer = "adam"')
         + '[training]\nalgorithm = "scaffold"\ntotal_samples = 40\n'
     )
 
