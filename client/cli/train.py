@@ -85,7 +85,8 @@ def train(
             return
         record, cost = attempt.record, attempt.cost
         measured = figures({**record.metrics, **{f"held-out {name}": one for name, one in record.evaluation.items()}})
-        outcome = f"{record.reported} of {record.selected} ranks" if record.committed else record.reason
+        clients = "ranks" if ranks_per_client == 1 else "clients"
+        outcome = f"{record.reported} of {record.selected} {clients}" if record.committed else record.reason
         declined = [f"{one.client}: {one.reason}" for one in record.clients if one.fate is Fate.DECLINED]
         outcome = "; ".join([outcome, *declined])
         times = f"{record.wall_s:.1f} s (train {cost.train_s:.1f}, wait {cost.wait_s:.1f}, sum {cost.sum_s:.1f})"

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 
@@ -17,6 +18,8 @@ class Silence:
             raise ValueError(f"the seconds after which a client gives up must be above 0, not {max_s}")
         self.max_s = max_s
         self.is_too_long = False
+        self.ends_at = math.inf
+        """When this silence will have been too long, on `time.monotonic`'s clock; infinity while there is none."""
         self._gives_up = gives_up
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -24,7 +27,8 @@ class Silence:
     def failed(self) -> None:
         """A request got no answer."""
         with self._lock:
-            if self._timer is None and self.max_s < math.inf:
+            if self._timer is None and self.max_s <= threading.TIMEOUT_MAX:
+                self.ends_at = time.monotonic() + self.max_s
                 self._timer = threading.Timer(self.max_s, self._end)
                 self._timer.daemon = True
                 self._timer.start()
@@ -34,7 +38,7 @@ class Silence:
         with self._lock:
             if self._timer is not None and not self.is_too_long:
                 self._timer.cancel()
-                self._timer = None
+                self._timer, self.ends_at = None, math.inf
 
     def _end(self) -> None:
         with self._lock:

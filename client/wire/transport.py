@@ -22,7 +22,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
@@ -180,10 +180,10 @@ class Transport:
         http = self._replicas.current
         self._require_not_gone()
         try:
-            with (
-                exchange_until(until),
-                http.stream(method, url, content=content, headers=fields, timeout=timeout) as response,
-            ):
+            with exchange_until(until), ExitStack() as exchange:
+                with exchange_until(self._silence.ends_at):
+                    sent = http.stream(method, url, content=content, headers=fields, timeout=timeout)
+                    response = exchange.enter_context(sent)
                 if response.status_code < 500:
                     self._silence.answered()
                 _raise_for(response)

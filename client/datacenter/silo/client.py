@@ -1,7 +1,7 @@
 """The silo as one client: what rank 0's loop sees of all ranks."""
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class SiloClient(Client):
 
     def end(self, words: str, failed: bool) -> None:
         """Tell the other ranks that there is no more work, and why."""
-        self._rank.give_order(Order(OrderKind.END, words=words, failed=failed))
+        self._rank.give_last_order(Order(OrderKind.END, words=words, failed=failed))
 
     def _loading(self, task: OrderKind) -> Order:
         order = Order(task, self._stale())
@@ -116,9 +116,8 @@ def leading(rank: SiloRank) -> Generator[SiloClient]:
     client.begin()
     try:
         yield client
-    except GroupError:
-        raise  # nobody is there to hear it
     except BaseException as error:
-        client.end(str(error), failed=True)
+        with suppress(GroupError):  # the store, too, may be lost
+            client.end(str(error), failed=True)
         raise
     client.end("there is no more work", failed=False)

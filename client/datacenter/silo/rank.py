@@ -16,7 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from umbel.client.app import Client
+from umbel.client.datacenter.ranks.apart import ApartFromJob
 from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
+from umbel.client.datacenter.ranks.samples import require_same_samples
 from umbel.client.datacenter.ranks.torch_errors import loss_of
 from umbel.client.datacenter.silo.checkpoint import RankCheckpoint, forget_others
 from umbel.client.datacenter.silo.orders import Order, OrderKind, planned
@@ -24,7 +26,7 @@ from umbel.client.datacenter.silo.results import evaluation_as_json, training_as
 from umbel.client.datacenter.silo.tensors import SiloTensors
 from umbel.client.errors import ClientError, RankFailed, TrainingFailed
 from umbel.client.files import make_private
-from umbel.client.local.batches import BatchPart
+from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import TrainResult
@@ -35,6 +37,8 @@ from umbel.client.user_code import where_raised
 _ALL_SETTLE_S = 10.0  # in which all ranks are through with their work, if they do not wait for the one that has failed
 _LOST_S = 1.0  # in which the words of a rank whose code has failed are there, once it is lost
 _LOOK_S = 0.1
+_ORDER_S = 2.0  # between two looks at whether this rank must leave
+_LEAVES_S = 10.0  # torchrun kills a rank 30 s after SIGTERM
 _GO_ON, _STOP, _SAVE = range(3)
 log = logging.getLogger("umbel.client")
 
@@ -59,19 +63,36 @@ class SiloRank:
         self.app, self.ranks = app, ranks
         self.parts = [BatchPart(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())]
         require_parts(self.parts)
+        if app.part != WHOLE:
+            require_same_samples(ranks, app)
         self.tensors = SiloTensors(app.model, ranks)
         self._folder = None if folder is None else _own_folder(folder, ranks)
         self._number = 0  # of the next order
 
-    def next_order(self) -> Order:
-        """Wait for rank 0's next order."""
-        while (text := self.ranks.find(f"order {self._number}", wait_s=60.0)) is None:
-            pass
+    def next_order(self, must_leave: Callable[[], float | None] = lambda: None) -> Order:
+        """Wait for rank 0's next order. `must_leave`: when this rank was told to leave, on the monotonic clock.
+
+        Raises `GroupError` if rank 0 gives no order long after that: it is lost, then.
+        """
+        began = time.monotonic()
+        while (text := self.ranks.find(f"order {self._number}", wait_s=_ORDER_S)) is None:
+            if (told := must_leave()) is not None and time.monotonic() >= max(began, told) + _LEAVES_S:
+                raise GroupError(
+                    f"rank {self.ranks.rank} must leave, and rank 0 has said nothing for {_LEAVES_S:.0f} s: see its "
+                    "log. Start the same command again to go on"
+                )
         return Order.from_json(text)
 
     def give_order(self, order: Order) -> None:
         """On rank 0: write what all ranks are to do next."""
         self.ranks.put(f"order {self._number}", order.to_json())
+
+    def give_last_order(self, order: Order) -> None:
+        """On rank 0: write that there is no more work. Others may be through with an order in which this rank has
+        failed, and wait for the one after it.
+        """
+        for number in (self._number, self._number + 1):
+            self.ranks.put(f"order {number}", order.to_json())
 
     def do(self, order: Order, whole: Mapping[str, Tensor] | None = None, asked: LocalPlan | None = None) -> list[Any]:
         """Do an order together with all other ranks; returns what each has to say, in the order of the ranks.
@@ -94,6 +115,12 @@ class SiloRank:
         return answers
 
     def _said(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        apart = ApartFromJob(self.ranks)
+        said = self._done_by_site(order, plan, asked, apart)
+        apart.require()
+        return said
+
+    def _done_by_site(self, order: Order, plan: LocalPlan, asked: LocalPlan | None, apart: ApartFromJob) -> Any:
         app = self.app
         match order.task:
             case OrderKind.PREPARE:
@@ -104,13 +131,13 @@ class SiloRank:
                 loss = app.training_loss(app.model)
                 return None if loss is None else float(loss)
             case OrderKind.TRAIN:
-                return self._trained(order, plan, asked)
+                return self._trained(order, plan, asked, apart)
             case OrderKind.END:
                 raise AssertionError("an end is not done, but obeyed")
         return None
 
-    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
-        steps = _Steps(self.ranks, asked, plan.checkpoint)
+    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None, apart: ApartFromJob) -> Any:
+        steps = _Steps(self.ranks, asked, plan.checkpoint, apart)
         own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
         norm = self.tensors.whole_norm if self.tensors.is_staged else None
         bound = replace(plan.bound_to(self.app.model, own, norm), told_to_stop=steps.told_to_stop)
@@ -222,13 +249,14 @@ class _Steps:
     `asked`: on rank 0, the round's plan; None on other ranks. The ranks ask equally often.
     """
 
-    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: Checkpoint) -> None:
-        self._ranks, self._asked, self._checkpoint = ranks, asked, checkpoint
+    def __init__(self, ranks: Group, asked: LocalPlan | None, checkpoint: Checkpoint, apart: ApartFromJob) -> None:
+        self._ranks, self._asked, self._checkpoint, self._apart = ranks, asked, checkpoint, apart
         self._asked_at, self._word = time.monotonic(), _GO_ON
         if isinstance(checkpoint, RankCheckpoint):
             checkpoint.must_save = lambda: self._word == _SAVE
 
     def told_to_stop(self) -> str | None:
+        self._apart.require()  # after the first step, because clients with unequal steps would soon wait without end
         reason = None if self._asked is None else self._reason(self._asked)
         checkpoint = self._checkpoint
         must_save = self._asked is not None and isinstance(checkpoint, RankCheckpoint) and checkpoint.has_waited()
@@ -256,13 +284,14 @@ def require_parts(parts: Sequence[BatchPart]) -> None:
 
 
 def follow(rank: SiloRank) -> None:
-    """On every rank but 0: do what rank 0 asks until it ends, which decides on signals, too.
+    """On every rank but 0: do what rank 0 asks until it ends, which decides on signals, too. A rank that was told to
+    leave, and hears nothing more from rank 0, leaves.
 
     Raises `GroupError` or `RankFailed` if this rank cannot go on, and `TrainingFailed` if rank 0 has failed.
     """
-    with _signals_ignored():
+    with _signals_noted() as told_to_leave:
         rank.tensors.collect({})
-        while (order := rank.next_order()).task is not OrderKind.END:
+        while (order := rank.next_order(told_to_leave)).task is not OrderKind.END:
             try:
                 rank.do(order)
             except OrderFailed as failed:
@@ -272,10 +301,17 @@ def follow(rank: SiloRank) -> None:
 
 
 @contextmanager
-def _signals_ignored() -> Generator[None]:
-    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
+def _signals_noted() -> Generator[Callable[[], float | None]]:
+    """Neither SIGINT nor SIGTERM ends this block. Its value says when the first SIGTERM came, which torchrun sends to
+    all ranks once one of them is lost; None before.
+    """
+    came: list[float] = []
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic())),
+    }
     try:
-        yield
+        yield lambda: came[0] if came else None
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -1,6 +1,7 @@
 """When a coordinator counts as silent, and what requests raise then."""
 
 import math
+import socket
 import threading
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from tests.client.doubles.double import stream
 from umbel.client.errors import ClientError, CoordinatorBusy, CoordinatorGone, CoordinatorUnreachable
 from umbel.client.wire.addresses import CoordinatorAddresses
 from umbel.client.wire.silence import Silence
-from umbel.client.wire.transport import Transport
+from umbel.client.wire.transport import Transport, connect
 
 LIMIT_S = 60.0
 
@@ -66,6 +67,23 @@ def test_by_default_a_silence_is_never_too_long() -> None:
     silence = Silence()
     assert asked(silence, dead) is CoordinatorUnreachable
     assert not any(isinstance(one, threading.Timer) for one in threading.enumerate())
+
+
+def test_a_time_longer_than_any_timer_is_no_limit() -> None:
+    silence = Silence(1e10)
+    assert asked(silence, dead) is CoordinatorUnreachable
+    assert silence.ends_at == math.inf
+
+
+def test_a_request_to_a_coordinator_that_says_nothing_ends_with_the_silence() -> None:
+    ended = threading.Event()
+    silence = Silence(0.3, ended.set)
+    silence.failed()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with connect(address) as there, pytest.raises(CoordinatorUnreachable):
+            Transport(there, lambda _target, _body: {}, silence).ask("GET", "/", hold_s=LIMIT_S * 60)
+    assert ended.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("max_s", [0.0, -1.0, math.nan])

@@ -21,7 +21,9 @@ from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
 from umbel.client import Client, Evaluation, TorchClient
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
+from umbel.client.datacenter.silo import rank as silo_rank
 from umbel.client.datacenter.silo.client import SiloClient
+from umbel.client.datacenter.silo.orders import Order, OrderKind
 from umbel.client.datacenter.silo.rank import SiloRank, follow, require_parts
 from umbel.client.datacenter.silo.results import one_evaluation
 from umbel.client.datacenter.silo.tensors import SiloTensors
@@ -348,6 +350,17 @@ def test_what_wraps_a_layer_changes_no_name(wrap: Callable[[nn.Module], nn.Modul
         tensors = SiloTensors(model, alone)
         assert [*tensors.whole().state_dict()] == names
         assert all(one.requires_grad for one in tensors.whole().parameters())
+
+
+def test_a_rank_that_must_leave_does_not_wait_for_a_lost_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo_rank, "_ORDER_S", 0.01)
+    monkeypatch.setattr(silo_rank, "_LEAVES_S", 0.05)
+    with joined() as alone:
+        rank = SiloRank(client(network()), alone)
+        with pytest.raises(GroupError, match="must leave, and rank 0 has said nothing"):
+            rank.next_order(lambda: 0.0)
+        rank.give_last_order(Order(OrderKind.END, words="enough", failed=False))
+        assert rank.next_order(lambda: 0.0).words == "enough"
 
 
 def test_tied_weights_are_one_tensor_and_travel_once() -> None:

@@ -40,6 +40,12 @@ def sharded(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
     return TorchClient(copied, "classes", samples(number), samples(number + of), part=rank_part(mesh))
 
 
+def mixed(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
+    """Each copy of the model has all ranks of the job."""
+    copied = DistributedDataParallel(network())
+    return TorchClient(copied, "classes", samples(number), part=rank_part(mesh))
+
+
 class _Killed(TorchClient):
     """The second rank of the second client is killed once."""
 

@@ -39,6 +39,8 @@ def test_clients_of_two_ranks_make_the_model_of_clients_of_one(app: str, restart
     divided = trained(app, tmp_path / "divided", 4, "--ranks-per-client", "2", restarts=restarts)
     assert divided.returncode == 0, divided.stderr
     assert ("another rank of this job is lost" in divided.stderr) == bool(restarts)
+    assert "forcefully exiting" not in divided.stderr, "each rank that hears of a loss leaves by itself"
+    assert "2 of 2 clients" in divided.stdout
     expected, found = (load_file(tmp_path / one / "out" / "model.safetensors") for one in ("alone", "divided"))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -59,6 +61,13 @@ def test_ranks_that_make_no_whole_clients_are_refused(tmp_path: Path) -> None:
     refused = trained("sharded", tmp_path / "refused", 3, "--ranks-per-client", "2")
     assert refused.returncode != 0
     assert "3 ranks cannot be divided into clients of 2 ranks each: start a multiple of 2" in refused.stderr
+
+
+def test_code_that_adds_up_over_the_ranks_of_other_clients_is_refused(tmp_path: Path) -> None:
+    refused = trained("mixed", tmp_path / "mixed", 4, "--ranks-per-client", "2")
+    assert refused.returncode != 0
+    assert "has added up over all 4 ranks of the job" in refused.stderr
+    assert "process_group=mesh.get_group()" in refused.stderr
 
 
 @pytest.mark.nightly

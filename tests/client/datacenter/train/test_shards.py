@@ -1,8 +1,7 @@
 """Ranks that train on the same samples are found, also among many in another order; others are not suspected."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,37 +10,17 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.client.datacenter.ranks.said_by_ranks import SaidByRanks
 from umbel.client import TorchClient
-from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.ranks.group import GroupError
 from umbel.client.datacenter.train.shards import SAMPLES_MAX, Shard, changed_data, compared_shards
 
 ALL = TensorDataset(torch.randn(60_000, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60_000) % 3)
 
 
-class _Ranks:
-    """Stands in for a group whose other ranks have said what the last calls said."""
-
-    def __init__(self) -> None:
-        self.said = list[list[bytes]]()
-
-    def waiting_for(self, what: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def gather(self, data: bytes) -> list[bytes]:
-        self._calls += 1
-        if len(self.said) < self._calls:
-            self.said.append([])
-        self.said[self._calls - 1].append(data)
-        return self.said[self._calls - 1]
-
-    def begin(self) -> Group:
-        self._calls = 0
-        return cast(Group, self)
-
-
 def compared(*data: Any, may_share: bool = False) -> list[Shard]:
     """As the last of these ranks sees them."""
-    ranks, counts, found = _Ranks(), list[int](), list[Shard]()
+    ranks, counts, found = SaidByRanks(), list[int](), list[Shard]()
     for one in data:
         count = 7 if isinstance(one, IterableDataset) else len(one) if isinstance(one, list) else None
         client = TorchClient(nn.Linear(4, 3), "classes", one, device="cpu", sample_count=count)
