@@ -161,7 +161,9 @@ def _as_markdown(file: RunFile) -> str:
 
 
 def _in_a_cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """As code: TensorBoard would load a picture that a text of the run file names."""
+    code = text.replace("`", "'").replace("|", "\\|")
+    return f"`{code}`"
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

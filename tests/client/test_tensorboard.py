@@ -30,7 +30,7 @@ FILE = TypeAdapter(RunFile).validate_python(
         "rounds": {"count": 10, "target": 2, "minimum": 2},
         "training": {"learning_rate": 0.5, "local_steps": 1, "schedule": {"warm_up_rounds": 2}},
         "aggregation": {"optimizer": "momentum", "server_learning_rate": 0.25},
-        "tensors": {"private": ["head[|]*"]},
+        "tensors": {"private": ["head[|]*", "![`](http://x/y.png)"]},
     }
 )
 NO_POINTS = {"round", "opened_at", "secure"}  # the x and the time of points; and what is the same in all rounds
@@ -178,9 +178,10 @@ def test_the_run_file_stands_there_once_as_text(tmp_path: Path) -> None:
     (text,) = shown(tmp_path).Tensors("run_file/text_summary")
     (said,) = text.tensor_proto.string_val
     lines = said.decode().splitlines()
-    assert lines[:3] == ["| key | value |", "|---|---|", '| name | "curves" |']
-    assert {"| training.learning_rate | 0.5 |", r'| tensors.private | ["head[\|]*"] |'} <= set(lines)
-    assert not [line for line in lines if line.endswith(("| null |", "| [] |", "| {} |"))]
+    assert lines[:3] == ["| key | value |", "|---|---|", '| name | `"curves"` |']
+    private = """| tensors.private | `["head[\\|]*", "!['](http://x/y.png)"]` |"""
+    assert {"| training.learning_rate | `0.5` |", private} <= set(lines)
+    assert not [line for line in lines if line.endswith(("| `null` |", "| `[]` |", "| `{}` |"))]
 
 
 def test_after_a_kill_no_point_stands_twice_and_none_is_missing(tmp_path: Path) -> None:

@@ -40,10 +40,14 @@ def _numbered(found: object, app: str, wanted: tuple[str, ...]) -> tuple[str, ..
     parameters. Raises `AppError` for anything else, and for code that does not take the ranks of its client.
     """
     parameters = {} if isinstance(found, Client) or not callable(found) else inspect.signature(found).parameters
-    if parameters.keys() >= {*wanted}:
-        return wanted
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [one.name for one in parameters.values() if one.default is inspect.Parameter.empty and one.kind in kinds]
+    if "mesh" in needed and "mesh" not in wanted:
+        raise AppError(
+            f"{app} takes the mesh of its client's ranks, and only `umbel train` with --ranks-per-client gives one"
+        )
+    if parameters.keys() >= {*wanted}:
+        return wanted
     if len(needed) == len(wanted) or not (needed or "mesh" in wanted):
         return tuple(needed)
     how = "which gets the client's number and how many there are"
