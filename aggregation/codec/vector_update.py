@@ -7,9 +7,11 @@ payload is the exact values as float32, in layout order, then the codec's bytes 
 An update states its length only. Parameters, keys and sizes come from the plan.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
@@ -28,12 +30,41 @@ from umbel.aggregation.update.grid import GridAccumulator, IntegerSum, check_val
 from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
 
-def projections(plan: CodecPlan, layout: Layout) -> Projections:
-    """By tensor, the projection of a gradient onto the part that this plan's updates can carry. `layout`: of the model.
+class GradientProjections(Mapping[str, Callable[[Tensor], Tensor]]):
+    """By tensor, the projection of a gradient onto the part that a plan's updates can carry.
 
     It is the same for the whole cohort, and empty if updates can carry all of a gradient, at once or with error
-    feedback.
+    feedback. As JSON it has what it is made of, so that other processes can make the same.
     """
+
+    def __init__(self, plan: CodecPlan, layout: Layout) -> None:
+        """`layout`: of the model."""
+        self._plan, self._layout = plan, layout
+        self._by_tensor = _projections(plan, layout)
+
+    def __getitem__(self, name: str) -> Callable[[Tensor], Tensor]:
+        return self._by_tensor[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_tensor)
+
+    def __len__(self) -> int:
+        return len(self._by_tensor)
+
+    def to_json(self) -> str:
+        return json.dumps([_PLAN.dump_python(self._plan, mode="json"), self._layout.to_json()])
+
+    @classmethod
+    def from_json(cls, text: str) -> "GradientProjections":
+        """The inverse of `to_json`."""
+        plan, layout = json.loads(text)
+        return cls(_PLAN.validate_python(plan), Layout.from_json(layout))
+
+
+_PLAN = TypeAdapter(CodecPlan)
+
+
+def _projections(plan: CodecPlan, layout: Layout) -> Projections:
     if plan.feedback or plan.codec in (Codec.FLOAT32, Codec.INTEGER):
         return {}
     codec = vector_codec(plan.codec, plan.parameters)
@@ -89,7 +120,7 @@ class VectorUpdateCodec(GridCodec):
         yield from self._framed(exact, tuple(self._codec.encode(self._clipped(values), self._context(rank))), rank)
 
     def within(self) -> Projections:
-        return projections(self._plan, self._layout)
+        return GradientProjections(self._plan, self._layout)
 
     def encode_fed(
         self, change: Callable[[], Iterator[Tensor]], rank: int, version: int, before: Residual | None

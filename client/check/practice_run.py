@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import CoverageFloor
@@ -96,7 +96,7 @@ class PracticeRun:
 
     def _within(self, layout: Layout) -> Mapping[str, Projection]:
         section = self.file.codec if self.is_own else _MASK
-        return projections(section.first(layout.update.n_values, SEED), layout)
+        return GradientProjections(section.first(layout.update.n_values, SEED), layout)
 
 
 def practice_run(

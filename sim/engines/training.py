@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.local.batches import split_sizes
@@ -93,7 +93,7 @@ class LocalTrainer:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._rules = GradientRules()
         pulls = None if work.pulls is None else self._resident.named(work.pulls[0])  # of each client, its own
-        within = projections(work.codec, self.layout)
+        within = GradientProjections(work.codec, self.layout)
         self._rules.bind(module, plan.proximal_mu, within, plan.clip_norm, pulls=pulls)
         self._optimizer = restartable(module, plan, is_fused=self._is_fast)
 

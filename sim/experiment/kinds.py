@@ -1,6 +1,6 @@
 """What of a simulated model travels, where one model in memory does the work of all clients."""
 
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.kinds import require_fitting, require_steppable
 from umbel.aggregation.model.layout import Layout
@@ -28,7 +28,7 @@ def layout_of_run(file: RunFile, model: Layout) -> Layout:
     made = made.with_control if file.training.has_control else made
     require_fitting(rules, made, file.coarsest_step)
     require_steppable(file.aggregation, file.training, made)
-    if made.update is not made and projections(file.codec.first(made.update.n_values, 0), made):
+    if made.update is not made and GradientProjections(file.codec.first(made.update.n_values, 0), made):
         raise LayoutError(
             f"{file.codec.name} in the mode structured and global tensors cannot be simulated together with the "
             'engines of [model]: set mode = "sketched" in [codec], or simulate your own clients (`app` in [clients])'

@@ -19,7 +19,7 @@ from umbel.client.datacenter.ranks.group import Group, GroupError
 from umbel.client.training.trainer import TorchClient
 from umbel.client.user_code import where_raised
 
-_SAME_MAX = 200  # samples of ranks that must have the same: any difference is likely to show in the first
+_SAME_MAX = 64  # samples of ranks that must have the same: shares and orders differ in nearly all of them
 _HASH_BYTES = 8
 _READ_TWICE = 16  # samples: if one has another hash the second time, they are drawn anew each time
 _DISTINCT_MIN = 0.9  # below it, as in tables of few categories, equal samples say nothing

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.plans.tensors import TensorKind
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.group import GroupError
@@ -54,16 +55,12 @@ class SiloClient(Client):
         """Train on all ranks. Raises `WorkRefused` for what ranks with parts of the model cannot do."""
         if plan.may_accumulate:
             raise WorkRefused("a silo of several ranks does not measure its inexactness")
-        if plan.within:
-            raise WorkRefused(
-                "the run's codec sends only a part of the model, and a silo of several ranks cannot keep its gradients "
-                "within that: ask the operator for another codec"
-            )
         order = Order(
             OrderKind.TRAIN,
             self._stale(),
             told(plan),
             tuple(plan.pulls),
+            plan.within.to_json() if isinstance(plan.within, GradientProjections) and plan.within else "",
             own=tuple(sorted(plan.rules.own)),
             has_state=True,
             belongs_to=plan.checkpoint.belongs_to,

@@ -52,6 +52,7 @@ class Order:
     loads: tuple[str, ...] = ()  # the tensors that rank 0 gives first
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
     pulls: tuple[str, ...] = ()  # the tensors that come then (`LocalPlan.pulls`)
+    within: str = ""  # `GradientProjections` as JSON; empty: there are none
     own: tuple[str, ...] = ()  # the parameters that stay at the site, which FedProx does not pull
     has_state: bool = False  # whether `plan.state` comes last
     belongs_to: dict[str, str] | None = None  # of the checkpoint; None: nothing is kept

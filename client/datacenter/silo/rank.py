@@ -105,7 +105,14 @@ class SiloRank:
         self.tensors.give(order.loads, whole)
         pulls = self.tensors.parts_of(order.pulls, {} if asked is None else asked.pulls)
         state = self._state(order, asked)
-        plan = replace(planned(order), part=self.app.part, pulls=pulls, state=state, checkpoint=self._checkpoint(order))
+        plan = replace(
+            planned(order),
+            part=self.app.part,
+            pulls=pulls,
+            within=self.tensors.projections(order.within),
+            state=state,
+            checkpoint=self._checkpoint(order),
+        )
         answers = self._answers_of(lambda: self._said(order, plan, asked))
         if order.task is OrderKind.TRAIN:
             self.tensors.require_same_copies()

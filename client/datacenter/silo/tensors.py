@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.client.datacenter.ranks.group import Group, GroupError
 from umbel.client.local.bare_names import bare_name
+from umbel.client.local.gradients import Projection
 
 _DDP_PREFIX = "module."
 
@@ -113,6 +115,11 @@ class SiloTensors:
         mine = _tensors_of(self._model)
         found = self._from_first(names, whole, torch.float32)
         return {local: _like(tensor, mine[name]) for name, tensor in found if (local := self.here(name)) is not None}
+
+    def projections(self, within: str) -> dict[str, Projection]:
+        """By this rank's names, how its gradients are projected. `within`: as in an `Order`."""
+        by_name = GradientProjections.from_json(within) if within else {}
+        return {local: _of_whole(one) for name, one in by_name.items() if (local := self.here(name)) is not None}
 
     def whole_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """The L2 norm of the whole model's gradient. `parameters`: this rank's, of whose gradients it is made. What
@@ -208,6 +215,16 @@ def _like(tensor: Tensor, target: Tensor) -> Tensor:
     if not isinstance(target, DTensor):
         return placed
     return distribute_tensor(placed, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _of_whole(project: Projection) -> Projection:
+    """The same projection where the gradient may be a shard: its ranks put it together, one tensor at a time."""
+
+    def projected(gradient: Tensor) -> Tensor:
+        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        return _like(project(whole), gradient)
+
+    return projected
 
 
 def _is_whole(tensor: Tensor) -> bool:

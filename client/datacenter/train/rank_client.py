@@ -12,7 +12,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
-from umbel.aggregation.codec.vector_update import VectorUpdateCodec, projections
+from umbel.aggregation.codec.vector_update import GradientProjections, VectorUpdateCodec
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.state import State
 from umbel.aggregation.plans.assignment import Assignment
@@ -102,7 +102,7 @@ class RankClient:
             plan = replace(
                 self._asked(offer),
                 deadline=deadline,
-                within=projections(offer.codec, self.shared.layout_in(offer.training)),
+                within=GradientProjections(offer.codec, self.shared.layout_in(offer.training)),
             )
             done = train_from(self.app, self.shared, weights, plan)
             self.shared.require_base()

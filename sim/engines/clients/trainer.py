@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
@@ -117,7 +117,7 @@ class ClientTrainer:
     def _projections(self, codec: CodecPlan) -> Mapping[str, Projection]:
         assert self._layout is not None, "begin with a model first"
         if self._within is None or self._within[0] != codec:
-            self._within = codec, projections(codec, self._layout)
+            self._within = codec, GradientProjections(codec, self._layout)
         return self._within[1]
 
 

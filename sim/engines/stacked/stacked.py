@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.client.local.devices import whole_float32
 from umbel.sim.data.data_set import SampleSet
@@ -95,7 +95,7 @@ class StackedEngine:
 
     def _train_group(self, start: Tensor, work: CohortWork, steps: Lockstep) -> Changes:
         weights = torch.empty(len(steps.positions), self._layout.n_values, device=self._device)
-        if self._dense is not None and not projections(work.codec, self._layout):
+        if self._dense is not None and not GradientProjections(work.codec, self._layout):
             losses = train_dense(self._dense, start, work, steps, weights)
         else:
             losses = self._train_traced(start, work, steps, weights)
@@ -103,7 +103,7 @@ class StackedEngine:
 
     def _train_traced(self, start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor) -> Tensor:
         weights[:] = start
-        within = projections(work.codec, self._layout)
+        within = GradientProjections(work.codec, self._layout)
         gradients = torch.empty_like(weights)
         taking = StackedSteps(start, weights, gradients, work.plan, pulls_of(work, steps))
         by_name, gradients_by_name = self._views(weights), self._views(gradients)

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from tests.federations.whole_states import state_change
 from tests.sim.engines.cohorts import STRUCTURED, Optimizing, all_changes, recipe, start_of, work_of
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
@@ -40,7 +40,7 @@ def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[lis
         start = {name: value.clone() for name, value in model.state_dict().items()}
         client = TorchClient(model, made_by.mean_loss(), TensorDataset(own.inputs, own.targets), device="cpu")
         plan = asked_of_site(replace(work.plan, local_steps=int(work.steps[i]), local_epochs=None), int(work.seeds[i]))
-        plan = replace(plan, within=projections(work.codec, layout))
+        plan = replace(plan, within=GradientProjections(work.codec, layout))
         with one_thread():  # sums over many threads come in another order
             done = client.train(model, plan)
         changes.append(state_change(layout, model.state_dict(), start))

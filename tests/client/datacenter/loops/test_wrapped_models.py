@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.artifact import decode_model
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.run.file import RunFile
@@ -103,7 +103,7 @@ def trained(model: nn.Module) -> tuple[SharedState, dict[str, Tensor], float]:
 
 
 def plan_within(plan: LocalPlan, codec: CodecPlan, shared: SharedState) -> LocalPlan:
-    return replace(plan, within=projections(codec, shared.layout))
+    return replace(plan, within=GradientProjections(codec, shared.layout))
 
 
 @pytest.mark.parametrize("make", WAYS)

@@ -19,6 +19,9 @@ from torch.utils.data import TensorDataset
 from examples import silo_of_ranks as example
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
+from umbel.aggregation.codec.vector_update import GradientProjections
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.client import Client, Evaluation, TorchClient
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
 from umbel.client.datacenter.silo import rank as silo_rank
@@ -44,11 +47,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.ReLU(), nn.Linear(15, 3))
 
 
+def within(codec: Codec, **parameters: Any) -> GradientProjections:
+    plan = CodecPlan(codec, key=9, parameters={"mode": "structured", **parameters})
+    return GradientProjections(plan, Layout.of_state(network().state_dict()))
+
+
 PULLS = {name: torch.full_like(one, 0.02) for name, one in network().state_dict().items()}
 PLANS: dict[str, LocalPlan] = {
     "plain": PLAN,
     "adamw": replace(PLAN, optimizer="adamw"),
     "prox": replace(PLAN, proximal_mu=0.3, clip_norm=0.5),
+    "mask": replace(PLAN, within=within(Codec.MASK, every=3), clip_norm=0.5),
+    "lowrank": replace(PLAN, within=within(Codec.LOWRANK, rank=2)),
     "feddyn": replace(PLAN, algorithm="feddyn", proximal_mu=0.1, pulls=PULLS),
 }
 
