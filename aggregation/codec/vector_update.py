@@ -7,11 +7,9 @@ payload is the exact values as float32, in layout order, then the codec's bytes 
 An update states its length only. Parameters, keys and sizes come from the plan.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
@@ -34,12 +32,12 @@ class GradientProjections(Mapping[str, Callable[[Tensor], Tensor]]):
     """By tensor, the projection of a gradient onto the part that a plan's updates can carry.
 
     It is the same for the whole cohort, and empty if updates can carry all of a gradient, at once or with error
-    feedback. As JSON it has what it is made of, so that other processes can make the same.
+    feedback.
     """
 
     def __init__(self, plan: CodecPlan, layout: Layout) -> None:
         """`layout`: of the model."""
-        self._plan, self._layout = plan, layout
+        self.plan, self.layout = plan, layout
         self._by_tensor = _projections(plan, layout)
 
     def __getitem__(self, name: str) -> Callable[[Tensor], Tensor]:
@@ -50,18 +48,6 @@ class GradientProjections(Mapping[str, Callable[[Tensor], Tensor]]):
 
     def __len__(self) -> int:
         return len(self._by_tensor)
-
-    def to_json(self) -> str:
-        return json.dumps([_PLAN.dump_python(self._plan, mode="json"), self._layout.to_json()])
-
-    @classmethod
-    def from_json(cls, text: str) -> "GradientProjections":
-        """The inverse of `to_json`."""
-        plan, layout = json.loads(text)
-        return cls(_PLAN.validate_python(plan), Layout.from_json(layout))
-
-
-_PLAN = TypeAdapter(CodecPlan)
 
 
 def _projections(plan: CodecPlan, layout: Layout) -> Projections:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,11 +61,12 @@ class SiloClient(Client):
             self._stale(),
             told(plan),
             tuple(plan.pulls),
-            plan.within.to_json() if isinstance(plan.within, GradientProjections) and plan.within else "",
             own=tuple(sorted(plan.rules.own)),
             has_state=True,
             belongs_to=plan.checkpoint.belongs_to,
         )
+        if isinstance(within := plan.within, GradientProjections) and within:
+            order = replace(order, within=within.plan, layout=within.layout.to_json())
         self._known.clear()  # until all ranks have trained, nobody knows what they have
         answers = self._ask(order, plan)
         self._note_known()

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.local.plan import LocalPlan
 
 
@@ -52,7 +53,8 @@ class Order:
     loads: tuple[str, ...] = ()  # the tensors that rank 0 gives first
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
     pulls: tuple[str, ...] = ()  # the tensors that come then (`LocalPlan.pulls`)
-    within: str = ""  # `GradientProjections` as JSON; empty: there are none
+    within: CodecPlan | None = None  # of `GradientProjections`; None: there are none
+    layout: str = ""  # of those, as JSON
     own: tuple[str, ...] = ()  # the parameters that stay at the site, which FedProx does not pull
     has_state: bool = False  # whether `plan.state` comes last
     belongs_to: dict[str, str] | None = None  # of the checkpoint; None: nothing is kept

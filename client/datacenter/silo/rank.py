@@ -15,6 +15,8 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from umbel.aggregation.codec.vector_update import GradientProjections
+from umbel.aggregation.model.layout import Layout
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.apart import ApartFromJob
 from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
@@ -28,6 +30,7 @@ from umbel.client.errors import ClientError, RankFailed, TrainingFailed
 from umbel.client.files import make_private
 from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import TrainResult
 from umbel.client.rounds.site_code import evaluated, require_kind
@@ -109,7 +112,7 @@ class SiloRank:
             planned(order),
             part=self.app.part,
             pulls=pulls,
-            within=self.tensors.projections(order.within),
+            within=self._within(order),
             state=state,
             checkpoint=self._checkpoint(order),
         )
@@ -158,6 +161,11 @@ class SiloRank:
             return Checkpoint()
         n_bytes = self.tensors.n_bytes_here
         return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
+
+    def _within(self, order: Order) -> Mapping[str, Projection]:
+        if order.within is None:
+            return {}
+        return self.tensors.projections(GradientProjections(order.within, Layout.from_json(order.layout)))
 
     def _state(self, order: Order, asked: LocalPlan | None) -> dict[str, Any]:
         """Rank 0's `plan.state` itself there, and a copy of it on the others."""

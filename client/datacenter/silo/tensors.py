@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.client.datacenter.ranks.group import Group, GroupError
 from umbel.client.local.bare_names import bare_name
 from umbel.client.local.gradients import Projection
@@ -116,10 +115,9 @@ class SiloTensors:
         found = self._from_first(names, whole, torch.float32)
         return {local: _like(tensor, mine[name]) for name, tensor in found if (local := self.here(name)) is not None}
 
-    def projections(self, within: str) -> dict[str, Projection]:
-        """By this rank's names, how its gradients are projected. `within`: as in an `Order`."""
-        by_name = GradientProjections.from_json(within) if within else {}
-        return {local: _of_whole(one) for name, one in by_name.items() if (local := self.here(name)) is not None}
+    def projections(self, within: Mapping[str, Projection]) -> dict[str, Projection]:
+        """By this rank's names, how its gradients are projected. `within`: by the names of the whole model."""
+        return {local: _of_whole(one) for name, one in within.items() if (local := self.here(name)) is not None}
 
     def whole_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """The L2 norm of the whole model's gradient. `parameters`: this rank's, of whose gradients it is made. What
