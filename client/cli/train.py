@@ -63,11 +63,11 @@ def train(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train in a data center: every rank of a torchrun job is a client, and the network adds up their work. You get the
-    models that a coordinator with the same clients and seeds would make, bit for bit. Sums go over NCCL if every rank
-    has a GPU of its own, else over Gloo. Nothing is masked inside the group. Without torchrun, one process is the only
-    rank. After a kill of any rank the same command goes on from the last checkpoint; torchrun --max-restarts 3 does so
-    by itself.
+    """Train in a data center: every rank of a torchrun job is a client (with --ranks-per-client, every few ranks are
+    one), and the network adds up their work. You get the models that a coordinator with the same clients and seeds
+    would make, bit for bit. Sums go over NCCL if every rank has a GPU of its own, else over Gloo. Nothing is masked
+    inside the group. Without torchrun, one process is the only rank. After a kill of any rank the same command goes on
+    from the last checkpoint; torchrun --max-restarts 3 does so by itself.
 
     torchrun --standalone --nproc-per-node 4 -m umbel train RUN.toml --app module:make_client
     """
