@@ -222,11 +222,14 @@ def _grouped(batches: Iterator[Batch], n: int) -> Iterator[list[Batch]]:
 def _take(data: Dataset[Any], chosen: Tensor, collate: Collate | None) -> Batch:
     if collate is None and isinstance(data, TensorDataset) and _gives_as(data, TensorDataset):
         return tuple(tensor[chosen] for tensor in data.tensors)  # one gather instead of a Python loop over samples
-    if collate is None and isinstance(data, ArrayData):
-        if _gives_as(data, ArrayData):
-            return data[chosen.numpy()]
-        return tuple(np.stack(values) for values in zip(*(data[int(i)] for i in chosen), strict=True))
-    return (collate or default_collate)([data[int(i)] for i in chosen])
+    if collate is None and isinstance(data, ArrayData) and _gives_as(data, ArrayData):
+        return data[chosen.numpy()]
+    usual = _stacked if isinstance(data, ArrayData) else default_collate
+    return (collate or usual)([data[int(i)] for i in chosen])
+
+
+def _stacked(samples: list[tuple[Any, ...]]) -> tuple[Array, ...]:
+    return tuple(np.stack(values) for values in zip(*samples, strict=True))
 
 
 def _gives_as(data: Dataset[Any], kind: type[Any]) -> bool:

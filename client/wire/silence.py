@@ -19,7 +19,7 @@ class Silence:
         self.max_s = max_s
         self.is_too_long = False
         self.ends_at = math.inf
-        """When this silence will have been too long, on `time.monotonic`'s clock; infinity while there is none."""
+        """When this silence becomes too long, on `time.monotonic`'s clock; infinity while there is none."""
         self._gives_up = gives_up
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()

@@ -65,7 +65,8 @@ class SiloClient(Client):
             has_state=True,
             belongs_to=plan.checkpoint.belongs_to,
         )
-        if isinstance(within := plan.within, GradientProjections) and within:
+        if within := plan.within:
+            assert isinstance(within, GradientProjections), "the client's loop makes it of the round's codec"
             order = replace(order, within=within.plan, layout=within.layout.to_json())
         self._known.clear()  # until all ranks have trained, nobody knows what they have
         answers = self._ask(order, plan)

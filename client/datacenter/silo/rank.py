@@ -71,6 +71,7 @@ class SiloRank:
         self.tensors = SiloTensors(app.model, ranks)
         self._folder = None if folder is None else _own_folder(folder, ranks)
         self._number = 0  # of the next order
+        self._apart = ApartFromJob(ranks)
 
     def next_order(self, must_leave: Callable[[], float | None] = lambda: None) -> Order:
         """Wait for rank 0's next order. `must_leave`: when this rank was told to leave, on the monotonic clock.
@@ -112,7 +113,7 @@ class SiloRank:
             planned(order),
             part=self.app.part,
             pulls=pulls,
-            within=self._within(order),
+            within=self._within(order, asked),
             state=state,
             checkpoint=self._checkpoint(order),
         )
@@ -125,12 +126,6 @@ class SiloRank:
         return answers
 
     def _said(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
-        apart = ApartFromJob(self.ranks)
-        said = self._done_by_site(order, plan, asked, apart)
-        apart.require()
-        return said
-
-    def _done_by_site(self, order: Order, plan: LocalPlan, asked: LocalPlan | None, apart: ApartFromJob) -> Any:
         app = self.app
         match order.task:
             case OrderKind.PREPARE:
@@ -141,13 +136,13 @@ class SiloRank:
                 loss = app.training_loss(app.model)
                 return None if loss is None else float(loss)
             case OrderKind.TRAIN:
-                return self._trained(order, plan, asked, apart)
+                return self._trained(order, plan, asked)
             case OrderKind.END:
                 raise AssertionError("an end is not done, but obeyed")
         return None
 
-    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None, apart: ApartFromJob) -> Any:
-        steps = _Steps(self.ranks, asked, plan.checkpoint, apart)
+    def _trained(self, order: Order, plan: LocalPlan, asked: LocalPlan | None) -> Any:
+        steps = _Steps(self.ranks, asked, plan.checkpoint, self._apart)
         own = [local for name in order.own if (local := self.tensors.here(name)) is not None]
         norm = self.tensors.whole_norm if self.tensors.is_staged else None
         bound = replace(plan.bound_to(self.app.model, own, norm), told_to_stop=steps.told_to_stop)
@@ -162,10 +157,11 @@ class SiloRank:
         n_bytes = self.tensors.n_bytes_here
         return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
 
-    def _within(self, order: Order) -> Mapping[str, Projection]:
+    def _within(self, order: Order, asked: LocalPlan | None) -> Mapping[str, Projection]:
         if order.within is None:
             return {}
-        return self.tensors.projections(GradientProjections(order.within, Layout.from_json(order.layout)))
+        made = asked.within if asked is not None else GradientProjections(order.within, Layout.from_json(order.layout))
+        return self.tensors.projections(made)
 
     def _state(self, order: Order, asked: LocalPlan | None) -> dict[str, Any]:
         """Rank 0's `plan.state` itself there, and a copy of it on the others."""
@@ -190,6 +186,7 @@ class SiloRank:
         own: BaseException | None = None
         try:
             answer = {"said": work()}
+            self._apart.require()
         except (Exception, SystemExit) as error:
             if isinstance(error, GroupError):
                 raise
