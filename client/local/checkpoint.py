@@ -27,3 +27,9 @@ class Checkpoint:
     def load(self) -> dict[str, Any] | None:
         """What an earlier process saved for this assignment, tensors on the CPU; None if there is nothing."""
         return None
+
+    def fits_all(self, fits: bool) -> bool:
+        """Whether what `load` returned fits this process, and all others that train the same model with it. `fits`:
+        whether it does here.
+        """
+        return fits

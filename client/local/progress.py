@@ -6,7 +6,7 @@ as a schedule in a data set, is not saved.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -153,6 +153,30 @@ def _is_mean(measured: Tensor | WeightedMean) -> bool:
     return isinstance(measured, WeightedMean) or measured.is_floating_point()
 
 
+def measured_so_far(saves: Sequence[Mapping[str, Any]], *, takes_sums: bool) -> dict[str, Any]:
+    """What a process resumes with, of what several have measured of different samples until they saved after the same
+    step: the entries of a save that differ. `takes_sums`: whether it is the one that goes on with the sums.
+    """
+    means: list[Mapping[str, Any]] = [one["means"] for one in saves]
+    first = {name: [one["first"][name] for one in means if name in one["first"]] for name in _names(means, "first")}
+    found: dict[str, Any] = {
+        "sums": _added_up(means, "sums") if takes_sums else {},
+        "counts": _added_up(means, "counts") if takes_sums else {},
+        "first": {name: sum(values) / len(values) for name, values in first.items()},
+        "own": sorted({name for one in means for name in one["own"]}),
+    }
+    return {"means": found, "counts": _added_up(saves, "counts") if takes_sums else {}}
+
+
+def _names(states: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    return [*dict.fromkeys(name for one in states for name in one.get(key, ()))]
+
+
+def _added_up(states: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """By name, the sums of the numbers or tensors that the states have under this key."""
+    return {name: sum(one[key][name] for one in states if name in one.get(key, ())) for name in _names(states, key)}
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
     """The state of a training. `kept`: what its steps change, by name. `terms`: what must be the same when it is
@@ -194,9 +218,11 @@ class TrainingProgress:
         found = checkpoint.load() if self.kept else None
         if found is None:
             return 0
-        if misfit := self._misfit(found):
+        misfit = self._misfit(found)
+        if not checkpoint.fits_all(not misfit):
+            why = misfit or "it does not fit another rank"
             log.warning(
-                "the checkpoint of an earlier training does not fit (%s); training starts from the beginning", misfit
+                "the checkpoint of an earlier training does not fit (%s); training starts from the beginning", why
             )
             return 0
         for name, one in self.kept.items():

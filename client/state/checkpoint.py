@@ -17,7 +17,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from umbel.aggregation.types import AssignmentId
 from umbel.client.files import make_private
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.state.model_files import read_tensors, write_tensors
@@ -31,19 +30,23 @@ _KEY = "umbel.checkpoint"
 log = logging.getLogger("umbel.client")
 
 
+class CheckpointDamaged(Exception):
+    """A file is no checkpoint, or not a whole one."""
+
+
 class DiskCheckpoint(Checkpoint):
-    """The checkpoint of one assignment. `model_bytes`: the model's size, to estimate the time of the first save."""
+    """The checkpoint of one training. `belongs`: what it is of. `model_bytes`: the model's size, for an estimate of the
+    first save.
+    """
 
     def __init__(
         self,
         path: Path,
-        assignment: AssignmentId,
-        model_sha256: str,
+        belongs: Mapping[str, str],
         model_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._aside = path, path.with_suffix(".tmp")
-        self._belongs: dict[str, str] = {"assignment": assignment, "model_sha256": model_sha256}
+        self._path, self._aside, self._belongs = path, path.with_suffix(".tmp"), dict(belongs)
         self._clock = clock
         self._cost_s = _LEAST_S + _FIRST_COPIES * model_bytes / _FIRST_BYTES_PER_S
         self._since = clock()
@@ -71,22 +74,22 @@ class DiskCheckpoint(Checkpoint):
         self._cost_s, self._since = max(ended - started, _LEAST_S, 2 * self._cost_s * self._has_failed), ended
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved for this assignment. Its tensors are mapped from the file; changing one changes only memory.
+        """What was saved for this training. Its tensors are mapped from the file; changing one changes only memory.
 
-        A checkpoint that is damaged, or of another assignment, is removed.
+        A checkpoint that is damaged, or of another training, is removed.
         """
-        if not self._path.exists():
-            return None
         try:
-            metadata, tensors = read_tensors(self._path)
-            kept: dict[str, Any] = json.loads(metadata[_KEY])
-            if kept["belongs"] == self._belongs:
-                state: dict[str, Any] = unpack(kept["state"], tensors)
-                return state
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            found = read_checkpoint(self._path)
+        except CheckpointDamaged as error:
             log.warning(
                 "the checkpoint of an earlier training is damaged (%s); training starts from the beginning", error
             )
+        else:
+            if found is None:
+                return None
+            belongs, state = found
+            if belongs == self._belongs:
+                return state
         self.forget()
         return None
 
@@ -111,3 +114,17 @@ class DiskCheckpoint(Checkpoint):
                 error,
             )
         self._has_failed = True
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Any]] | None:
+    """What a checkpoint is of, and what was saved, with tensors that are mapped from the file; None without a file.
+    Raises `CheckpointDamaged`.
+    """
+    try:
+        metadata, tensors = read_tensors(path)
+        kept: dict[str, Any] = json.loads(metadata[_KEY])
+        return dict(kept["belongs"]), unpack(kept["state"], tensors)
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(str(error)) from error

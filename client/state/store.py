@@ -97,7 +97,8 @@ class Store(Home):
     def checkpoint(self, offer: Assignment) -> DiskCheckpoint:
         """The checkpoint for this assignment. One of another assignment is removed."""
         path = self._work / "training" / "checkpoint.safetensors"
-        checkpoint = DiskCheckpoint(path, offer.id, offer.model.sha256, offer.model.size_bytes)
+        belongs = {"assignment": offer.id, "model_sha256": offer.model.sha256}
+        checkpoint = DiskCheckpoint(path, belongs, offer.model.size_bytes)
         checkpoint.load()
         return checkpoint
 

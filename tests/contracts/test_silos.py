@@ -113,6 +113,27 @@ def test_after_the_kill_of_a_rank_the_silo_goes_on_from_its_checkpoint(tmp_path:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
+def test_a_killed_silo_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    expected = model_of([("plain", 1)], tmp_path / "plain", of_one())
+    with begun(tmp_path, of_one()) as house:
+        silo = started(house, tmp_path, 0, f"{CLIENTS}:slow", 2)
+        for rank in ("0", "1"):
+            wait_for_file(tmp_path / "silo-0" / "ranks" / rank / "0.checkpoint.safetensors", silo)
+        for pid in tmp_path.glob("*.0.pid"):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+        silo.communicate(timeout=LIMIT_S)
+        silo = started(house, tmp_path, 0, f"{CLIENTS}:slow", 3)
+        _, log = silo.communicate(timeout=LIMIT_S)
+        assert silo.returncode == 0, log
+        assert log.count("the saves of 2 ranks are divided among 3") == 3, log
+        assert log.count("training resumes after step") == 3, log
+        assert not [*tmp_path.rglob("*.checkpoint.safetensors")]
+        found = last_model(house, tmp_path)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
 def test_a_dead_coordinator_ends_every_rank_with_the_cause(tmp_path: Path) -> None:
     with begun(tmp_path, of_one()) as house:
         silo = started(house, tmp_path, 0, f"{CLIENTS}:slow", 2, "--give-up-after", "3")

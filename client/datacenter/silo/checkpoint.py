@@ -1,41 +1,70 @@
-"""A training in progress on several ranks: each rank keeps its own shards, and all resume after the same step.
+"""A training in progress on several ranks: each rank saves its own shards, and all resume after the same step.
 
 A rank may be killed while others have saved already. So each rank keeps its last two saves, and all resume from the
-newest one that every rank has.
+newest step that suffices for every rank. Another number of ranks resumes, too, if each rank can read all saves.
 """
 
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
-from umbel.aggregation.types import AssignmentId
 from umbel.client.datacenter.ranks.group import Group
+from umbel.client.datacenter.silo.saved_shards import with_shards, without_shards
+from umbel.client.local.batches import BatchPart
 from umbel.client.local.checkpoint import Checkpoint
-from umbel.client.state.checkpoint import DiskCheckpoint
+from umbel.client.local.progress import measured_so_far
+from umbel.client.state.checkpoint import CheckpointDamaged, DiskCheckpoint, read_checkpoint
 
-_SHARD, _LIKE = "umbel.shard", "umbel.like"
+_SLOTS = range(2)
+_RANK, _RANKS, _PART = "rank", "ranks", "part"  # beside what the training is of
 log = logging.getLogger("umbel.client")
 
 
+@dataclass(frozen=True, slots=True)
+class _RankSave:
+    """What one of `n_ranks` ranks has saved after so many steps. `part`: its part of every batch."""
+
+    rank: int
+    n_ranks: int
+    part: str
+    slot: int
+    state: dict[str, Any] = field(repr=False)
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """What saves that fit together have in common."""
+        return int(self.state["steps_done"]), self.n_ranks
+
+
 class RankCheckpoint(Checkpoint):
-    """The checkpoint of one rank. All ranks must call `save` and `load` together."""
+    """The checkpoint of one rank. All ranks must call `save`, `load` and `fits_all` together."""
 
     def __init__(
-        self, folder: Path, belongs_to: Mapping[str, str], model: nn.Module, ranks: Group, n_bytes: int
+        self,
+        folder: Path,
+        belongs_to: Mapping[str, str],
+        model: nn.Module,
+        ranks: Group,
+        part: BatchPart,
+        n_bytes: int,
+        *,
+        is_staged: bool = False,
     ) -> None:
-        """`n_bytes`: of this rank's tensors, for an estimate of the first save."""
-        self._belongs_to, self._model, self._ranks = dict(belongs_to), model, ranks
-        # Shards of another number of ranks are other shards.
-        place = AssignmentId(f"{belongs_to['assignment']}, rank {ranks.rank} of {ranks.size}")
+        """`folder`: has a folder for each rank. `part`: this rank's of every batch. `n_bytes`: of this rank's tensors,
+        for an estimate of the first save. `is_staged`: whether ranks hold different parts of the model.
+        """
+        self._folder, self._belongs_to, self._model = folder, dict(belongs_to), model
+        self._ranks, self._part, self._is_staged = ranks, part, is_staged
+        own = {_RANK: str(ranks.rank), _RANKS: str(ranks.size), _PART: _told(part)}
         self._slots = [
-            DiskCheckpoint(folder / f"{number}.checkpoint.safetensors", place, belongs_to["model_sha256"], n_bytes)
-            for number in range(2)
+            DiskCheckpoint(_path(folder, ranks.rank, number), {**belongs_to, **own}, n_bytes) for number in _SLOTS
         ]
         self._next = 0
         self.must_save: Callable[[], bool] = self.has_waited
@@ -52,96 +81,110 @@ class RankCheckpoint(Checkpoint):
         return self.must_save()
 
     def save(self, state: Mapping[str, object]) -> None:
-        self._slots[self._next].save(cast(dict[str, object], _without_shards(state, self._model)))
+        self._slots[self._next].save(cast(dict[str, object], without_shards(state, self._model)))
         self._next = 1 - self._next
 
     def load(self) -> dict[str, Any] | None:
-        found = [slot.load() for slot in self._slots]
-        steps = [0 if one is None else int(one["steps_done"]) for one in found]
-        common = set.intersection(*(set(json.loads(one)) for one in self._ranks.gather(json.dumps(steps).encode())))
-        newest = max(common - {0}, default=0)
-        if not newest:
+        found = self._readable()
+        usable = [moment for moment, saves in found.items() if self._suffice(moment, saves)]
+        common = set.intersection(*(_moments(one) for one in self._ranks.gather(json.dumps(usable).encode())))
+        if not common:
+            self._tell_of_unused(found)
             return None
-        slot = steps.index(newest)
-        self._next = 1 - slot
-        return cast(dict[str, Any], _with_shards(found[slot], self._model))
+        saves = found[max(common, key=lambda moment: (moment[0], moment[1] == self._ranks.size))]
+        if (own := saves.get(self._ranks.rank)) is not None:
+            self._next = 1 - own.slot  # the newest save stays until the next one is whole
+        try:
+            state = self._resumed(saves)
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("saves do not fit together (%s); training starts from the beginning", error)
+            state = None
+        return state if self.fits_all(state is not None) else None
+
+    def fits_all(self, fits: bool) -> bool:
+        return all(json.loads(one) for one in self._ranks.gather(json.dumps(fits).encode()))
 
     def forget(self) -> None:
         for slot in self._slots:
             slot.forget()
+        for number, folder in _folders(self._folder):
+            if number >= self._ranks.size:
+                shutil.rmtree(folder, ignore_errors=True)
 
+    def _readable(self) -> dict[tuple[int, int], dict[int, _RankSave]]:
+        """By moment and rank, what this rank can read of this training. Saves of others are removed."""
+        found = defaultdict[tuple[int, int], dict[int, _RankSave]](dict)
+        for number, _ in _folders(self._folder):
+            for slot in _SLOTS:
+                path = _path(self._folder, number, slot)
+                try:
+                    if (save := _save_in(path, slot, self._belongs_to)) is not None:
+                        found[save.moment][save.rank] = save
+                except (CheckpointDamaged, KeyError, ValueError) as error:
+                    log.debug("%s is of no use (%s), and is removed", path, error)
+                    path.unlink(missing_ok=True)
+        return found
 
-def _without_shards(value: Any, model: nn.Module) -> Any:
-    """The values with this rank's shard in the place of each sharded tensor, and the name of a parameter that is
-    sharded alike.
-    """
-    alike = {_place(one): name for name, one in model.named_parameters() if isinstance(one, DTensor)}
+    def _suffice(self, moment: tuple[int, int], saves: Mapping[int, _RankSave]) -> bool:
+        """Whether this rank could resume from these saves."""
+        _, n_ranks = moment
+        if n_ranks == self._ranks.size:
+            return (own := saves.get(self._ranks.rank)) is not None and own.part == _told(self._part)
+        return sorted(saves) == [*range(n_ranks)] and not self._is_staged
 
-    def packed(value: Any) -> Any:
-        if not isinstance(value, DTensor):
-            return value
-        if (name := alike.get(_place(value))) is None:
-            raise ValueError("a sharded tensor is unlike every parameter of the model")
-        return {_SHARD: value.to_local(), _LIKE: name}
+    def _resumed(self, saves: Mapping[int, _RankSave]) -> dict[str, Any]:
+        """This rank's state, made of these saves."""
+        rank, size = self._ranks.rank, self._ranks.size
+        n_ranks = next(iter(saves.values())).n_ranks
+        if n_ranks == size:
+            return cast(dict[str, Any], with_shards(saves[rank].state, [saves[rank].state], self._model))
+        base, parts = saves[rank % n_ranks].state, dict[str, dict[str, Any]]()
+        for number in range(n_ranks):
+            parts.setdefault(saves[number].part, saves[number].state)
+        measured = measured_so_far([*parts.values()], takes_sums=self._part.index == 0)
+        whole = {**base, **measured}
+        log.info("the saves of %d ranks are divided among %d", n_ranks, size)
+        return cast(dict[str, Any], with_shards(whole, [one.state for one in saves.values()], self._model))
 
-    return _mapped(value, packed)
-
-
-def _with_shards(value: Any, model: nn.Module) -> Any:
-    """The inverse of `_without_shards`."""
-    parameters = dict(model.named_parameters())
-
-    def unpacked(value: Any) -> Any:
-        match value:
-            case {"umbel.shard": Tensor() as shard, "umbel.like": str(name)}:
-                like = parameters[name]
-                assert isinstance(like, DTensor), "it was when this was saved"
-                local = shard.to(like.device)
-                return DTensor.from_local(
-                    local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-                )
-            case _:
-                return value
-
-    return _mapped(value, unpacked)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The nested values, each as `change` returns it; what it returns as it was is looked into."""
-    if (changed := change(value)) is not value:
-        return changed
-    match value:
-        case Mapping():
-            return {key: _mapped(one, change) for key, one in value.items()}
-        case list() | tuple():
-            return type(value)(_mapped(one, change) for one in cast(list[Any], value))
-        case _:
-            return value
-
-
-def _place(tensor: DTensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
-
-
-def forget_others(folder: Path, rank: int, n_ranks: int) -> None:
-    """Remove on this machine what a silo with another number of ranks has saved: its shards are others.
-
-    `folder`: has a folder for each rank; that of `rank` is there.
-    """
-    note = folder / str(rank) / "n_ranks"
-    before = note.read_text() if note.exists() else str(n_ranks)
-    saves = [*note.parent.glob("*.checkpoint.safetensors")]
-    if before != str(n_ranks) and saves:
+    def _tell_of_unused(self, found: Mapping[tuple[int, int], Mapping[int, _RankSave]]) -> None:
+        others = sorted({n_ranks for _, n_ranks in found} - {self._ranks.size})
+        if not others:
+            return
+        why = "ranks hold different parts of the model" if self._is_staged else "not every rank can read all of them"
         log.warning(
-            "rank %d has saves of a silo of %s ranks, and this one has %d: if its round is still open, the training "
-            "begins anew",
-            rank,
-            before,
-            n_ranks,
+            "the saves of %d ranks are of no use to %d ranks (%s); training starts from the beginning",
+            others[-1],
+            self._ranks.size,
+            why,
         )
-        for one in saves:
-            one.unlink()
-    note.write_text(str(n_ranks))
-    for one in folder.iterdir():
-        if one.name.isdigit() and int(one.name) >= n_ranks:
-            shutil.rmtree(one, ignore_errors=True)
+
+
+def _save_in(path: Path, slot: int, belongs_to: Mapping[str, str]) -> _RankSave | None:
+    """What is saved there; None without a file. Raises `CheckpointDamaged`, `KeyError` or `ValueError` if it is of no
+    use to this training.
+    """
+    if (found := read_checkpoint(path)) is None:
+        return None
+    belongs, state = found
+    if not belongs_to.items() <= belongs.items():
+        raise ValueError("it is of another training")
+    return _RankSave(int(belongs[_RANK]), int(belongs[_RANKS]), belongs[_PART], slot, state)
+
+
+def _told(part: BatchPart) -> str:
+    return f"{part.index} of {part.count}"
+
+
+def _path(folder: Path, rank: int, slot: int) -> Path:
+    return folder / str(rank) / f"{slot}.checkpoint.safetensors"
+
+
+def _folders(folder: Path) -> Iterator[tuple[int, Path]]:
+    """The folder of each rank that this machine knows, by its number."""
+    for one in sorted(folder.iterdir()):
+        if one.name.isdigit():
+            yield int(one.name), one
+
+
+def _moments(text: bytes) -> set[tuple[int, int]]:
+    return {(step, n_ranks) for step, n_ranks in json.loads(text)}

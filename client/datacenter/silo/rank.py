@@ -22,7 +22,7 @@ from umbel.client.datacenter.ranks.apart import ApartFromJob
 from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
 from umbel.client.datacenter.ranks.samples import require_same_samples
 from umbel.client.datacenter.ranks.torch_errors import loss_of
-from umbel.client.datacenter.silo.checkpoint import RankCheckpoint, forget_others
+from umbel.client.datacenter.silo.checkpoint import RankCheckpoint
 from umbel.client.datacenter.silo.orders import Order, OrderKind, planned
 from umbel.client.datacenter.silo.results import evaluation_as_json, training_as_json
 from umbel.client.datacenter.silo.tensors import SiloTensors
@@ -57,7 +57,7 @@ class OrderFailed(Exception):
 
 
 class SiloRank:
-    """`folder`: for what this rank keeps of a training in progress; None: nothing is kept."""
+    """`folder`: for what the ranks keep of a training in progress, each in its own part; None: nothing is kept."""
 
     def __init__(self, app: Client, ranks: Group, folder: Path | None = None) -> None:
         """Raises `GroupError` for ranks whose models or parts do not fit together, and `OSError` or `StateError` for a
@@ -69,7 +69,9 @@ class SiloRank:
         if app.part != WHOLE:
             require_same_samples(ranks, app)
         self.tensors = SiloTensors(app.model, ranks)
-        self._folder = None if folder is None else _own_folder(folder, ranks)
+        self._folder = folder
+        if folder is not None:
+            make_private(folder / str(ranks.rank))
         self._number = 0  # of the next order
         self._apart = ApartFromJob(ranks)
 
@@ -154,8 +156,15 @@ class SiloRank:
     def _checkpoint(self, order: Order) -> Checkpoint:
         if order.belongs_to is None or self._folder is None:
             return Checkpoint()
-        n_bytes = self.tensors.n_bytes_here
-        return RankCheckpoint(self._folder, order.belongs_to, self.app.model, self.ranks, n_bytes)
+        return RankCheckpoint(
+            self._folder,
+            order.belongs_to,
+            self.app.model,
+            self.ranks,
+            self.app.part,
+            self.tensors.n_bytes_here,
+            is_staged=self.tensors.is_staged,
+        )
 
     def _within(self, order: Order, asked: LocalPlan | None) -> Mapping[str, Projection]:
         if order.within is None:
@@ -246,13 +255,6 @@ def _failed_at(rank: int, answer: Mapping[str, str]) -> TrainingFailed:
 def _public(kind: str) -> str:
     """What the coordinator sees: an error's message may quote data."""
     return f"the client's own code failed with {kind}; see the client's log"
-
-
-def _own_folder(folder: Path, ranks: Group) -> Path:
-    own = folder / str(ranks.rank)
-    make_private(own)
-    forget_others(folder, ranks.rank, ranks.size)
-    return own
 
 
 class _Steps:

@@ -21,7 +21,6 @@ from tests.client.doubles.double_server import served
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.plans.training import TrainingSection
-from umbel.aggregation.types import AssignmentId
 from umbel.client import LocalPlan, TorchClient, TrainResult
 from umbel.client.local.large_batch import Lamb, Lars
 from umbel.client.local.muon import MuonAndAdamW
@@ -38,7 +37,7 @@ class KilledAtSave(DiskCheckpoint):
     """Saves after every step, and dies after so many."""
 
     def __init__(self, path: Path, n_saves: int) -> None:
-        super().__init__(path, AssignmentId("demo.1.1.ward"), "0" * 64)
+        super().__init__(path, {"assignment": "demo.1.1.ward", "model_sha256": "0" * 64})
         self.left = n_saves
 
     def is_due(self) -> bool:
@@ -52,7 +51,7 @@ class KilledAtSave(DiskCheckpoint):
 
 
 def kept_at(path: Path, assignment: str = "demo.1.1.ward", model: str = "0" * 64) -> DiskCheckpoint:
-    return DiskCheckpoint(path, AssignmentId(assignment), model)
+    return DiskCheckpoint(path, {"assignment": assignment, "model_sha256": model})
 
 
 class Augmented(Dataset[Any]):
@@ -207,7 +206,7 @@ def test_saving_takes_at_most_a_fortieth_of_the_time(tmp_path: Path) -> None:
             cost_s = (2.0, 0.3, 5.0, 1.0)[n_saves % 4]
             now, in_saving, n_saves = now + cost_s, in_saving + cost_s, n_saves + 1
 
-    checkpoint = Clock(tmp_path / "x", AssignmentId("a"), "0" * 64, 10**8, clock=lambda: now)
+    checkpoint = Clock(tmp_path / "x", {"assignment": "a"}, 10**8, clock=lambda: now)
     while now < 10_000:
         now += 0.5  # a step
         if checkpoint.is_due():

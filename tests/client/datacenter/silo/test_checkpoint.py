@@ -1,44 +1,108 @@
-"""Saves of a silo that begins with another number of ranks."""
+"""A silo's training goes on after a kill, also on another number of ranks."""
 
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from umbel.client.datacenter.silo.checkpoint import forget_others
+from tests.aggregation.collective.ranks import in_ranks
+from tests.client.datacenter.silo.test_silo import PLAN, WAYS, N, led, plain, samples, silo_of
+from tests.suite.nights import at_night
+from umbel.client import TorchClient
+from umbel.client.datacenter.silo.client import SiloClient
+from umbel.client.local.batches import BatchPart
+from umbel.client.local.plan import LocalPlan
+from umbel.client.state.checkpoint import DiskCheckpoint
+from umbel.client.training.trainer import StepLoss
 
-SAVE = "0.checkpoint.safetensors"
-
-
-def saved_by(n_ranks: int, folder: Path) -> None:
-    for rank in range(n_ranks):
-        (folder / str(rank)).mkdir()
-        forget_others(folder, rank, n_ranks)
-        (folder / str(rank) / SAVE).touch()
-
-
-def saves(folder: Path) -> list[str]:
-    return sorted(str(one.parent.name) for one in folder.rglob(SAVE))
-
-
-def test_the_same_number_of_ranks_keeps_its_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved_by(3, tmp_path)
-    for rank in range(3):
-        forget_others(tmp_path, rank, 3)
-    assert saves(tmp_path) == ["0", "1", "2"]
-    assert not caplog.messages
+pytestmark = pytest.mark.slow
+HERE = "tests.client.datacenter.silo.test_checkpoint"
+FOLDER, STEPS = "SAVES_OF_RANKS", "STEPS_BEFORE_DEATH"  # environment of the ranks
+BELONGS = {"assignment": "silos.1.1.ward", "model_sha256": "0" * 64}
+PLANS = {"momentum": PLAN, "adamw": replace(PLAN, optimizer="adamw", proximal_mu=0.3)}
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
-def test_another_number_of_ranks_forgets_them_and_says_so(
-    n_ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+class Killed(Exception):
+    """Stands for kill -9 of all ranks."""
+
+
+class Dies(TorchClient):
+    """Dies on all ranks after so many steps of a training; its saves stay."""
+
+    left = 0
+
+    def training_step(self, model: nn.Module, batch: Any) -> StepLoss:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return super().training_step(model, batch)  # type: ignore[return-value]
+
+
+def gone_on(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Each training until it dies or is whole: the model, and what was measured."""
+    saves_always()
+    rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
+    found = dict[str, Tensor]()
+    for way, wrapped in WAYS.items():
+        for name, plan in PLANS.items():
+            app = Dies(wrapped(group), "classes", samples(N, 0), part=BatchPart(rank, n_ranks))
+            app.left = int(os.environ[STEPS])
+            folder = Path(os.environ[FOLDER]) / f"{way} {name}"
+            told = led(silo_of(app, group, folder), one_training(replace(plan, checkpoint=checkpoint(folder))))
+            found |= {f"{way} {name} {key}": one for key, one in told.items()}
+    return found
+
+
+def saves_always() -> None:
+    """In this process, which ends with the test."""
+    DiskCheckpoint.is_due = lambda self: True  # type: ignore[method-assign]
+
+
+def checkpoint(folder: Path) -> DiskCheckpoint:
+    """As the client's loop gives it. Ranks keep their own beside it."""
+    return DiskCheckpoint(folder / "of no rank", BELONGS)
+
+
+def one_training(plan: LocalPlan) -> Callable[[SiloClient], dict[str, Tensor]]:
+    def lead(silo: SiloClient) -> dict[str, Tensor]:
+        try:
+            result = silo.train(silo.model, plan.bound_to(silo.model))
+        except Killed:
+            return {}
+        assert result.first_loss is not None
+        numbers = [result.steps_done, result.samples_seen, result.metrics["loss"], result.metrics["accuracy"]]
+        return {**silo.model.state_dict(), "result": torch.tensor([*numbers, result.first_loss])}
+
+    return lead
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), *at_night(((3, 1, 2),), ((4, 2, 4),))])
+def test_other_numbers_of_ranks_go_on_and_end_as_one_process(
+    sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved_by(3, tmp_path)
-    for rank in range(n_ranks):
-        (tmp_path / str(rank)).mkdir(exist_ok=True)
-        forget_others(tmp_path, rank, n_ranks)
-    assert saves(tmp_path) == []
-    assert caplog.messages == [
-        f"rank {rank} has saves of a silo of 3 ranks, and this one has {n_ranks}: if its round is still open, the "
-        "training begins anew"
-        for rank in range(min(n_ranks, 3))
-    ]
+    """Each number of ranks dies after five of fifteen steps, and the last one ends them."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "saves"))
+    found = dict[str, Tensor]()
+    for number, n_ranks in enumerate(sizes):
+        is_last = number == len(sizes) - 1
+        monkeypatch.setenv(STEPS, "100" if is_last else "5")
+        ranks = tmp_path / str(number)
+        ranks.mkdir()
+        found = in_ranks(f"{HERE}:gone_on", n_ranks, ranks)[0]
+        saves = sorted(one.parent.name for one in tmp_path.rglob("*.checkpoint.safetensors"))
+        assert bool(saves) is not is_last
+    for name, plan in PLANS.items():
+        one, result, _ = plain(plan)
+        for way in WAYS:
+            for key, value in one.model.state_dict().items():
+                torch.testing.assert_close(found[f"{way} {name} {key}"], value, rtol=1e-5, atol=1e-6)
+            expected = torch.tensor([15, 3 * N, result.metrics["loss"], result.metrics["accuracy"]])
+            *numbers, first_loss = found[f"{way} {name} result"]
+            torch.testing.assert_close(torch.stack(numbers), expected, rtol=1e-5, atol=1e-6)
+            assert first_loss == pytest.approx(result.first_loss, rel=0.02)  # a mean over ranks with unequal parts
