@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from umbel.client import Evaluation, TorchClient, TrainResult, WeightedMean
-from umbel.client.local.progress import CountSums, Means, note_measured
+from umbel.client.local.progress import CountSums, Means, measured_so_far, note_measured
 from umbel.client.rounds.site_code import with_personal
 
 
@@ -64,6 +64,33 @@ def test_batches_come_to_the_fraction_over_all_of_them(batches: list[tuple[int, 
         found = Evaluation(7, one.result())
         assert found.weights == {"recall": n}
         assert found.metrics == ({"recall": pytest.approx(hits / n), "loss": 1.0} if n else {"loss": 1.0})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=12))
+def test_one_process_goes_on_with_what_several_have_measured(batches: list[tuple[int, int, int]]) -> None:
+    """Batches of `n` samples, with `hits` among them, each measured by one of four processes."""
+    whole, several = (Means(), CountSums()), [(Means(), CountSums()) for _ in range(4)]
+    for by, n, hits in batches:
+        measured: dict[str, torch.Tensor | WeightedMean] = {
+            "loss": torch.tensor(float(n)),
+            "recall": WeightedMean(0.5 if hits else math.nan, hits),
+            "seen": torch.tensor([n, hits]),
+        }
+        note_measured(measured, n, *whole)
+        note_measured(measured, n, *several[by])
+    saves = [{"means": means.state(), **({"counts": counts.state()} if means else {})} for means, counts in several]
+    for takes_sums in (True, False):
+        found = measured_so_far(saves, takes_sums=takes_sums)
+        means, counts = Means(), CountSums()
+        means.set_state(found["means"], torch.device("cpu"))
+        counts.set_state(found["counts"], torch.device("cpu"))
+        assert means.result() == (pytest.approx(whole[0].result()) if takes_sums else {})
+        assert means.n_samples == (whole[0].n_samples if takes_sums else 0)
+        assert [one.tolist() for one in counts.result().values()] == (
+            [one.tolist() for one in whole[1].result().values()] if takes_sums else []
+        )
+        firsts = [one.first("loss") for one, _ in several if one]
+        assert means.first("loss") == pytest.approx(sum(one for one in firsts if one is not None) / len(firsts))
 
 
 def test_a_metric_that_has_a_weight_of_its_own_only_sometimes_is_refused() -> None:
