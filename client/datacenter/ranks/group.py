@@ -5,12 +5,15 @@ store of torchrun's agent, which still holds the addresses of the dead ones. So 
 that store, on which the ranks agree (`attempt.py`). (Without one, Gloo's ranks joined in one restart of six.)
 """
 
+import atexit
+import gc
 import os
 import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -199,12 +202,24 @@ def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Grou
             why = f"another rank does not answer: {loss}"
         said = f"rank {rank} could not join the {size} ranks of this job: {why} ({_first_line(error)})"
         raise GroupError(said) from error
+    _end_groups_at_exit()
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
         yield Group(rank, size, device, ranks, wire, store, RankWaits(rank, size, store if size > 1 else None))
     finally:
         dist.destroy_process_group()
+
+
+@cache
+def _end_groups_at_exit() -> None:
+    """End the threads of Gloo's groups before the interpreter ends.
+
+    A thread lets go of a finished call's tensors a moment later than the caller goes on, and it needs the interpreter
+    for this. If the interpreter is ending, the process aborts (pytorch/pytorch#179291). A group ends its threads when
+    nothing holds it any more, and an error that was caught may hold it in a cycle.
+    """
+    atexit.register(gc.collect)
 
 
 def _store(rank: int, size: int, join_s: float) -> Any:

@@ -3,6 +3,7 @@
 Each rank is a process. It calls the function with its group, and writes the tensors that it returns by name.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def main(function: str, folder: Path, n_ranks: int, rank: int) -> None:
     module, _, name = function.partition(":")
     save_file(getattr(import_module(module), name)(dist.group.WORLD), folder / f"{rank}.safetensors")
     dist.destroy_process_group()
+    gc.collect()  # see `umbel/client/datacenter/ranks/group.py`: a group that is still there may abort the process
 
 
 if __name__ == "__main__":
