@@ -10,7 +10,8 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── TryAgain                      the same request may succeed in a moment; `patiently` repeats it with back-off
 │   ├── LinkFailed                the coordinator's link brought no model
 │   ├── CoordinatorUnreachable    no answer, or one that broke off
-│   └── CoordinatorBusy           429, 5xx (such as a restart), or a nonce that a proxy's own retry has used
+│   ├── CoordinatorBusy           429, 5xx (such as a restart), or a nonce that a proxy's own retry has used
+│   └── NotACoordinator           a page, which a proxy or a login page of the network has sent in its place
 ├── OutOfTime                     retried until the end of the window without success
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
@@ -21,7 +22,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── Alarm                         a secure round in which a party lies or could reveal what must stay hidden
 ├── TrainingFailed                the site's own code failed
 ├── CannotGoOn                this process must end; one that is started again goes on with its work
-│   ├── CoordinatorGone       it has not answered for as long as this client was told to wait
+│   ├── CoordinatorGone       it gave no usable answer for as long as this client was told to wait
 │   └── RankFailed            the site's own code failed on some ranks of a silo, so they are no longer in step
 ├── TooManyFailures               in this run's secure rounds, over all restarts: a person must look
 ├── StateError                    the state directory is in use, or damaged
@@ -120,6 +121,18 @@ class CoordinatorBusy(TryAgain):
         self.is_down = is_down
 
 
+class NotACoordinator(TryAgain):
+    """`host`: that was asked, with its port; `page`: what came. Another address may lead to the coordinator."""
+
+    is_down = True
+
+    def __init__(self, host: str, page: str) -> None:
+        super().__init__(
+            f"the answer from {host} is not from an umbel coordinator ({page}, which a proxy or a login page of the "
+            "network may have sent)"
+        )
+
+
 class OutOfTime(ClientError):
     pass
 
@@ -180,10 +193,13 @@ class CannotGoOn(ClientError):
 
 
 class CoordinatorGone(CannotGoOn):
-    def __init__(self, silent_s: float) -> None:
+    """`cause`: why the last request got no usable answer."""
+
+    def __init__(self, silent_s: float, cause: str) -> None:
         super().__init__(
-            f"the coordinator has not answered for {silent_s:g} s, so this client ends, as it was told to. Start it "
-            "again to go on; it keeps its work of a plain round"
+            f"the coordinator has given no usable answer for {silent_s:g} s, so this client ends, as it was told to. "
+            f"The last request failed: {cause.rstrip('.')}. Start the client again to go on; it keeps its work of a "
+            "plain round"
         )
 
 

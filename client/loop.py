@@ -138,8 +138,8 @@ def run_client(
         name: the client's name; by default made from the host's name.
         labels: facts about this site, sent at its enrolment, such as `{"tier": "hospital"}`.
         policy: what this site allows, whatever the coordinator asks.
-        give_up_after_s: raise `CoordinatorGone` when requests have failed for this long. By default the client asks
-            until it gets an answer.
+        give_up_after_s: raise `CoordinatorGone` when no request got a usable answer for this long. By default the
+            client asks until one does.
         shutdown: asks the client to leave; SIGINT and SIGTERM do so too.
         transport: for tests and proxies.
         secure_random: the random draws of secure rounds, for tests that repeat a round; only the default is safe.
@@ -158,7 +158,7 @@ def run_client(
         patience = Patience(wait=shutdown.wait)
         end = client_loop.live(lambda: ensure_enrolled(coordinator, store, identity, token, labels or {}, patience))
     if silence.is_too_long:
-        raise CoordinatorGone(give_up_after_s)
+        raise CoordinatorGone(give_up_after_s, silence.cause)
     return end
 
 

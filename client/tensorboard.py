@@ -10,6 +10,8 @@ missing.
 """
 
 import json
+import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +63,7 @@ _QUANTILES = {
 }
 _RUN_FILE = TypeAdapter(RunFile)
 _QUANTILE_FIELDS = ("least", "p10", "median", "p90", "greatest")
+log = logging.getLogger("umbel.client")
 
 
 class TensorBoardMissing(ClientError):
@@ -74,6 +77,36 @@ def require_tensorboard() -> None:
             "event files need the package tensorboard, which is not installed: pip install 'umbel[tensorboard]', or "
             "leave --tensorboard out"
         )
+
+
+class EventFolderRefused(ClientError):
+    """Event files cannot be written to the folder, or a link leads from there to another user's folder."""
+
+
+def require_event_folder(folder: Path) -> None:
+    """Make a folder of event files if it is missing. Raises `EventFolderRefused`, `OSError`.
+
+    Another user who may write into the folder of the run could place a link, so a link counts only if this user has
+    made it and owns the folder to which it leads. Links in the place of old event files do no harm, because no start
+    opens an old file for writing.
+    """
+    advice = "or name another folder (--out), or leave --tensorboard out"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        what = "a link that leads to no folder" if folder.is_symlink() else "no folder"
+        raise EventFolderRefused(
+            f"{folder} is {what}, and the event files for TensorBoard go there: move it away, {advice}"
+        ) from error
+    if not folder.is_symlink():
+        return
+    target, found = folder.resolve(), (folder.lstat(), folder.stat())
+    if hasattr(os, "geteuid") and (others := {one.st_uid for one in found} - {os.geteuid(), 0}):
+        raise EventFolderRefused(
+            f"{folder} is a link to {target}, and user {min(others)} owns one of them, but this process runs as user "
+            f"{os.geteuid()}: remove the link, {advice}"
+        )
+    log.info("event files for TensorBoard go to %s, because %s is a link", target, folder)
 
 
 def scalars(row: Mapping[str, Any], file: RunFile | None) -> dict[str, float]:
@@ -115,8 +148,11 @@ class EventFiles:
     """The event files of one run, while it runs. Each point's x is the round, and its time is that of the line."""
 
     def __init__(self, folder: Path, file: RunFile | None, rows: Iterable[Mapping[str, Any]]) -> None:
-        """`file`: of the run, None if it has none. `rows`: its lines so far. Raises `TensorBoardMissing`, `OSError`."""
+        """`file`: of the run, None if it has none. `rows`: its lines so far. Raises `TensorBoardMissing`,
+        `EventFolderRefused`, `OSError`.
+        """
         require_tensorboard()
+        require_event_folder(folder)
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._file = file

@@ -12,7 +12,7 @@ from rich.table import Table
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.client.tensorboard import TensorBoardMissing
+from umbel.client.tensorboard import EventFolderRefused, TensorBoardMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import ATTEMPTS_MAX, Experiment, experiment_of, read_experiment, read_table, with_changes
@@ -31,6 +31,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     UpdateRefused,
     AccountantMissing,
     TensorBoardMissing,
+    EventFolderRefused,
 )
 
 _HOPE = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
-from umbel.client.tensorboard import require_tensorboard
+from umbel.client.tensorboard import FOLDER, require_event_folder, require_tensorboard
 from umbel.sim.data.sets.given_data import GivenData
 from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.experiment.extension import require_extension
@@ -112,6 +112,8 @@ def _run(
     if folder is not None and find_spec("matplotlib") is None:  # it draws the results when all runs are done
         raise ModuleNotFoundError("matplotlib is not installed", name="matplotlib")
     with contextlib.nullcontext() if folder is None else _claimed(folder, one):
+        if tensorboard and folder is not None:
+            require_event_folder(folder / FOLDER)
         with _memory_in_words():
             careful = _rehearsed(one, data)
         with (

@@ -68,7 +68,7 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
     why = "no client has checked in yet"
     if pause_s:
         why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
-        why += f"; {declines}" if (declines := _declines(failed)) else ""
+        why += f"; {declined}" if (declined := declines(failed)) else ""
     avoid, since = _who_failed(failed), now + pause_s
     liars = tuple(client for client in avoid if client in _who_lied(failed))
     return Recruiting(plan, since, why, not_before=since, avoid=avoid, before=sums_before(failed, liars))
@@ -97,7 +97,7 @@ def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
     times = "once" if plan.attempt == 1 else f"{plan.attempt} times"
     return (
         f"round {plan.number} was abandoned {times}, and the run file allows no more (rounds.attempts_max); "
-        f"the last time because {failed.reason}"
+        f"the last time because {failed.reason}" + (f"; {declined}" if (declined := declines(failed)) else "")
     )
 
 
@@ -112,7 +112,7 @@ def needs_a_person(failed: Abandoned, attempts_max: int | None) -> str | None:
         return None
     return (
         f"round {plan.number} was abandoned {plan.attempt} times, the last time because {failed.reason}; "
-        f"{_declines(failed)}. Remove the cause, then resume the run, or stop it"
+        f"{declines(failed)}. Remove the cause, then resume the run, or stop it"
     )
 
 
@@ -122,7 +122,7 @@ def _who_declined(failed: Abandoned) -> Mapping[ClientId, str]:
     return {**before, **failed.secure.refused}
 
 
-def _declines(failed: Abandoned) -> str:
+def declines(failed: Abandoned) -> str:
     """How many clients declined, and their most frequent reason, without names; empty if none declined.
 
     Other clients may read it: a client's reason has no secrets.

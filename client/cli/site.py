@@ -44,8 +44,8 @@ def join(
             "--give-up-after",
             metavar="SECONDS",
             min=0.1,
-            help="End with an error when the coordinator has not answered for this long. By default the client asks "
-            "until it gets an answer.",
+            help="End with an error when the coordinator has given no usable answer for this long. By default the "
+            "client asks until it gets one.",
         ),
     ] = None,
     as_json: AsJson = False,

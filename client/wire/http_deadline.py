@@ -12,7 +12,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
@@ -26,6 +26,7 @@ T = TypeVar("T")
 _PIECE_BYTES = 1 << 16
 _PROBES = 3  # two may be lost
 _until: ContextVar[float] = ContextVar("umbel_exchange_until", default=math.inf)
+_ending: ContextVar[Callable[[], float]] = ContextVar("umbel_exchange_ending", default=lambda: math.inf)
 _timing: ContextVar[Timing] = ContextVar("umbel_exchange_timing", default=IDLE)
 
 
@@ -41,6 +42,11 @@ def _set(variable: ContextVar[T], value: T) -> Generator[None]:
 def exchange_until(until: float) -> AbstractContextManager[None]:
     """End this thread's reads and writes at `until`, on `time.monotonic`'s clock, with httpx's timeouts."""
     return _set(_until, min(until, _until.get()))
+
+
+def ended_by(ends_at: Callable[[], float]) -> AbstractContextManager[None]:
+    """As `exchange_until`, with an end that may move: it is asked for at each read and write."""
+    return _set(_ending, ends_at)
 
 
 def timed_by(timing: Timing) -> AbstractContextManager[None]:
@@ -134,7 +140,7 @@ def set_stall(connection: socket.socket, stall_s: float) -> None:
 
 def _left_s(timeout: float | None, error: type[httpcore.TimeoutException]) -> float | None:
     """The timeout, cut at the deadline. Raises `error` when that has passed."""
-    until = _until.get()
+    until = min(_until.get(), _ending.get()())
     if math.isinf(until):
         return timeout
     left_s = until - time.monotonic()

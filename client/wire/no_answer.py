@@ -33,6 +33,8 @@ def why_no_answer(error: Exception, host: str) -> str:
             return f"the proxy {proxy} refused the connection, so no proxy listens there, or a firewall refuses it"
         case ConnectionRefusedError():
             return "the connection was refused, so no coordinator listens there, or a firewall refuses it"
+        case httpcore.ReadTimeout():
+            return "the answer did not come in time, or not all of it"
         case _:
             return first_line(error)
 

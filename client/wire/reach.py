@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, NotACoordinator
 from umbel.client.wire.proxies import proxy_to
 from umbel.client.wire.transport import Transport, connect, read_capped
 
@@ -49,6 +49,8 @@ def reach(address: str) -> Reached:
                 tls, is_healthy = _tls_of(response), read_capped(response, _BYTES_MAX) == _HEALTHY
         except CoordinatorRefused as error:
             raise CoordinatorMisbehaved(f"{_other_than(address)} (HTTP {error.status})") from error
+        except NotACoordinator as error:
+            raise CoordinatorMisbehaved(_other_than(address)) from error
         if not is_healthy:
             raise CoordinatorMisbehaved(_other_than(address))
         took_s = time.monotonic() - began

@@ -50,7 +50,7 @@ DECLINED_BACKOFF = Backoff(first_s=1.0)
 
 
 _EXCHANGE_OVER_ANSWER = 2.0  # how many times an answer's time an exchange may take, if bytes keep coming
-_SLOWEST_BYTES_PER_S = 1200.0  # a GSM data call; only a hostile peer is slower and never stalls
+SLOWEST_BYTES_PER_S = 1200.0  # a GSM data call; only a hostile peer is slower and never stalls
 _CHECKED_BYTES_PER_S = 20e6  # at which a coordinator with a slow disk checks a body before it answers
 
 
@@ -67,7 +67,7 @@ class Timing:
 
     def exchange_s(self, large_bytes: int) -> float:
         """How long one exchange may take in all, with this many bytes in its bodies."""
-        return _EXCHANGE_OVER_ANSWER * self.answer_s + large_bytes / _SLOWEST_BYTES_PER_S
+        return _EXCHANGE_OVER_ANSWER * self.answer_s + large_bytes / SLOWEST_BYTES_PER_S
 
 
 def within(window_s: float) -> Timing:

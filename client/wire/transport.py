@@ -5,9 +5,11 @@
 ```
 a certificate that is refused at first         CertificateRefused                                         final
 connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
-408, 425, 429, 500, 502, 503, 504              CoordinatorBusy          ├ TryAgain
-401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ┘
-no answer for too long (`silence.py`)          CoordinatorGone                                            final
+408, 425, 429, 5xx                             CoordinatorBusy          │
+401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ├ TryAgain
+a page (text/...) in place of an answer        NotACoordinator          │
+3xx, once the coordinator has answered         NotACoordinator          ┘
+none but these for too long (`silence.py`)     CoordinatorGone                                            final
 any other 4xx, and 3xx                         CoordinatorRefused: AccessRefused, AssignmentClosed, ...   final
 a body over its cap, or not what was asked     CoordinatorMisbehaved                                      final
 ```
@@ -38,7 +40,9 @@ from umbel.client.errors import (
     CoordinatorBusy,
     CoordinatorGone,
     CoordinatorMisbehaved,
+    CoordinatorRefused,
     CoordinatorUnreachable,
+    NotACoordinator,
     OutOfTime,
     Redirected,
     TryAgain,
@@ -47,9 +51,9 @@ from umbel.client.errors import (
     refusal_of,
 )
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
-from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
+from umbel.client.wire.http_deadline import ended_by, exchange_until, timed_by, timing
 from umbel.client.wire.no_answer import first_line, is_untrusted, why_no_answer
-from umbel.client.wire.silence import Silence
+from umbel.client.wire.silence import Silence, TimedBody
 from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing
 
 _PIECE_BYTES = 1 << 18
@@ -92,7 +96,7 @@ def sha256_of(body: Body) -> bytes:
 
 
 JSON_BYTES_MAX = 1 << 20
-_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_BUSY = {408, 425, 429, *range(500, 600)}
 _PROBLEM = TypeAdapter(Problem)
 _PROBLEM_TYPE = "urn:umbel:problem:"
 
@@ -180,27 +184,34 @@ class Transport:
         http = self._replicas.current
         self._require_not_gone()
         try:
-            with exchange_until(until), ExitStack() as exchange:
-                with exchange_until(self._silence.ends_at):
-                    sent = http.stream(method, url, content=content, headers=fields, timeout=timeout)
-                    response = exchange.enter_context(sent)
-                if response.status_code < 500:
-                    self._silence.answered()
-                _raise_for(response)
-                self._replicas.note_answer()
-                yield response
+            with exchange_until(until), ended_by(lambda: self._silence.ends_at), ExitStack() as exchange:
+                sent = http.stream(method, url, content=content, headers=fields, timeout=timeout)
+                response = exchange.enter_context(sent)
+                _raise_for(response, self._replicas.has_answered)
+                yield self._with_timed_body(response)
         except httpx.TransportError as error:
-            self._silence.failed()
-            raise self._unanswered(http, error) from error
-        except CoordinatorBusy as error:
-            if error.is_down:
-                self._silence.failed()
+            unanswered = self._unanswered(http, error)
+            self._silence.failed(str(unanswered))
+            raise unanswered from error
+        except (CoordinatorBusy, NotACoordinator) as error:
+            self._silence.failed(str(error))
             error.has_other = error.is_down and self._replicas.note_failure(http)
             raise
+        except CoordinatorRefused:
+            self._silence.answered()
+            raise
+        else:
+            self._replicas.note_answer()
+            self._silence.answered()
+
+    def _with_timed_body(self, response: httpx.Response) -> httpx.Response:
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        response.stream = TimedBody(response.stream, self._silence, timing().exchange_s(0))
+        return response
 
     def _require_not_gone(self) -> None:
         if self._silence.is_too_long:
-            raise CoordinatorGone(self._silence.max_s)
+            raise CoordinatorGone(self._silence.max_s, self._silence.cause)
 
     def _unanswered(self, http: httpx.Client, error: httpx.TransportError) -> ClientError:
         """The error to raise. A certificate that was never accepted is a wrong setting, which no retry mends."""
@@ -268,7 +279,29 @@ def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def _raise_for(response: httpx.Response) -> None:
+def _page_in(response: httpx.Response, has_answered: bool) -> str | None:
+    """What a proxy or a network's login page has sent in place of an answer; None if it may be the coordinator's.
+
+    No coordinator sends text, and it redirects only to models, with 307. Another redirect is a wrong address, which no
+    retry mends, unless the coordinator has answered there before.
+    """
+    media_type, status = (
+        response.headers.get("content-type", "").partition(";")[0].strip().lower(),
+        response.status_code,
+    )
+    is_text = media_type.startswith("text/") or media_type == "application/xhtml+xml"
+    if response.is_success and is_text:
+        return f"a {printable(media_type[:64])} page"
+    if has_answered and 300 <= status < 400 and (status != 307 or is_text):
+        place = printable(response.headers.get("location", "")[:200])
+        return f"HTTP {status} to {place!r}"
+    return None
+
+
+def _raise_for(response: httpx.Response, has_answered: bool) -> None:
+    """`has_answered`: whether the coordinator ever did."""
+    if (page := _page_in(response, has_answered)) is not None:
+        raise NotACoordinator(response.request.url.netloc.decode(), page)
     if response.is_success:
         return
     kind, detail, tensors = _problem(response)

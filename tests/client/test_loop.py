@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from tests.client.doubles.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
+from tests.client.doubles.dripping import dripping
 from tests.servers.waits import wait_until
 from umbel.aggregation.optimizers.section import AggregationSection
 from umbel.aggregation.plans.assignment import assignment_id
@@ -52,6 +54,7 @@ from umbel.client.rounds.worker import RoundWorker
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.http_deadline import bound
 from umbel.client.wire.transport import Patience
 
 
@@ -330,10 +333,97 @@ def silent_from(kind: str, n_before: int = 0) -> Callable[[Handler], Handler]:
 @pytest.mark.parametrize("kind", ["POST enrolments", "POST check-ins", "GET models", "PUT report"])
 def test_a_client_that_was_told_to_give_up_ends_when_the_coordinator_is_silent(tmp_path: Path, kind: str) -> None:
     double = Double(AddOne().model)
-    with pytest.raises(CoordinatorGone, match=re.escape("has not answered for 0.2 s")):
+    with pytest.raises(CoordinatorGone, match=re.escape("has given no usable answer for 0.2 s")):
         take_part(tmp_path, double, wrap=silent_from(kind), give_up_after_s=0.2)
     assert take_part(tmp_path, double).status == "finished"  # a later one goes on
     assert len(double.updates) == 1
+
+
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+PORTAL = {"Location": "https://login.hospital.example/?to=coordinator"}
+KINDS = ["POST enrolments", "POST check-ins", "GET models", "POST update", "PUT report"]
+
+
+def from_a_proxy(kind: str, status: int, headers: dict[str, str], n_times: float) -> Callable[[Handler], Handler]:
+    """A proxy answers so, in place of the coordinator, to `n_times` requests from the first of this kind on."""
+    n = 0
+
+    def wrap(handle: Handler) -> Handler:
+        def proxied(request: httpx.Request) -> httpx.Response:
+            nonlocal n
+            is_away = (kind_of(request) == kind or n > 0) and n < n_times
+            n += is_away
+            return stream(status, b"<html>Sign in", headers) if is_away else handle(request)
+
+        return proxied
+
+    return wrap
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [
+        (200, HTML, "the answer from coordinator.test is not from an umbel coordinator (a text/html page, which a "),
+        (429, HTML, "the coordinator cannot answer now (http-429)"),
+        (511, HTML, "the coordinator cannot answer now (http-511)"),
+    ],
+)
+def test_a_login_page_of_the_network_is_waited_out_or_ends_a_client_that_was_told_to_give_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, status: int, headers: dict[str, str], words: str
+) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(CoordinatorGone, match=re.escape(f"The last request failed: {words}")):
+        take_part(tmp_path, double, wrap=from_a_proxy(kind, status, headers, math.inf), give_up_after_s=0.2)
+    caplog.clear()
+    assert take_part(tmp_path, double, wrap=from_a_proxy(kind, status, headers, 2)).status == "finished"
+    assert len(double.updates) == 1
+    if kind in ("POST check-ins", "GET models", "PUT report"):  # of these the first start has answered none
+        assert caplog.text.count(words) == 1
+
+
+@pytest.mark.parametrize("kind", ["GET models", "POST update", "PUT report"])
+@pytest.mark.parametrize(("status", "headers"), [(302, PORTAL), (307, PORTAL | HTML)])
+def test_a_redirect_to_a_login_page_is_waited_out_once_the_coordinator_has_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, status: int, headers: dict[str, str]
+) -> None:
+    assert take_part(tmp_path, Double(AddOne().model), wrap=from_a_proxy(kind, status, headers, 2)).accepted == 1
+    assert f"(HTTP {status} to 'https://login.hospital.example/?to=coordinator', which a proxy or a" in caplog.text
+
+
+def test_a_redirect_is_a_wrong_address_if_no_coordinator_has_answered_there(tmp_path: Path) -> None:
+    with pytest.raises(CoordinatorRefused, match="redirects to 'https://login"):
+        take_part(tmp_path, Double(AddOne().model), wrap=from_a_proxy("POST enrolments", 302, PORTAL, 2))
+
+
+def test_json_that_is_no_message_ends_the_client_at_once(tmp_path: Path) -> None:
+    def wrap(handle: Handler) -> Handler:
+        return lambda request: answer({"sign": "in"}) if kind_of(request) == "POST check-ins" else handle(request)
+
+    with pytest.raises(CoordinatorMisbehaved, match="the coordinator's answer does not parse: run_status"):
+        take_part(tmp_path, Double(AddOne().model), wrap=wrap, give_up_after_s=60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_never_ends_ends_a_client_that_was_told_to_give_up(tmp_path: Path, kind: str) -> None:
+    """Over real sockets. The first request after the trouble begins is cut, so that the test need not wait a minute."""
+    double, n = Double(AddOne().model), 0
+
+    with dripping(b" ") as elsewhere, bound(httpx.Client(base_url=elsewhere)) as proxy:
+
+        def wrap(handle: Handler) -> Handler:
+            def through(request: httpx.Request) -> httpx.Response:
+                nonlocal n
+                n += kind_of(request) == kind or n > 0
+                if n == 1:
+                    raise httpx.ReadError("cut")
+                return proxy.send(proxy.build_request("GET", "/"), stream=True) if n else handle(request)
+
+            return through
+
+        with pytest.raises(CoordinatorGone, match=re.escape("no usable answer for 0.3 s")):
+            take_part(tmp_path, double, wrap=wrap, give_up_after_s=0.3)
+    assert n > 1
 
 
 def test_a_training_ends_when_the_coordinator_is_silent_and_its_work_is_kept(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.doubles.double import TOKEN, URL, Double, Handler, problem
+from tests.client.doubles.double import TOKEN, URL, Double, Handler, problem, stream
 from tests.client.doubles.secure_double import PEERS, WARD, SecureDouble, peer_key
 from tests.federations.consortium import OFFICERS, public_key, signed
 from umbel.aggregation.plans.assignment import SecureOffer
@@ -231,6 +231,24 @@ def test_a_client_that_was_told_to_give_up_ends_when_the_coordinator_is_silent(t
         take_part(tmp_path, double, wrap=silence, shutdown=Shutdown(), give_up_after_s=0.2)
     assert silent.is_set()
     assert "PUT unmasking" not in double.log
+
+
+@pytest.mark.parametrize("phase", ["advertise-keys", "share-keys", "masked-input", "update", "report", "unmasking"])
+def test_a_login_page_of_the_network_is_waited_out_in_every_phase(tmp_path: Path, phase: str) -> None:
+    double, n = SecureDouble(Ward().model), 0
+
+    def behind_a_portal(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            nonlocal n
+            is_page = (request.url.path.endswith(phase) or n > 0) and n < 3
+            n += is_page
+            return stream(200, b"<html>Sign in", {"Content-Type": "text/html"}) if is_page else handler(request)
+
+        return handle
+
+    end = take_part(tmp_path, double, wrap=behind_a_portal, shutdown=Shutdown(), give_up_after_s=60.0)
+    assert (end.status, end.accepted, n) == ("finished", 1, 3)
+    assert "PUT decline" not in double.log
 
 
 def test_a_coordinator_that_needs_the_count_is_told_it(tmp_path: Path) -> None:

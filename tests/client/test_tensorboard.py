@@ -1,5 +1,7 @@
 """Event files, read again with TensorBoard's own reader."""
 
+import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
@@ -21,7 +23,7 @@ from umbel.aggregation.run.records import Absent, Judged, RoundRecord
 from umbel.client.cli.train import train
 from umbel.client.datacenter.train.cost import AttemptCost
 from umbel.client.datacenter.train.differences import RankUpdates
-from umbel.client.tensorboard import EventFiles, TensorBoardMissing, scalars
+from umbel.client.tensorboard import EventFiles, EventFolderRefused, TensorBoardMissing, scalars
 from umbel.sim.federation.rows import Row
 
 FILE = TypeAdapter(RunFile).validate_python(
@@ -213,6 +215,67 @@ def test_without_the_package_an_error_says_what_to_install(tmp_path: Path, monke
     with pytest.raises(TensorBoardMissing, match=r"pip install 'umbel\[tensorboard\]'"):
         EventFiles(tmp_path / "events", FILE, [])
     assert not (tmp_path / "events").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "link to a file", "link to nothing"])
+def test_what_is_in_the_way_of_the_event_files_is_named_with_a_remedy(tmp_path: Path, place: str) -> None:
+    folder, other = tmp_path / "tensorboard", tmp_path / "other"
+    if place == "file":
+        folder.write_text("mine")
+    else:
+        folder.symlink_to(other)
+    if place == "link to a file":
+        other.write_text("mine")
+    what = "no folder" if place == "file" else "a link that leads to no folder"
+    words = rf"tensorboard is {what}, and the event files .* move it away, or name another folder \(--out\)"
+    with pytest.raises(EventFolderRefused, match=words):
+        EventFiles(folder, FILE, [])
+    if place != "link to nothing":
+        assert (folder if place == "file" else other).read_text() == "mine"
+    else:
+        assert not other.exists()
+
+
+def test_a_link_of_this_user_to_an_own_folder_is_followed_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="umbel.client")
+    (tmp_path / "large-disk").mkdir()
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "large-disk")
+    with EventFiles(tmp_path / "tensorboard", FILE, [row(1)]):
+        pass
+    assert len(list((tmp_path / "large-disk").iterdir())) == 1
+    assert f"go to {(tmp_path / 'large-disk').resolve()}, because" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["link", "folder"])
+def test_a_link_to_or_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Only root can give files away; without it, this process takes another number."""
+    link, other = tmp_path / "tensorboard", tmp_path / "other"
+    other.mkdir()
+    link.symlink_to(other)
+    if os.geteuid() == 0:
+        os.chown(link if given == "link" else other, user := 4711, user, follow_symlinks=False)
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(EventFolderRefused, match=rf"and user {user} owns one of them, .*: remove the link, or name"):
+        EventFiles(link, FILE, [])
+    assert not list(other.iterdir())
+
+
+def test_a_link_in_the_place_of_an_old_event_file_leads_to_no_write(tmp_path: Path) -> None:
+    folder, other = tmp_path / "tensorboard", tmp_path / "precious"
+    with EventFiles(folder, FILE, [row(1)]):
+        pass
+    (old,) = folder.iterdir()
+    old.unlink()
+    other.write_text("mine")
+    old.symlink_to(other)
+    with EventFiles(folder, FILE, [row(1)]) as files:
+        files.add(row(2))
+    assert other.read_text() == "mine"
+    assert sum(not one.is_symlink() for one in folder.iterdir()) == 1
 
 
 def test_the_command_says_what_to_install_before_it_writes_anything(

@@ -24,7 +24,7 @@ from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.datacenter.ranks.attempt import agreed_attempt
-from umbel.client.datacenter.ranks.torch_errors import cause_of, loss_of, unreachable
+from umbel.client.datacenter.ranks.torch_errors import KILLED_OR_FAILED, cause_of, loss_of, unreachable
 from umbel.client.datacenter.ranks.waiting import RankWaits
 from umbel.client.errors import CannotGoOn
 
@@ -271,7 +271,7 @@ def lost_ranks_named() -> Generator[None]:
 def lost_rank(error: BaseException) -> GroupError:
     """What to raise because another rank no longer answers. `error`: as torch says it."""
     return GroupError(
-        f"another rank of this job is lost: {loss_of(error) or 'the log of that rank says why'}. Start the same "
+        f"another rank of this job is lost: {loss_of(error) or KILLED_OR_FAILED}. Start the same "
         "command again to go on; torchrun --max-restarts does so by itself"
     )
 

@@ -60,6 +60,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 )
 """Patterns of errors that name a cause, and what to do."""
 
+KILLED_OR_FAILED = "its log has the cause, unless it was killed from outside, as by the memory limit of its machine"
 LOSSES: tuple[tuple[str, str], ...] = (
     (
         r"waiting for clients",
@@ -67,15 +68,15 @@ LOSSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"wait timeout after .* keys",
-        "it has not come, or has ended at its start; its log says why, and its machine must reach this one",
+        "it has not come, or has ended at its start; its log has the cause, and its machine must reach this one",
     ),
     (
         r"Connection refused",
-        "it refuses connections, because it has ended (its log says why) or a firewall is between the machines",
+        "it refuses connections, because it has ended (its log has the cause) or a firewall is between the machines",
     ),
     (
         r"Connection reset|[Cc]onnection closed|Broken pipe|Socket closed|ncclRemoteError|remote process exited",
-        "the log of that rank says why",
+        KILLED_OR_FAILED,
     ),
     (
         r"[Tt]imed out|[Tt]imeout|Watchdog caught collective",

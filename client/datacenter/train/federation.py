@@ -37,6 +37,7 @@ from umbel.aggregation.plans.round import RoundPlan, Task, ranks_of
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.round.cohort import Expected
 from umbel.aggregation.round.machine import advance, advance_to_end
+from umbel.aggregation.round.retry import declines
 from umbel.aggregation.round.states import (
     Abandoned,
     Closing,
@@ -134,6 +135,7 @@ class GroupFederation:
         self.leaving = ""  # which rank must leave after the last attempt, and why
         self._too_slow = ""  # which rank has needed longer than the window in the last attempt, and what helps
         self._has_warned = False
+        self._declines = ""  # which reason the ranks had that declined the last attempt
 
     def attempts(self) -> Iterator[GroupAttempt]:
         """Every attempt until the run is over or a rank must leave.
@@ -146,7 +148,8 @@ class GroupFederation:
             yield ended
             record = ended.record
             if not record.committed and record.task.makes_model and record.attempt >= _ATTEMPTS_MAX:
-                told = f"{record.reason}{self._too_slow and '. ' + self._too_slow}"
+                declined, slow = self._declines and f"; {self._declines}", self._too_slow and f". {self._too_slow}"
+                told = f"{record.reason}{declined}{slow}"
                 raise GroupError(f"round {record.round} was abandoned {record.attempt} times: {told}")
 
     def _attempt(self, meter: CostMeter) -> GroupAttempt:
@@ -326,6 +329,7 @@ class GroupFederation:
         elapsed_s: float,
     ) -> RoundRecord:
         known = self._known(state, reports, elapsed_s)
+        self._declines = declines(state) if isinstance(state, Abandoned) else ""
         if isinstance(state, Abandoned):
             return self._end(abandoned(self.standing, state, known))
         if not isinstance(found, _RoundSum):

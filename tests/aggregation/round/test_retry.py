@@ -157,7 +157,13 @@ def test_giving_up_says_why_in_a_sentence() -> None:
     assert str(gives_up(failed(replace(PLAN, attempt=1)), 1)).startswith("round 3 was abandoned once, and the run file")
     assert gives_up(failed(replace(PLAN, attempt=2)), 2) == (
         "round 3 was abandoned 2 times, and the run file allows no more (rounds.attempts_max); "
-        "the last time because the window of 60 s is over with 1 of at least 2 reports"
+        "the last time because the window of 60 s is over with 1 of at least 2 reports; 1 client declined: low battery"
+    )
+
+
+def test_giving_up_on_clients_that_decline_has_their_most_frequent_reason() -> None:
+    assert str(gives_up(declined(2, POLICY, BROKEN, POLICY), 2)).endswith(
+        "with 0 of at least 2 reports; declined by a, b, c; 3 clients declined, 2 of them with this reason: " + POLICY
     )
 
 

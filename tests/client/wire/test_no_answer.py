@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.doubles.dripping import HEAD, dripping
 from tests.servers.tls_server import Server, context_of, issued, serving
 from umbel.client.errors import CertificateRefused, CoordinatorUnreachable
+from umbel.client.wire.http_deadline import timed_by
+from umbel.client.wire.timing import Backoff, Timing
 from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
 
@@ -141,6 +144,19 @@ def test_a_refused_connection_and_an_unknown_name_have_plain_words() -> None:
     ):
         with connect(address) as addresses, pytest.raises(CoordinatorUnreachable, match=words):
             Transport(addresses, unsigned).ask("GET", "/")
+
+
+@pytest.mark.parametrize("head", [b"", HEAD])
+def test_an_answer_that_does_not_come_or_does_not_end_has_plain_words(head: bytes) -> None:
+    short = Timing(answer_s=0.1, stall_s=3.0, backoff=Backoff())
+    words = r"no answer from the coordinator at 127.*: the answer did not come in time, or not all of it"
+    with (
+        dripping(b"", head) as url,
+        connect(url) as addresses,
+        timed_by(short),
+        pytest.raises(CoordinatorUnreachable, match=words),
+    ):
+        Transport(addresses, unsigned).ask("GET", "/")
 
 
 @pytest.mark.parametrize("write", [None, lambda path: path.write_text("no PEM")])

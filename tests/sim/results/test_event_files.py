@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.sim.experiment.test_own_clients import table
-from umbel.client.tensorboard import FOLDER, TensorBoardMissing
+from umbel.client.tensorboard import FOLDER, EventFolderRefused, TensorBoardMissing
 from umbel.sim import Watcher, simulate
 from umbel.sim.engines.flower.section import FlowerSection
 from umbel.sim.experiment.file import TrialSpec
@@ -71,6 +71,15 @@ def test_what_is_missing_is_said_before_the_first_round(tmp_path: Path, monkeypa
     with pytest.raises(TensorBoardMissing, match="pip install"):
         simulate(table(), tmp_path / "out", tensorboard=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_way_of_the_event_files_is_named_before_the_first_round(tmp_path: Path) -> None:
+    simulate(table(), tmp_path)
+    (tmp_path / FOLDER).write_text("mine")
+    rows = (tmp_path / "rounds.jsonl").read_bytes()
+    with pytest.raises(EventFolderRefused, match=r"tensorboard is no folder, .*: move it away, or name another folder"):
+        simulate(table(), tmp_path, tensorboard=True)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == rows
 
 
 def test_the_run_of_a_flower_app_has_curves_without_learning_rates(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.contracts.own_clients import make_torch_client
 from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
@@ -174,6 +175,35 @@ def test_a_run_that_ends_because_of_its_window_says_so(tmp_path: Path) -> None:
         GroupError, match=r"round 1 was abandoned 3 times: .* Rank 0 has needed \d.* s, and window_s is 0\.1: set it to"
     ):
         train_run(run_file(rounds=SHORT), f"{__name__}:TOO_SLOW", tmp_path, None, lambda _: None)
+
+
+class _Refused(Client):
+    """Reports a metric that no report may have."""
+
+    def __init__(self) -> None:
+        self.model, self.sample_count = nn.Linear(2, 2), 4
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return TrainResult(4, 1, 1, {"<script>": 1.0})
+
+
+REFUSED = _Refused()
+
+
+WHY = r"was abandoned {} times.* everyone who is left has declined, .*; 1 client declined: .*<script>"
+
+
+def test_an_error_after_attempts_that_every_rank_declined_has_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(GroupError, match=WHY.format(3)):
+        train_run(run_file(rounds={"count": 1}), f"{__name__}:REFUSED", tmp_path, None, lambda _: None)
+
+
+def test_a_run_that_failed_because_every_rank_declined_has_the_reason(tmp_path: Path) -> None:
+    file = run_file(rounds={"count": 1, "attempts_max": 2})
+    end, _ = train_run(file, f"{__name__}:REFUSED", tmp_path, None, lambda _: None)
+    assert end is not None
+    assert end.status is RunStatus.FAILED
+    assert re.search(WHY.format(2), end.reason), end.reason
 
 
 def test_a_folder_is_one_runs_alone_and_its_lines_are_those_of_its_checkpoint(tmp_path: Path) -> None:
