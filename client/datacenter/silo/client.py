@@ -55,7 +55,7 @@ class SiloClient(Client):
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train on all ranks. Raises `WorkRefused` for what ranks with parts of the model cannot do."""
         if plan.may_accumulate:
-            raise WorkRefused("a silo of several ranks does not measure its inexactness")
+            raise WorkRefused("a client of several ranks does not measure its inexactness")
         order = Order(
             OrderKind.TRAIN,
             self._stale(),

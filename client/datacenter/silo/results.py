@@ -66,7 +66,8 @@ def one_evaluation(parts: Sequence[BatchPart], results: Sequence[Evaluation | No
 def _together(parts: Sequence[BatchPart], measured: Sequence[_Measured]) -> _Measured:
     for rank, one in enumerate(measured):
         if strange := [f"{name} = {value}" for name, value in one.metrics.items() if not math.isfinite(value)]:
-            log.warning("rank %d has measured %s, so the silo reports no such metric", rank, ", ".join(strange))
+            # Another line says what becomes of it, which is not the same in every round (`client/rounds`).
+            log.warning("rank %d has measured %s", rank, ", ".join(strange))
     ranks = sorted(range(len(parts)), key=lambda rank: parts[rank].index)
     same_samples = [
         _merged([measured[rank] for rank in group]) for _, group in groupby(ranks, key=lambda rank: parts[rank].index)
