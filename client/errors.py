@@ -183,7 +183,7 @@ class CoordinatorGone(CannotGoOn):
     def __init__(self, silent_s: float) -> None:
         super().__init__(
             f"the coordinator has not answered for {silent_s:g} s, so this client ends, as it was told to. Start it "
-            "again to go on; it keeps its work of a plain round"
+            "again to go on. What it has done in a plain round is kept"
         )
 
 
