@@ -31,7 +31,7 @@ from umbel.client.datacenter.doctor.memory import findings_of_memory, memory_byt
 from umbel.client.datacenter.doctor.pipeline import division_of_model
 from umbel.client.datacenter.doctor.rounds import RoundAdvice, advised_rounds
 from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_division
-from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory, StepTimer
+from umbel.client.datacenter.doctor.steps import NotTimed, SeveralRanks, StepMemory, StepTimer
 from umbel.client.datacenter.doctor.timing import agreed_time, time_of
 from umbel.client.datacenter.loops.attach import CodecName, mean_of
 from umbel.client.datacenter.ranks.group import Group
@@ -41,7 +41,14 @@ from umbel.client.findings import ClientFinding, passed, skipped, warned, wrong
 _BUDGET_S = 4.0
 _OF_SUMS, _OF_ROUNDS = 0.4, 5.0  # of that budget
 _ROUNDS, _ROUND_S_MAX = range(2, 6), 60.0  # how many, and how long one may be
-_ALONE = "there is only one rank"
+_NO_STAGES = (
+    "a division into pipeline stages is computed for clients of one rank only: start as many ranks as one client has, "
+    "without --ranks-per-client"
+)
+_NO_ADVICE = (
+    "every and codec are not advised for clients of several ranks, because outer_sync adds up over all ranks of a job: "
+    "see the local_steps of umbel train"
+)
 _WHY_SHORT = "If that falls short too, the ranks' steps take different times, or others use the network"
 _REFUTED_MAX = 1  # advice that is given up after a trial
 _STRAGGLER = 1.5  # times the median step
@@ -57,13 +64,14 @@ class JobCheck:
     alone_s: tuple[float, ...]  # seconds of a step without a sum, of each rank
     sums: Mapping[CodecName, float]  # seconds of a mean of the model's change, by codec
     wait_s: float  # seconds that a sum takes longer after steps, because ranks wait for each other
-    advice: Advice | None  # the last one, if a trial has refuted others; None for one rank
+    advice: Advice | None  # the last one, if trials have refuted others; None for one rank, or clients of several ranks
     measured_utilisation: float | None  # of it; None: an advised round takes too long to try
     rounds: RoundAdvice | str  # of `umbel train`, or why these ranks cannot carry out the run file
     memory: StepMemory
     device_bytes: int  # of the memory of this rank
     stages: PipelineStages | str  # into which the model could be divided, or why it could not
     refuted: tuple[RefutedAdvice, ...] = ()  # what was tried before `advice`
+    ranks_per_client: int = 1  # if there are more, a step is one of a whole client, and sums go over first ranks
 
     @property
     def sums_with_wait(self) -> dict[CodecName, float]:
@@ -71,13 +79,22 @@ class JobCheck:
         return {codec: took + self.wait_s for codec, took in self.sums.items()}
 
 
-def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, budget_s: float = _BUDGET_S) -> JobCheck:
-    """Time this rank's client, together with those of all ranks.
+def measured_job(
+    group: Group,
+    file: RunFile,
+    app: Client,
+    n_on_host: int,
+    several: SeveralRanks | None = None,
+    *,
+    budget_s: float = _BUDGET_S,
+) -> JobCheck:
+    """Time this rank's client, together with those of all ranks of the group.
 
-    `n_on_host`: ranks that share the memory of this host. `budget_s`: about how long the steps of each kind may take.
+    `n_on_host`: ranks that share the memory of this host. `several`: of clients of several ranks, whose first ranks are
+    the group; `app` is then such a client as a whole. `budget_s`: about how long the steps of each kind may take.
     Raises `NotTimed` for a client that fails, or does not follow its plan.
     """
-    timer = StepTimer(group, file, app)
+    timer = StepTimer(group, file, app, several)
     about_s, memory = timer.probe()
     values = torch.randn(timer.n_values, device=group.wire)
     float32 = mean_of("float32", group.process_group)
@@ -95,10 +112,10 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
     wait_s = max(0.0, times.normal_s - alone_s - sums["float32"])
     with_wait: dict[CodecName, float] = {codec: took + wait_s for codec, took in sums.items()}
     advice, measured, refuted = None, None, tuple[RefutedAdvice, ...]()
-    if group.size > 1:
+    if group.size > 1 and several is None:
         advice, measured, refuted = _tried_advice(group, timer, alone_s, with_wait, values, _OF_ROUNDS * budget_s)
-    rounds: RoundAdvice | str = _ALONE
-    if advice is not None:
+    rounds: RoundAdvice | str = f"there is only one {group.names.noun}"
+    if group.size > 1:
         about_s = 2 * sums["float32"] + wait_s  # integers of 64 bits
         rounds = advised_rounds(group, file, app, alone_s, about_s, _OF_ROUNDS * budget_s)
     return JobCheck(
@@ -112,8 +129,9 @@ def measured_job(group: Group, file: RunFile, app: Client, n_on_host: int, *, bu
         rounds=rounds,
         memory=memory,
         device_bytes=memory_bytes(group.device, n_on_host),
-        stages=division_of_model(group, timer),
+        stages=division_of_model(group, timer) if several is None else _NO_STAGES,
         refuted=refuted,
+        ranks_per_client=1 if several is None else several.n,
     )
 
 
@@ -124,17 +142,17 @@ def finding_of_failure(error: NotTimed) -> ClientFinding:
 
 def findings_of(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
     """What limits the job, what would help, and whether it fits."""
-    memory = [*findings_of_memory(job.memory, job.device_bytes, len(facts))]
+    memory = [*findings_of_memory(job.memory, job.device_bytes, len(facts), job.ranks_per_client)]
     yield from memory
     if any(one.verdict == "wrong" for one in memory) and len(facts) > 1:
-        yield finding_of_division(job.stages)
+        yield skipped("stages", _NO_STAGES) if job.ranks_per_client > 1 else finding_of_division(job.stages)
     yield from _stragglers(job, facts)
     yield _bottleneck(job)
-    if job.advice is None:
+    if len(job.alone_s) == 1 or (job.advice is None and job.ranks_per_client == 1):
         return
     shown = ", ".join(f"{codec} {seconds(took)}" for codec, took in job.sums.items())
     yield passed("codecs", f"a mean of {job.n_values:,} values takes {shown}")
-    yield _advice(job, job.advice)
+    yield skipped("advice", _NO_ADVICE) if job.advice is None else _advice(job, job.advice)
     yield _rounds(job.rounds, job.steps.alone_s)
 
 
@@ -151,7 +169,8 @@ def _bottleneck(job: JobCheck) -> ClientFinding:
         case "compute":
             return passed("bottleneck", said)
         case "communication":
-            return warned("bottleneck", said, "add up less often, or in fewer bits; see advice")
+            where = "advice" if job.ranks_per_client == 1 else "umbel train"
+            return warned("bottleneck", said, f"add up less often, or in fewer bits; see {where}")
         case "input":
             advice = "read faster: a DataLoader with more workers, prefetch, smaller files, or data in memory"
             return warned("bottleneck", said, advice)
@@ -228,11 +247,17 @@ def _rounds(found: RoundAdvice | str, step_s: float) -> ClientFinding:
 
 
 def _stragglers(job: JobCheck, facts: Sequence[RankFacts]) -> Iterator[ClientFinding]:
-    usual = median(job.alone_s)
-    for rank, own_s in enumerate(job.alone_s):
-        if own_s > _STRAGGLER * usual:
-            said = f"a step of {named(rank, facts)} takes {seconds(own_s)}, and the median is {seconds(usual)}"
-            yield warned("slow rank", said, "all ranks wait for it: look at its processors, its GPU and its data")
+    usual, n_each = median(job.alone_s), job.ranks_per_client
+    for number, own_s in enumerate(job.alone_s):
+        if own_s <= _STRAGGLER * usual:
+            continue
+        if n_each == 1:
+            who, remedy = named(number, facts), "all ranks wait for it: look at its processors, its GPU and its data"
+        else:
+            who = f"client {number} (its first rank is {named(number * n_each, facts)})"
+            remedy = "all clients wait for it: look at its ranks' processors, GPUs and data"
+        said = f"a step of {who} takes {seconds(own_s)}, and the median is {seconds(usual)}"
+        yield warned("slow rank" if n_each == 1 else "slow client", said, remedy)
 
 
 def _tried_advice(

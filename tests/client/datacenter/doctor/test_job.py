@@ -196,6 +196,33 @@ def test_a_slow_rank_is_named() -> None:
     )
 
 
+def test_of_clients_of_several_ranks_what_cannot_be_said_is_skipped_with_the_reason() -> None:
+    usual = {"ranks_per_client": 2, "advice": None, "measured_utilisation": None}
+    found = findings(**usual)
+    assert found["advice"].verdict == "skipped"
+    assert "outer_sync adds up over all ranks of a job: see the local_steps of umbel train" in found["advice"].found
+    assert found["bottleneck"].advice == "add up less often, or in fewer bits; see umbel train"
+    assert found["umbel train"].verdict == "pass"
+    assert found["memory"].found.endswith("for a rank: it fits as the 2 ranks of a client divide it")
+    small = findings(**usual, device_bytes=8800)
+    assert small["memory"].advice.startswith(
+        "shard the model over the client's ranks (FSDP2), give a client more ranks"
+    )
+    assert (small["stages"].verdict, small["stages"].found.split(":")[0]) == (
+        "skipped",
+        "a division into pipeline stages is computed for clients of one rank only",
+    )
+
+
+def test_a_slow_client_is_named_with_its_first_rank() -> None:
+    facts = [RankFacts(host, {}, "processor", 0, 2) for host in ("north", "north", "south", "south")]
+    (slow,) = [one for one in findings_of(job_of(alone_s=(0.1, 0.9), ranks_per_client=2), facts) if "slow" in one.check]
+    assert (slow.check, slow.found) == (
+        "slow client",
+        "a step of client 1 (its first rank is rank 2 (on south)) takes 900 ms, and the median is 500 ms",
+    )
+
+
 def test_how_to_divide_the_model_is_said_where_stages_are_advised() -> None:
     assert "stages" not in said()
     large = said(device_bytes=8800, stages=divided([LayerCost("a", 8, 2000), LayerCost("b", 8, 2000)], 2, 64))

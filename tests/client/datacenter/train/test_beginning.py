@@ -260,7 +260,7 @@ def test_parameters_named_number_and_of_are_told_by_their_names() -> None:
         client_of(f"{__name__}:make_swapped", group.rank, group.size, 0)
         with pytest.raises(AppError, match=r"needs 3 arguments: write it as make_client\(number, of\)"):
             client_of(f"{__name__}:make_of_three", group.rank, group.size, 0)
-        with pytest.raises(AppError, match=r"takes the mesh of its client's ranks, and only .* --ranks-per-client"):
+        with pytest.raises(AppError, match=r"takes the mesh of its client's ranks, so say .* --ranks-per-client"):
             client_of(f"{__name__}:make_of_ranks", group.rank, group.size, 0)
 
 
