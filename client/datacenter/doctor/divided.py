@@ -86,8 +86,15 @@ class _WithOneBatch(Client):
     """The client on one rank. A plan with an option of the doctor's is for the same client with one repeated batch."""
 
     def __init__(self, app: Client, repeated: Client) -> None:
-        self._app, self._repeated = app, repeated
-        self.model, self.sample_count, self.part = app.model, app.sample_count, app.part
+        self._app, self._repeated, self.part = app, repeated, app.part
+
+    @property
+    def model(self) -> nn.Module:  # type: ignore[override]  # it is read only
+        return self._app.model
+
+    @property
+    def sample_count(self) -> int:  # type: ignore[override]  # the same
+        return self._app.sample_count
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         return self._asked(plan).train(model, _without_option(plan))

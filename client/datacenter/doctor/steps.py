@@ -22,7 +22,7 @@ from umbel.client.app import Client
 from umbel.client.datacenter.doctor.layers import CountedStep
 from umbel.client.datacenter.doctor.timing import agreed_time
 from umbel.client.datacenter.ranks.group import Group
-from umbel.client.errors import ClientError
+from umbel.client.errors import CannotGoOn, ClientError
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import asked_of_site, train_from
 from umbel.client.training.shared_state import SharedState
@@ -146,6 +146,8 @@ class StepTimer:
         """Train by this plan. Returns why the client failed; empty if it did not."""
         try:
             train_from(app, self._shared, self._weights, plan)
+        except CannotGoOn:  # ranks are lost or out of step, so nothing more can be measured
+            raise
         except ClientError as error:
             return str(error)
         return ""

@@ -39,7 +39,7 @@ def done(app: Client, plan: LocalPlan) -> Trained:
     return train_from(app, shared, {name: one.clone() for name, one in shared.shared().items()}, plan)
 
 
-TRAINING = [
+TRAINING: list[tuple[dict[str, float], dict[str, Any], dict[str, Any], str]] = [
     ({"gamma": 1.0}, {}, {"inexactness": True}, "'gamma', but the run measures it itself (inexactness"),
     ({"gamma": WeightedMean(math.nan, 0)}, {}, {"inexactness": True}, "'gamma'"),
     ({"start_loss": 1.0}, {}, {"algorithm": "qfedavg"}, "'start_loss', but the run measures it itself"),
