@@ -24,6 +24,7 @@ TARGET = 0.9
 CODECS: tuple[CodecName, ...] = ("float32", "8bit", "4bit", "2bit")  # by their bits
 RARE = 32  # steps between two means of 2 bits, at least: it is for rare means
 _SHORT = 0.9  # of what was predicted: a trial that reaches less refutes it
+_RISE = 1.05  # of what a trial has reached: less is noise
 _ABOUT_AS_FEW = 1.25  # up to this multiple, more steps than those of another codec count as about as few
 Bottleneck: TypeAlias = Literal["communication", "input", "compute"]
 
@@ -103,6 +104,11 @@ def advised(alone_s: float, sums: Mapping[CodecName, float]) -> Advice:
 def falls_short(measured: float, predicted: float) -> bool:
     """Whether a trial refutes a prediction. Both are shares of the time in which a rank trains."""
     return measured < _SHORT * predicted
+
+
+def rises(before: float, after: float) -> bool:
+    """Whether a second trial, with more steps between two sums, has reached clearly more than the first one."""
+    return after > _RISE * before
 
 
 def cost_of_sum(every: int, alone_s: float, measured: float) -> float:

@@ -24,6 +24,7 @@ from umbel.client.datacenter.doctor.advice import (
     cost_of_sum,
     falls_short,
     least_every,
+    rises,
 )
 from umbel.client.datacenter.doctor.facts import RankFacts, named
 from umbel.client.datacenter.doctor.links import seconds
@@ -50,6 +51,10 @@ _NO_ADVICE = (
     "see the local_steps of umbel train"
 )
 _WHY_SHORT = "If that falls short too, the ranks' steps take different times, or others use the network"
+_NO_HELP = (
+    "more steps between two sums did not help, so the steps themselves take longer in such rounds than alone: see "
+    "whether other programs use the processors, the GPUs or the network, and measure again"
+)
 _REFUTED_MAX = 1  # advice that is given up after a trial
 _STRAGGLER = 1.5  # times the median step
 _FLOATS = TypeAdapter(list[float])
@@ -188,6 +193,8 @@ def _advice(job: JobCheck, advice: Advice) -> ClientFinding:
     if falls_short(measured, advice.utilisation):
         following = advised_again(RefutedAdvice(advice, measured), job.steps.alone_s, job.sums_with_wait)
         remedy = f"by this measurement, take {_named(following)}, or more steps. {_WHY_SHORT}"
+        if job.refuted and not rises(job.refuted[-1].measured, measured):
+            remedy = _NO_HELP
         return warned("advice", _fell_short(advice, measured) + _before(job.refuted), remedy)
     return passed("advice", f"{_predicted(advice)}measured {measured:.0%}: {_use(advice)}{_before(job.refuted)}")
 
@@ -243,6 +250,8 @@ def _rounds(found: RoundAdvice | str, step_s: float) -> ClientFinding:
         f"by this measurement, set local_steps = {least_every(step_s, cost_s)} or more in [training], or choose a "
         f"codec with fewer bits. {_WHY_SHORT}"
     )
+    if found.refuted and not rises(found.refuted[-1].measured, found.measured):
+        remedy = _NO_HELP
     return warned("umbel train", said + _only(found.measured, found.predicted) + before, remedy)
 
 

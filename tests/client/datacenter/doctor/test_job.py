@@ -167,6 +167,14 @@ def test_advice_that_a_trial_refutes_is_not_given_as_what_to_write() -> None:
     )
 
 
+def test_where_more_steps_did_not_help_no_more_are_advised() -> None:
+    steps = findings(rounds=RoundAdvice(1.0, 18, 0.9, 0.5, (RefutedSteps(9, 0.9, 0.5),)))["umbel train"]
+    twice = {"refuted": (RefutedAdvice(Advice(6, "8bit", 0.9), 0.5),), "advice": Advice(60, "8bit", 0.9)}
+    for one in (steps, findings(**twice, measured_utilisation=0.45)["advice"]):
+        assert (one.verdict, one.advice[:48]) == ("warning", "more steps between two sums did not help, so the")
+    assert findings(**twice, measured_utilisation=0.6)["advice"].advice.startswith("by this measurement, take every")
+
+
 def test_what_follows_from_refuted_advice_but_takes_too_long_to_try_is_a_remedy_alone() -> None:
     refuted = (RefutedAdvice(Advice(6, "8bit", 0.9), 0.5),)
     found = findings(refuted=refuted, advice=Advice(60, "float32", 0.9), measured_utilisation=None)["advice"]
