@@ -198,8 +198,8 @@ class CoordinatorGone(CannotGoOn):
     def __init__(self, silent_s: float, cause: str) -> None:
         super().__init__(
             f"the coordinator has given no usable answer for {silent_s:g} s, so this client ends, as it was told to. "
-            f"The last request failed: {cause.rstrip('.')}. Start the client again to go on; it keeps its work of a "
-            "plain round"
+            f"The last request failed: {cause.rstrip('.')}. Start the client again to go on. What it has done in a "
+            "plain round is kept"
         )
 
 

@@ -81,6 +81,15 @@ def doctor(
             help="With --distributed and a run file: the client of each rank, as for umbel train.",
         ),
     ] = None,
+    ranks_per_client: Annotated[
+        int,
+        typer.Option(
+            "--ranks-per-client",
+            min=1,
+            help="With --distributed, a run file and --app: how many ranks train together as one client, as for umbel "
+            "train.",
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine is ready for a client: versions, disk, state directory, policy, and the way to the
@@ -90,7 +99,8 @@ def doctor(
 
     With --distributed, check the ranks of a job in a data center: that they have the same versions, and how fast their
     network is. With a run file and --app, also time the steps of these clients: whether they wait for data or for the
-    network, whether the model fits, and how often to add up in how many bits. Rank 0 prints what was found.
+    network, whether the model fits, and how often to add up in how many bits. With --ranks-per-client, a step is one of
+    a whole client. Rank 0 prints what was found.
 
     torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed [RUN.toml --app module:make_client]
     """
@@ -98,8 +108,10 @@ def doctor(
 
     if (run_file is None) != (app is None) or (app is not None and not distributed):
         raise typer.BadParameter("a run file and --app go together, and with --distributed")
+    if ranks_per_client > 1 and app is None:
+        raise typer.BadParameter("--ranks-per-client goes with --distributed, a run file and --app")
     if distributed:
-        _doctor_of_group(run_file, app, as_json)
+        _doctor_of_group(run_file, app, ranks_per_client, as_json)
         return
     from umbel.client.check.site_checks import check_site
 
@@ -108,14 +120,14 @@ def doctor(
     show_findings(found, as_json)
 
 
-def _doctor_of_group(run_file: Path | None, app: str | None, as_json: bool) -> None:
+def _doctor_of_group(run_file: Path | None, app: str | None, ranks_per_client: int, as_json: bool) -> None:
     from umbel.client.cli.output import one_sentence_errors
     from umbel.client.datacenter.doctor.doctor import check_group
     from umbel.client.operator.run_files import read_run_file
 
     with one_sentence_errors():
         file = None if run_file is None else read_run_file(run_file)[1]
-        found, is_first = check_group(file, app)
+        found, is_first = check_group(file, app, ranks_per_client)
     if is_first:
         show_findings(found, as_json)
     elif found.wrong:

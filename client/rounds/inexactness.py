@@ -33,7 +33,6 @@ from umbel.client.local.plan import LocalPlan
 from umbel.client.training.shared_state import SharedState
 from umbel.client.user_code import where_raised
 
-_LEFT_OUT = "gamma (inexactness) is not measured in this round: %s"
 _TOO_NEAR = "the round's deadline is too near"
 log = logging.getLogger("umbel.client")
 
@@ -42,17 +41,44 @@ class _NotMeasured(Exception):
     """Says why there is no gamma."""
 
 
+class MissingGamma:
+    """Why this client has rounds without a gamma. The log says each reason once for a run."""
+
+    def __init__(self) -> None:
+        self._told = set[tuple[str, str]]()
+
+    def tell(self, plan: LocalPlan, why: object) -> None:
+        """Log why the round of this plan has none, unless an earlier round of its run had the same reason."""
+        reason = f"{why}"
+        if (plan.run, reason) in self._told:
+            return
+        self._told.add((plan.run, reason))
+        log.warning(
+            "gamma (inexactness) is not measured in round %d: %s. The log does not say so again if later rounds have "
+            "the same reason",
+            plan.round,
+            reason,
+        )
+
+
 def measured_gamma(
-    app: Client, shared: SharedState, weights: State, private: State, plan: LocalPlan, step_s: float, was_stopped: bool
+    app: Client,
+    shared: SharedState,
+    weights: State,
+    private: State,
+    plan: LocalPlan,
+    step_s: float,
+    was_stopped: bool,
+    missing: MissingGamma,
 ) -> float | None:
-    """The gamma of the model as it is now, after a training from `weights`; None if it is not measured, and the log
-    says why. The model, and the process-wide generators, are then as before.
+    """The gamma of the model as it is now, after a training from `weights`; None if it is not measured, and `missing`
+    is told why. The model, and the process-wide generators, are then as before.
 
     `private`: the private tensors as the training began. `step_s`: of one step of the training. `was_stopped`: whether
     the training was told to stop.
     """
     if why := _why_not(app, plan, step_s, was_stopped):
-        log.warning(_LEFT_OUT, why)
+        missing.tell(plan, why)
         return None
     with _restored(shared):
         try:
@@ -60,9 +86,9 @@ def measured_gamma(
         except CannotGoOn:
             raise
         except (_NotMeasured, ClientError) as error:
-            log.warning(_LEFT_OUT, error)
+            missing.tell(plan, error)
         except (Exception, SystemExit) as error:
-            log.warning(_LEFT_OUT, where_raised(error))
+            missing.tell(plan, where_raised(error))
     return None
 
 

@@ -230,10 +230,11 @@ class SecureRound:
             *((work.metrics, name) for name in words.of_training.sent_of(work.metric_names)),
             *((work.evaluation, name) for name in words.of_evaluation.sent_of(work.evaluation_names)),
         ]
-        if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
+        if cut := {f"{name} = {values[name]:g}" for values, name in of_both if _is_cut(values.get(name, 0.0))}:
             log.warning(
-                "these metrics are sent as +-%g, the largest value that a masked sum can carry, because they are "
+                "%s: these metrics are sent as +-%g, the largest value that a masked sum can carry, because they are "
                 "larger or are not numbers: %s",
+                self._id,
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
             )
@@ -316,6 +317,11 @@ class SecureRound:
             f"the coordinator answers, but did not continue this round within {waits_s:g} s; this client leaves the "
             "attempt"
         )
+
+
+def _is_cut(value: float) -> bool:
+    """Whether a masked sum cannot carry this value; also a NaN."""
+    return not abs(value) <= METRIC_LIMIT
 
 
 def _of_another_length(counts: Mapping[str, Sequence[int]], asked: Mapping[str, int]) -> Iterator[str]:

@@ -18,7 +18,8 @@ from umbel.client.app import Client
 from umbel.client.errors import ClientError, TrainingFailed, WorkRefused
 from umbel.client.local.plan import LocalPlan
 from umbel.client.local.results import Evaluation, TrainResult
-from umbel.client.rounds.inexactness import measured_gamma
+from umbel.client.rounds.inexactness import MissingGamma, measured_gamma
+from umbel.client.rounds.metric_names import require_free_names, require_no_figures, require_no_personal
 from umbel.client.state.model_files import load_model
 from umbel.client.state.site_state import SiteState
 from umbel.client.training.kept import ControlChange, Kept, kept_after, with_pulls
@@ -73,15 +74,23 @@ def asked_of_site(
     )
 
 
-def train(app: Client, shared: SharedState, start: Path, plan: LocalPlan) -> Trained:
+def train(
+    app: Client, shared: SharedState, start: Path, plan: LocalPlan, missing: MissingGamma | None = None
+) -> Trained:
     """Load the model file `start`, and train as `train_from` does."""
-    return train_from(app, shared, load_model(start, shared.layout_in(plan)), plan)
+    return train_from(app, shared, load_model(start, shared.layout_in(plan)), plan, missing)
 
 
-def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Tensor], plan: LocalPlan) -> Trained:
+def train_from(
+    app: Client,
+    shared: SharedState,
+    weights: Mapping[str, torch.Tensor],
+    plan: LocalPlan,
+    missing: MissingGamma | None = None,
+) -> Trained:
     """Load the weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails.
 
-    `plan`: of `with_kept`.
+    `plan`: of `with_kept`. `missing`: of all rounds of this client; None: the log says anew why a round has no gamma.
     """
     shared.load(weights)
     plan = with_pulls(plan, shared, weights)
@@ -96,7 +105,8 @@ def train_from(app: Client, shared: SharedState, weights: Mapping[str, torch.Ten
     kept = gradients or kept_after(plan, shared, weights, done.result.steps_done)
     control = ControlChange(plan.kept, kept, plan.control_scale) if plan.has_control else None
     if plan.inexactness:
-        gamma = measured_gamma(app, shared, weights, first_private, plan, done.step_s, done.was_stopped)
+        missing = missing or MissingGamma()
+        gamma = measured_gamma(app, shared, weights, first_private, plan, done.step_s, done.was_stopped, missing)
         if gamma is not None:
             done = replace(done, result=replace(done.result, metrics={**done.result.metrics, GAMMA: gamma}))
     return replace(done, kept=kept, control=control)
@@ -153,6 +163,7 @@ def _call(app: Client, plan: LocalPlan, own: Collection[str]) -> Trained:
     ended = time.perf_counter()
     require_kind(result, TrainResult, "train")
     _require_applied(plan)
+    require_free_names(plan, result)
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
     if plan.evaluate_after and _has_time(plan, evaluate_s):
         evaluation = with_personal(evaluation, evaluated(app))
@@ -194,7 +205,7 @@ def _has_time(plan: LocalPlan, evaluate_s: float) -> bool:
 def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evaluation | None:
     """The metrics of the model as it came, and those of the site's own model after its training, named `personal.`.
 
-    Raises `ValueError` if they are of different samples.
+    Raises `ValueError` if they are of different samples, and `TrainingFailed` for a metric with a name of the others.
     """
     if after is None:
         return before
@@ -208,6 +219,7 @@ def with_personal(before: Evaluation | None, after: Evaluation | None) -> Evalua
     weights = {f"{PERSONAL}{name}": value for name, value in after.weights.items()}
     if before is None:
         return Evaluation(after.sample_count, metrics, counts, weights)
+    require_no_personal(before, after)
     return Evaluation(
         after.sample_count,
         {**before.metrics, **metrics},
@@ -258,10 +270,13 @@ def _require_applied(plan: LocalPlan) -> None:
 
 
 def evaluated(app: Client) -> Evaluation | None:
-    """Call the site's `evaluate`. Raises what it raises, and `TypeError` for another type of result."""
+    """Call the site's `evaluate`. Raises what it raises, `TypeError` for another type of result, and `TrainingFailed`
+    for a metric with a name that umbel sets.
+    """
     evaluation = app.evaluate(app.model)
     if evaluation is not None:
         require_kind(evaluation, Evaluation, "evaluate")
+        require_no_figures("evaluate", evaluation)
     return evaluation
 
 

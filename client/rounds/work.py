@@ -189,7 +189,7 @@ def _reported(
     function: str, result: TrainResult | Evaluation, offer: Assignment
 ) -> tuple[dict[str, float], dict[str, int]]:
     """The metrics of a report, and the weights of those that have their own. Raises `WorkRefused` for one too large."""
-    metrics = finite(result.metrics)
+    metrics = finite(result.metrics, f"{name_of(offer)}: {function}")
     for name, weight in result.weights.items():
         if weight > offer.sample_count_max:
             raise WorkRefused(
@@ -199,13 +199,19 @@ def _reported(
     return metrics, {name: weight for name, weight in result.weights.items() if name in metrics or not weight}
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that are finite and not too large; the log names the others."""
+def finite(metrics: Mapping[str, float], source: str) -> dict[str, float]:
+    """The metrics that are finite and not too large; the log has the others with their values.
+
+    `source`: who has measured them, such as "round 3: train".
+    """
     kept = {name: value for name, value in metrics.items() if abs(value) <= METRIC_ABS_MAX}
-    if bad := metrics.keys() - kept:
+    if bad := sorted(metrics.keys() - kept):
         log.warning(
-            "these metrics are left out of the report, because they are not finite or too large: %s",
-            ", ".join(sorted(bad)),
+            "%s returned %s. The report leaves this out, because a metric must be finite and between -%g and %g",
+            source,
+            ", ".join(f"{name} = {metrics[name]:g}" for name in bad),
+            METRIC_ABS_MAX,
+            METRIC_ABS_MAX,
         )
     return kept
 

@@ -33,6 +33,7 @@ from umbel.client.local.results import Evaluation
 from umbel.client.policy.site import Site
 from umbel.client.rounds.delivery import Delivery, decline
 from umbel.client.rounds.fetch import ModelFetcher
+from umbel.client.rounds.inexactness import MissingGamma
 from umbel.client.rounds.secure import SecureRound
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.site_code import Trained, asked_of_site, evaluation_of, keep_state, train, with_kept
@@ -66,7 +67,7 @@ class RoundWorker:
         self.delivery = Delivery(self.coordinator, self.store)
         self.had_model = False  # whether the model of the last assignment had come, so that its work began
         self._links = Links(self.site.policy.link_rules)
-        self._unlisted = UnlistedMetrics()
+        self._unlisted, self._missing = UnlistedMetrics(), MissingGamma()
 
     @property
     def layout(self) -> Layout:
@@ -139,7 +140,7 @@ class RoundWorker:
         with Watch(self.coordinator, offer.id, offer.window_s) as watch:
             plan = self._plain_plan(offer, window_end, watch)
             with self.shutdown.require_allowed_after(), _closed_rather_than_stopped(watch):
-                done = train(self.app, self.shared, start, plan)
+                done = train(self.app, self.shared, start, plan, self._missing)
             self._warn_if_too_slow(offer, done, window_end)
             watch.check()
             self.shared.require_base()
@@ -260,7 +261,7 @@ class RoundWorker:
         noise; else raises `UnfitWork` or `TooLittleDone`.
         """
         try:
-            done = train(self.app, self.shared, start, plan)
+            done = train(self.app, self.shared, start, plan, self._missing)
             self._warn_if_too_slow(part.offer, done, window_end)
             exchange.check()
             part.check_work(plan, done)

@@ -118,11 +118,12 @@ class TorchClient(Client):
     def on_one_batch(self, batch_size: int) -> "TorchClient":
         """The same client, but trained on one batch again and again, so that its steps wait for no data.
 
-        Data sets give a batch of `batch_size` samples, or of the part of it in which the client accumulates gradients.
+        Data sets give a batch of `batch_size` samples, or of the part of it in which the client accumulates gradients;
+        a rank of a silo takes its part of that.
         """
         data, size = self._train, max(1, batch_size // self._accumulate)
         found = copy.copy(self)
-        found._train = _Repeated(next(iter(ordered_batches(data, size, self._collate)))[0])
+        found._train = _Repeated(next(iter(ordered_batches(data, size, self._collate, self.part)))[0])
         return found
 
     # --- hooks --------------------------------------------------------------------------------------------------------

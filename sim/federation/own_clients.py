@@ -173,7 +173,7 @@ def _tested(tester: Client, model: GlobalModel, rules: TensorRules | None, seed:
         raise EngineError(
             "evaluate of the client of clients.test returned None; it must return the Evaluation of the new model"
         )
-    return with_derived(finite(found.metrics), found.counts)
+    return with_derived(finite(found.metrics, "evaluate of the client of clients.test"), found.counts)
 
 
 def _with_control(as_read: Callable[[Kept], Kept], before: SiteState, left: SiteState) -> SiteState:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from umbel.aggregation.run.file import RunFile
 from umbel.client.app import Client
 from umbel.client.datacenter.doctor import facts, job, links, sums
+from umbel.client.datacenter.doctor.divided import measured_clients
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, measured_job
 from umbel.client.datacenter.doctor.links import RankNetwork
@@ -13,6 +14,7 @@ from umbel.client.datacenter.doctor.stages import PipelineStages, finding_of_sta
 from umbel.client.datacenter.doctor.steps import NotTimed
 from umbel.client.datacenter.doctor.sums import USUAL_BYTES, SumTimes
 from umbel.client.datacenter.ranks.group import Group, joined
+from umbel.client.datacenter.train.division import ClientRanks, divided
 from umbel.client.datacenter.train.named_client import client_of
 from umbel.client.findings import ClientCheck, ClientFinding
 
@@ -26,9 +28,9 @@ class GroupCheck:
     findings: tuple[ClientFinding, ...]
     ranks: tuple[RankFacts, ...]
     network: RankNetwork
-    sums: SumTimes | None  # None for one rank
+    sums: SumTimes | None  # over all ranks, or over the first ranks of clients of several; None for one rank
     job: JobCheck | None = None  # None if no job was named, and for a pipeline
-    stages: PipelineStages | None = None  # that the ranks have; None if all ranks have the whole model
+    stages: PipelineStages | None = None  # of the ranks, or of the first client's; None if all have the whole model
 
     @property
     def wrong(self) -> tuple[ClientFinding, ...]:
@@ -36,17 +38,49 @@ class GroupCheck:
         return ClientCheck(self.findings).wrong
 
 
-def check_group(file: RunFile | None = None, app: str | None = None) -> tuple[GroupCheck, bool]:
+def check_group(
+    file: RunFile | None = None, app: str | None = None, ranks_per_client: int = 1
+) -> tuple[GroupCheck, bool]:
     """Check the ranks of this job and their network; with a run file and the name of a client also how it trains.
 
-    `app`: as for `umbel train`. Returns what was found, and whether this is rank 0. Raises `ClientError` if the ranks
-    cannot work together, and for a client that cannot be made.
+    `app`, `ranks_per_client`: as for `umbel train`. Returns what was found, and whether this is rank 0. Raises
+    `ClientError` if the ranks cannot work together, and for a client that cannot be made.
     """
     with joined(timeout_s=_PATIENCE_S, join_s=_JOIN_S) as group:
-        client = None if file is None or app is None else client_of(app, group.rank, group.size, file.seed)
-        found = checked(group, file, client)
+        if file is None or app is None:
+            found = checked(group)
+        elif ranks_per_client == 1:
+            found = checked(group, file, client_of(app, group.rank, group.size, file.seed))
+        else:
+            ranks = divided(group, ranks_per_client, _PATIENCE_S)
+            client = client_of(app, ranks.number, ranks.n_clients, file.seed, ranks.mesh)
+            found = checked_clients(group, file, client, ranks)
         group.gather(b"")  # no rank leaves while another one still measures
         return found, group.is_first
+
+
+def checked_clients(group: Group, file: RunFile, client: Client, ranks: ClientRanks) -> GroupCheck:
+    """The same checks where clients have several ranks. What is found of the job is complete on first ranks alone.
+    `client`: of this rank.
+    """
+    facts_of_ranks = facts.facts_of_all(group)
+    hosts = [one.host for one in facts_of_ranks]
+    found = [*facts.findings_of(facts_of_ranks)]
+    network = links.measured_network(group, hosts)
+    found += links.findings_of(network, facts_of_ranks)
+    of_job = measured_clients(ranks, file, client, hosts)
+    if of_job is None:
+        return GroupCheck(tuple(found), tuple(facts_of_ranks), network, None)
+    if of_job.sums is not None:
+        found += sums.findings_of(of_job.sums)
+    if of_job.failed is not None:
+        found.append(job.finding_of_failure(of_job.failed))
+    if of_job.job is not None:
+        found += job.findings_of(of_job.job, facts_of_ranks)
+    if of_job.stages is not None:
+        of_client = facts_of_ranks[ranks.number * ranks.own.size :][: ranks.own.size]
+        found.append(finding_of_stages(of_job.stages, of_client))
+    return GroupCheck(tuple(found), tuple(facts_of_ranks), network, of_job.sums, of_job.job, of_job.stages)
 
 
 def checked(group: Group, file: RunFile | None = None, client: Client | None = None) -> GroupCheck:

@@ -216,7 +216,10 @@ def _message_s(group: Group, pair: Pair, n_bytes: int) -> float:
         for _ in range(1 + (_SHORT_REPEATS if n_bytes == _MESSAGE_BYTES_MIN else _REPEATS)):
             began = now(group)
             for sends in (is_first, not is_first):
-                (dist.send if sends else dist.recv)(values, other, group=group.process_group)
+                if sends:
+                    dist.send(values, group=group.process_group, group_dst=other)
+                else:
+                    dist.recv(values, group=group.process_group, group_src=other)
             took.append(now(group) - began)
     return median(took[1:]) / 2
 

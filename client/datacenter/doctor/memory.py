@@ -24,8 +24,12 @@ def memory_bytes(device: torch.device, n_on_host: int) -> int:
     return min(limits, default=0) // n_on_host
 
 
-def findings_of_memory(memory: StepMemory, device_bytes: int, n_ranks: int) -> Iterator[ClientFinding]:
-    """Whether parameters, gradients and the optimizer's state fit: to replicate, to shard, or to divide into stages."""
+def findings_of_memory(
+    memory: StepMemory, device_bytes: int, n_ranks: int, ranks_per_client: int = 1
+) -> Iterator[ClientFinding]:
+    """Whether parameters, gradients and the optimizer's state fit: to replicate, to shard, or to divide into stages.
+    `memory`: of clients of several ranks, that of a first rank, with its own part of the model.
+    """
     state = memory.parameters + memory.gradients + memory.optimizer
     said = (
         f"{sized(memory.parameters)} parameters, {sized(memory.gradients)} gradients, "
@@ -41,7 +45,16 @@ def findings_of_memory(memory: StepMemory, device_bytes: int, n_ranks: int) -> I
     said += f", of {sized(device_bytes)} for a rank"
     room = _FULL * device_bytes
     beside = need - state
-    if need <= room:
+    if ranks_per_client > 1:
+        said = f"of a client's first rank: {said}"
+        if need <= room:
+            yield passed("memory", f"{said}: it fits as the {ranks_per_client} ranks of a client divide it")
+        else:
+            advice = (
+                "shard the model over the client's ranks (FSDP2), give a client more ranks, or take smaller batches"
+            )
+            yield wrong("memory", said, advice)
+    elif need <= room:
         yield passed("memory", f"{said}: it fits, so replicate the model on each rank")
     elif state / n_ranks + beside <= room:
         yield warned("memory", said, f"shard the model over the {n_ranks} ranks (FSDP2), or take smaller batches")

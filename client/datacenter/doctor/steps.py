@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -21,7 +22,7 @@ from umbel.client.app import Client
 from umbel.client.datacenter.doctor.layers import CountedStep
 from umbel.client.datacenter.doctor.timing import agreed_time
 from umbel.client.datacenter.ranks.group import Group
-from umbel.client.errors import ClientError
+from umbel.client.errors import CannotGoOn, ClientError
 from umbel.client.local.plan import LocalPlan
 from umbel.client.rounds.site_code import asked_of_site, train_from
 from umbel.client.training.shared_state import SharedState
@@ -44,17 +45,30 @@ class StepMemory:
     peak: int | None = None  # of all tensors on a GPU, activations included; None on a processor
 
 
-class StepTimer:
-    """Trains this rank's client from the same weights again and again. All ranks must make the same calls."""
+@dataclass(frozen=True, slots=True)
+class SeveralRanks:
+    """What the first rank of a client of several ranks knows beside the client, which is led from there."""
 
-    def __init__(self, group: Group, file: RunFile, app: Client) -> None:
+    n: int  # the ranks of each client
+    model: nn.Module  # the first rank's own part of the model, or its copy
+    on_one_batch: Client | None  # the client with one repeated batch; None if it can be given no other data
+
+
+class StepTimer:
+    """Trains this rank's client from the same weights again and again. All ranks of the group must make the same calls.
+
+    `several`: of clients of several ranks, whose first ranks are the group; None for clients of one.
+    """
+
+    def __init__(self, group: Group, file: RunFile, app: Client, several: SeveralRanks | None = None) -> None:
         self._group, self._app = group, app
+        self._model = app.model if several is None else several.model
         self._shared = SharedState(app).under(file.tensor_rules)
         self._weights = {name: one.detach().clone() for name, one in self._shared.shared().items()}
         plan = asked_of_site(file.training_plan(1), file.seed, run=file.name)
         plan = replace(plan, evaluate=False, evaluate_after=False, inexactness=False)
         self._plan = replace(plan, epochs=None, algorithm="fedavg")
-        self._synthetic = _on_one_batch(app, self._plan.batch_size)
+        self._synthetic = on_one_batch(app, self._plan.batch_size) if several is None else several.on_one_batch
 
     @property
     def n_values(self) -> int:
@@ -82,8 +96,7 @@ class StepTimer:
         with seen.in_all_optimizers():
             marks = self._marks(self._app, 1, _PROBE_STEPS - 1, lambda: None)
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        model = self._app.model
-        n_bytes = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+        n_bytes = sum(map(_bytes_here, (*self._model.parameters(), *self._model.buffers())))
         step_s = agreed_time(self._group, min(_differences(marks)))
         return step_s, StepMemory(n_bytes, seen.gradients, seen.optimizer, peak)
 
@@ -133,6 +146,8 @@ class StepTimer:
         """Train by this plan. Returns why the client failed; empty if it did not."""
         try:
             train_from(app, self._shared, self._weights, plan)
+        except CannotGoOn:  # ranks are lost or out of step, so nothing more can be measured
+            raise
         except ClientError as error:
             return str(error)
         return ""
@@ -141,7 +156,7 @@ class StepTimer:
         """Raise `NotTimed` on every rank if one rank has a reason."""
         for rank, one in enumerate(self._group.gather(why.encode())):
             if one:
-                raise NotTimed(f"rank {rank}: {one.decode()}")
+                raise NotTimed(f"{self._group.names.of(rank)}: {one.decode()}")
 
 
 @dataclass(slots=True)
@@ -179,13 +194,18 @@ class _Seen:
 
     def take(self, optimizer: Optimizer) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        self.gradients = max(self.gradients, sum(one.grad.nbytes for one in parameters if one.grad is not None))
+        self.gradients = max(self.gradients, sum(_bytes_here(one.grad) for one in parameters if one.grad is not None))
         states: list[Mapping[str, object]] = [optimizer.state.get(one, {}) for one in parameters]
         held = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        self.optimizer = max(self.optimizer, sum(one.nbytes for one in held))
+        self.optimizer = max(self.optimizer, sum(map(_bytes_here, held)))
 
 
-def _on_one_batch(app: Client, batch_size: int) -> Client | None:
+def _bytes_here(tensor: Tensor) -> int:
+    """Of a tensor, or of this rank's shard of it."""
+    return tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes
+
+
+def on_one_batch(app: Client, batch_size: int) -> Client | None:
     """The client with one repeated batch; None if it can be given no other data, or has none to take it from."""
     try:
         return app.on_one_batch(batch_size) if isinstance(app, TorchClient) else None

@@ -24,6 +24,7 @@ from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.collective.sums import broadcast_bytes, gather_bytes, reduced, sum_of_levels, sum_over_ranks
 from umbel.aggregation.update.grid import IntegerSum
 from umbel.client.datacenter.ranks.attempt import agreed_attempt
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 from umbel.client.datacenter.ranks.torch_errors import KILLED_OR_FAILED, cause_of, loss_of, unreachable
 from umbel.client.datacenter.ranks.waiting import RankWaits
 from umbel.client.errors import CannotGoOn
@@ -49,6 +50,7 @@ class Group:
     size: int
     device: torch.device  # of this rank's training
     process_group: dist.ProcessGroup = field(repr=False)
+    names: RankNames = RANKS  # of its ranks in messages
     _wire: torch.device = field(default=torch.device("cpu"), repr=False)  # the device that tensors are sent from
     _board: Any = field(default=None, repr=False)  # the store, where a rank finds what another has written
     _waiting: RankWaits = field(default=RankWaits(0, 1, None), repr=False)
@@ -145,12 +147,19 @@ class Group:
             dist.destroy_process_group(group)
 
     def among(
-        self, ranks: Sequence[int], name: str, timeout_s: float, *, on_processors: bool = False
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout_s: float,
+        *,
+        names: RankNames = RANKS,
+        on_processors: bool = False,
     ) -> "Group | None":
         """These ranks as a group of their own; None on other ranks. All ranks of the job must call it together.
 
         `name`: unlike that of every other such group. `timeout_s`: how long a rank waits for the others in each call.
-        `on_processors`: whether its tensors are on the CPU, whatever trains on GPUs beside it.
+        `names`: of its ranks in messages. `on_processors`: whether its tensors are on the CPU, whatever trains on GPUs
+        beside it.
         """
         backend, timeout = "gloo" if on_processors else None, timedelta(seconds=timeout_s)
         group = dist.new_group([*ranks], backend=backend, timeout=timeout)
@@ -163,9 +172,10 @@ class Group:
             rank=place,
             size=len(ranks),
             process_group=group,
+            names=names,
             _wire=torch.device("cpu") if on_processors else self._wire,
             _board=store,
-            _waiting=RankWaits(place, len(ranks), store),
+            _waiting=RankWaits(place, len(ranks), store, names),
         )
 
     def add_up(self, part: IntegerSum, whole: IntegerSum) -> None:
@@ -206,7 +216,8 @@ def joined(timeout_s: float = 1800.0, join_s: float = _JOIN_S) -> Generator[Grou
     try:
         ranks, wire = dist.group.WORLD, device if backend == "nccl" else torch.device("cpu")
         assert ranks is not None, "it was made above"
-        yield Group(rank, size, device, ranks, wire, store, RankWaits(rank, size, store if size > 1 else None))
+        waits = RankWaits(rank, size, store if size > 1 else None)
+        yield Group(rank, size, device, ranks, _wire=wire, _board=store, _waiting=waits)
     finally:
         dist.destroy_process_group()
 

@@ -45,8 +45,8 @@ def gathered_hashes(group: Group, app: Client, n_max: int) -> list[list[bytes]]:
         if data.startswith(_BROKEN):
             place, _, why = data[1:].decode().partition(" ")
             raise GroupError(
-                f"sample {place} of the training data of rank {rank} cannot be read: {why}. Mend this sample, or leave "
-                "it out of the data"
+                f"sample {place} of the training data of {group.names.of(rank)} cannot be read: {why}. Mend this "
+                "sample, or leave it out of the data"
             )
     return [[data[i : i + _HASH_BYTES] for i in range(1, len(data), _HASH_BYTES)] for data in said]
 
@@ -57,8 +57,8 @@ def require_same_samples(group: Group, app: Client) -> None:
     for rank, hashes in enumerate(others, start=1):
         if first and hashes and hashes != first:
             raise GroupError(
-                f"rank {rank} of this client has other training samples than its rank 0. The ranks of a client take "
-                "parts of the same batches, so give each of them all samples of the client, in one order, and no "
+                f"{group.names.of(rank)} has other training samples than {group.names.of(0)}. The ranks of a client "
+                "take parts of the same batches, so give each of them all samples of the client, in one order, and no "
                 "sampler of its own"
             )
 

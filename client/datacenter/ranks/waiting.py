@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from umbel.aggregation.phrases import agreeing, lasting
+from umbel.aggregation.phrases import lasting
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 
 _RANKS_SHOWN = 8
 log = logging.getLogger("umbel.client")
@@ -31,6 +32,7 @@ class RankWaits:
     rank: int
     size: int
     store: Any = field(repr=False)
+    names: RankNames = RANKS
     mark_s: float = 5.0
     first_s: float = 30.0
     every_s: float = 60.0
@@ -69,9 +71,11 @@ class RankWaits:
             return
 
     def _tell(self, what: str, missing: list[int], waited_s: float) -> None:
-        names = ", ".join(map(str, missing[:_RANKS_SHOWN])) + (", ..." if len(missing) > _RANKS_SHOWN else "")
-        found = f"missing: {agreeing(len(missing), 'rank', 'ranks')} {names}" if missing else "all ranks are at it"
-        log.info("rank %d has waited %s for %s; %s", self.rank, lasting(waited_s), what, found)
+        shown = ", ".join(map(str, missing[:_RANKS_SHOWN])) + (", ..." if len(missing) > _RANKS_SHOWN else "")
+        found = f"all {self.names.plural} are at it"
+        if missing:
+            found = f"missing: {self.names.of_several(shown) if len(missing) > 1 else self.names.of(missing[0])}"
+        log.info("%s has waited %s for %s; %s", self.names.of(self.rank), lasting(waited_s), what, found)
 
 
 def _own_connection(store: Any) -> Any:

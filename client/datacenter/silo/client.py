@@ -47,7 +47,7 @@ class SiloClient(Client):
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
         answers = self._ask(self._loading(OrderKind.EVALUATE))
-        return one_evaluation(self._rank.parts, [evaluation_of(one) for one in answers])
+        return one_evaluation(self._rank.parts, [evaluation_of(one) for one in answers], self._rank.ranks.names)
 
     def training_loss(self, model: nn.Module) -> float | None:
         return next((one for one in self._ask(self._loading(OrderKind.LOSS)) if one is not None), None)
@@ -55,7 +55,7 @@ class SiloClient(Client):
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train on all ranks. Raises `WorkRefused` for what ranks with parts of the model cannot do."""
         if plan.may_accumulate:
-            raise WorkRefused("a silo of several ranks does not measure its inexactness")
+            raise WorkRefused("a client of several ranks does not measure its inexactness")
         order = Order(
             OrderKind.TRAIN,
             self._stale(),
@@ -73,7 +73,7 @@ class SiloClient(Client):
         self._note_known()
         plan.rules.is_applied |= answers[0]["is_applied"]
         plan.site_applies.update(answers[0]["by_site"])
-        return one_training(self._rank.parts, [training_of(one["found"]) for one in answers])
+        return one_training(self._rank.parts, [training_of(one["found"]) for one in answers], self._rank.ranks.names)
 
     def end(self, words: str, failed: bool) -> None:
         """Tell the other ranks that there is no more work, and why."""

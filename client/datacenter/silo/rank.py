@@ -18,8 +18,9 @@ from torch import Tensor
 from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.client.app import Client
-from umbel.client.datacenter.ranks.apart import ApartFromJob
+from umbel.client.datacenter.ranks.apart import ApartFromJob, require_apart
 from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 from umbel.client.datacenter.ranks.samples import require_same_samples
 from umbel.client.datacenter.ranks.torch_errors import loss_of
 from umbel.client.datacenter.silo.checkpoint import RankCheckpoint
@@ -60,12 +61,13 @@ class SiloRank:
     """`folder`: for what the ranks keep of a training in progress, each in its own part; None: nothing is kept."""
 
     def __init__(self, app: Client, ranks: Group, folder: Path | None = None) -> None:
-        """Raises `GroupError` for ranks whose models or parts do not fit together, and `OSError` or `StateError` for a
-        folder that cannot be used.
+        """Raises `GroupError` for ranks whose models or parts do not fit together, or reach other clients, and
+        `OSError` or `StateError` for a folder that cannot be used.
         """
         self.app, self.ranks = app, ranks
+        require_apart(app.model, ranks)
         self.parts = [BatchPart(*json.loads(one)) for one in ranks.gather(json.dumps(astuple(app.part)).encode())]
-        require_parts(self.parts)
+        require_parts(self.parts, ranks.names)
         if app.part != WHOLE:
             require_same_samples(ranks, app)
         self.tensors = SiloTensors(app.model, ranks)
@@ -84,7 +86,8 @@ class SiloRank:
         while (text := self.ranks.find(f"order {self._number}", wait_s=_ORDER_S)) is None:
             if (told := must_leave()) is not None and time.monotonic() >= max(began, told) + _LEAVES_S:
                 raise GroupError(
-                    f"rank {self.ranks.rank} must leave, and rank 0 has said nothing for {_LEAVES_S:.0f} s: see its "
+                    f"{self._name(self.ranks.rank)} must leave, and {self._name(0)} has said nothing for "
+                    f"{_LEAVES_S:.0f} s: see its "
                     "log. Start the same command again to go on"
                 )
         return Order.from_json(text)
@@ -211,7 +214,8 @@ class SiloRank:
         if not failed:
             return [one["said"] for one in answers]
         self._done()
-        raise OrderFailed(own or _failed_at(*next(iter(failed.items()))))
+        first, why = next(iter(failed.items()))
+        raise OrderFailed(own or _failed_at(self._name(first), why))
 
     def _fail(self, error: BaseException) -> None:
         """Wait until all others have settled, too. Raises `RankFailed` if they do not: some may wait for this one."""
@@ -233,23 +237,24 @@ class SiloRank:
         own = f"{self._number} "
         return {rank: one.removeprefix(own) for rank, one in said.items() if one is not None and one.startswith(own)}
 
+    def _name(self, rank: int) -> str:
+        return self.ranks.names.of(rank)
+
     def _cause_of(self, loss: GroupError) -> ClientError:
         """The error to raise for a lost rank: what it has failed with, if it has said that."""
         for rank, failure in self._settled().items():
             kind, _, words = failure.partition(" ")
             if kind:
                 return RankFailed(
-                    f"the client's own code failed on rank {rank} with {words}. Other ranks did not fail with it, so "
-                    "they may wait for this one, and the silo ends",
+                    f"the client's own code failed on {self._name(rank)} with {words}. Other ranks did not fail with "
+                    f"it, so they may wait for this one, and the {self.ranks.names.whole} ends",
                     _public(kind),
                 )
         return loss
 
 
-def _failed_at(rank: int, answer: Mapping[str, str]) -> TrainingFailed:
-    return TrainingFailed(
-        f"the client's own code failed on rank {rank} with {answer['words']}", _public(answer["failed"])
-    )
+def _failed_at(rank: str, answer: Mapping[str, str]) -> TrainingFailed:
+    return TrainingFailed(f"the client's own code failed on {rank} with {answer['words']}", _public(answer["failed"]))
 
 
 def _public(kind: str) -> str:
@@ -277,7 +282,7 @@ class _Steps:
         word = torch.tensor([_STOP if reason else _SAVE if must_save else _GO_ON])
         self._ranks.fill_from_first(word)
         self._word = int(word)
-        return (reason or "rank 0 stops") if self._word == _STOP else None
+        return (reason or f"{self._ranks.names.of(0)} stops") if self._word == _STOP else None
 
     def _reason(self, asked: LocalPlan) -> str | None:
         now = time.monotonic()
@@ -287,11 +292,11 @@ class _Steps:
         return "there is no time for another step" if asked.seconds_left < step_s else None
 
 
-def require_parts(parts: Sequence[BatchPart]) -> None:
+def require_parts(parts: Sequence[BatchPart], names: RankNames = RANKS) -> None:
     """Raise `GroupError` unless all ranks take whole batches, or together take all parts of them."""
     counts = {one.count for one in parts}
     if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
-        told = ", ".join(f"rank {rank} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
+        told = ", ".join(f"{names.of(rank)} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
         raise GroupError(
             f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part=rank_part()), or none any"
         )
@@ -311,7 +316,7 @@ def follow(rank: SiloRank) -> None:
             except OrderFailed as failed:
                 log.debug("order %s failed: %s", order.task, failed)
     if order.failed:
-        raise TrainingFailed(f"rank 0 has ended: {order.words}")
+        raise TrainingFailed(f"{rank.ranks.names.of(0)} has ended: {order.words}")
 
 
 @contextmanager

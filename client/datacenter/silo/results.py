@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from umbel.client.datacenter.ranks.group import GroupError
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 from umbel.client.local.batches import BatchPart
 from umbel.client.local.results import Evaluation, TrainResult, WeightedMean
 
@@ -24,19 +25,19 @@ class _Measured:
     weights: Mapping[str, int]
 
 
-def one_training(parts: Sequence[BatchPart], results: Sequence[TrainResult]) -> TrainResult:
-    """The silo's result. Raises `GroupError` for ranks that disagree about samples or steps."""
+def one_training(parts: Sequence[BatchPart], results: Sequence[TrainResult], names: RankNames = RANKS) -> TrainResult:
+    """The silo's result. Raises `GroupError` for ranks that disagree about samples or steps. `names`: of the ranks."""
     first = results[0]
     for rank, one in enumerate(results):
         for name in ("sample_count", "steps_done", "steps_planned"):
             if getattr(one, name) != getattr(first, name):
                 raise GroupError(
-                    f"train returned {name} = {getattr(one, name)} on rank {rank}, and {getattr(first, name)} on rank "
-                    "0: all ranks must take the same steps, and return the number of samples of the whole silo"
+                    f"train returned {name} = {getattr(one, name)} on {names.of(rank)}, and {getattr(first, name)} on "
+                    f"{names.of(0)}: all ranks must take the same steps, and return the number of samples of the whole "
+                    f"{names.whole}"
                 )
-    found = _together(
-        parts, [_Measured(max(one.samples_seen, 1), one.metrics, one.counts, one.weights) for one in results]
-    )
+    measured = [_Measured(max(one.samples_seen, 1), one.metrics, one.counts, one.weights) for one in results]
+    found = _together(parts, measured, names)
     return TrainResult(
         first.sample_count,
         first.steps_done,
@@ -51,22 +52,25 @@ def one_training(parts: Sequence[BatchPart], results: Sequence[TrainResult]) -> 
     )
 
 
-def one_evaluation(parts: Sequence[BatchPart], results: Sequence[Evaluation | None]) -> Evaluation | None:
-    """The silo's evaluation; None if no rank has measured anything."""
+def one_evaluation(
+    parts: Sequence[BatchPart], results: Sequence[Evaluation | None], names: RankNames = RANKS
+) -> Evaluation | None:
+    """The silo's evaluation; None if no rank has measured anything. `names`: of the ranks."""
     measured = [
         _Measured(0, {}, {}, {}) if one is None else _Measured(one.sample_count, one.metrics, one.counts, one.weights)
         for one in results
     ]
     if all(one is None for one in results):
         return None
-    found = _together(parts, measured)
+    found = _together(parts, measured, names)
     return Evaluation(found.n_samples, found.metrics, found.counts, found.weights)
 
 
-def _together(parts: Sequence[BatchPart], measured: Sequence[_Measured]) -> _Measured:
+def _together(parts: Sequence[BatchPart], measured: Sequence[_Measured], names: RankNames) -> _Measured:
     for rank, one in enumerate(measured):
         if strange := [f"{name} = {value}" for name, value in one.metrics.items() if not math.isfinite(value)]:
-            log.warning("rank %d has measured %s, so the silo reports no such metric", rank, ", ".join(strange))
+            # Another line says what becomes of it, which is not the same in every round (`client/rounds`).
+            log.warning("%s has measured %s", names.of(rank), ", ".join(strange))
     ranks = sorted(range(len(parts)), key=lambda rank: parts[rank].index)
     same_samples = [
         _merged([measured[rank] for rank in group]) for _, group in groupby(ranks, key=lambda rank: parts[rank].index)

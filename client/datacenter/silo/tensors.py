@@ -59,7 +59,8 @@ class SiloTensors:
                 known = self._held.setdefault(one.name, one)
                 if known != one:
                     raise GroupError(
-                        f"rank {rank} has another {one.name!r} ({_kind(one)}) than rank {self._owner[one.name]} "
+                        f"{ranks.names.of(rank)} has another {one.name!r} ({_kind(one)}) than "
+                        f"{ranks.names.of(self._owner[one.name])} "
                         f"({_kind(known)}): all ranks need the same model, or different stages of it"
                     )
                 self._owner.setdefault(one.name, rank)
@@ -151,8 +152,9 @@ class SiloTensors:
             for name, one in by_name.items():
                 if first.setdefault(name, one) != one:
                     raise GroupError(
-                        f"rank {rank} has trained its copy of {name!r} to other values than an earlier rank, so each "
-                        "has trained alone: wrap the model in DistributedDataParallel, or apply fully_shard to it"
+                        f"{self._ranks.names.of(rank)} has trained its copy of {name!r} to other values than an "
+                        "earlier rank, so each has trained alone: wrap the model in DistributedDataParallel, or apply "
+                        "fully_shard to it"
                     )
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from umbel.aggregation.run.standing import beginning
 from umbel.aggregation.types import client_name
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 from umbel.client.datacenter.ranks.versions import differences, versions
 from umbel.client.datacenter.train.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.train.rank_client import RankClient
@@ -50,13 +51,13 @@ def agreed(group: Group, file: RunFile, app: Client, told_to_stop: Callable[[], 
 
     Raises `GroupError` for ranks that differ in what must be the same, and for a run that a group cannot have.
     """
-    require_possible(file, group.size)
+    require_possible(file, group.size, group.names)
     rank_client = RankClient(app, file.tensor_rules, client_name(group.rank), told_to_stop)
     layout = rank_client.shared.layout_in(file.training)
     mine = Hello(_RUN_FILE.dump_json(file).decode(), app.sample_count, layout.digest, versions())
     with group.waiting_for("the other ranks' clients"):
         hellos = [_HELLO.validate_json(one) for one in group.gather(_HELLO.dump_json(mine))]
-    _require_alike(hellos)
+    _require_alike(hellos, group.names)
     require_fitting(file.tensor_rules, layout, file.coarsest_step)
     require_steppable(file.aggregation, file.training, layout)
     return Agreed(rank_client, layout, [one.sample_count for one in hellos])
@@ -89,7 +90,8 @@ def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: 
         )
     if any(found.keeps) and len(found.keeps) != group.size:
         raise GroupError(
-            f"the clients of this run keep something from round to round, and it began with {len(found.keeps)} ranks: "
+            f"the clients of this run keep something from round to round, and it began with "
+            f"{counted(len(found.keeps), group.names.noun)}: "
             "start as many, or another run with another folder (--out)"
         )
     if any(found.keeps) and found.keeps[group.rank]:
@@ -97,8 +99,8 @@ def next_checkpoint(group: Group, file: RunFile, on: Agreed, saved: bytes, own: 
     return found
 
 
-def require_possible(file: RunFile, n_ranks: int) -> None:
-    """Raise `GroupError` for a run file that this many ranks cannot carry out."""
+def require_possible(file: RunFile, n_ranks: int, names: RankNames = RANKS) -> None:
+    """Raise `GroupError` for a run file that this many ranks cannot carry out. `names`: of the ranks."""
     if file.canary is not None:
         raise GroupError("a canary tries unknown devices, and the ranks of a group are known: leave [canary] out")
     if file.privacy is not None:
@@ -109,18 +111,20 @@ def require_possible(file: RunFile, n_ranks: int) -> None:
     for name, wanted in file.clients_needed():
         if wanted > n_ranks:
             raise GroupError(
-                f"rounds.{name} is {wanted}, but there {_are(n_ranks)}: set it to {n_ranks} at most, or start more "
-                "ranks with torchrun --nproc-per-node"
+                f"rounds.{name} is {wanted}, but there {_are(n_ranks, names.noun)}: set it to {n_ranks} at most, or "
+                "start more ranks with torchrun --nproc-per-node"
             )
 
 
-def _are(n_ranks: int) -> str:
-    return f"{'is' if n_ranks == 1 else 'are'} only {counted(n_ranks, 'rank')}"
+def _are(n_ranks: int, noun: str) -> str:
+    return f"{'is' if n_ranks == 1 else 'are'} only {counted(n_ranks, noun)}"
 
 
-def _require_alike(hellos: list[Hello]) -> None:
+def _require_alike(hellos: list[Hello], names: RankNames) -> None:
     """Raise `GroupError`, which names the ranks that differ from most others, and in what."""
     facts = [{"run file": one.run_file, "model": one.layout, **one.versions} for one in hellos]
     for one in differences(facts)[:1]:
         shown = f": {one.value}, but most have {one.usual}" if one.name in hellos[0].versions else ""
-        raise GroupError(f"rank {one.rank} has another {one.name} than the other ranks{shown}; start all ranks alike")
+        raise GroupError(
+            f"{names.of(one.rank)} has another {one.name} than the other {names.plural}{shown}; start all ranks alike"
+        )

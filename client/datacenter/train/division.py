@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.ranks.names import CLIENTS, ranks_of_client
 
 _CLIENTS, _RANKS = "clients", "ranks"  # the dimensions of the mesh
 
@@ -38,11 +39,11 @@ def divided(job: Group, n_each: int, timeout_s: float) -> ClientRanks:
             "ranks (--nproc-per-node), or change --ranks-per-client"
         )
     n_clients = job.size // n_each
-    first_ranks = job.among(range(0, job.size, n_each), "first_ranks", timeout_s)
-    own = [
-        job.among(_ranks_of(number, n_each), f"client_{number}", timeout_s, on_processors=True)
-        for number in range(n_clients)
-    ]
+    first_ranks = job.among(range(0, job.size, n_each), "first_ranks", timeout_s, names=CLIENTS)
+    own = list[Group | None]()
+    for number in range(n_clients):
+        names, ranks = ranks_of_client(number, n_clients), _ranks_of(number, n_each)
+        own.append(job.among(ranks, f"client_{number}", timeout_s, names=names, on_processors=True))
     mesh = init_device_mesh(job.device.type, (n_clients, n_each), mesh_dim_names=(_CLIENTS, _RANKS))[_RANKS]
     return ClientRanks(job.rank // n_each, n_clients, next(one for one in own if one is not None), first_ranks, mesh)
 

@@ -30,6 +30,7 @@ from umbel.aggregation.collective.lanes import Lanes
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.next_model import HasMean
 from umbel.aggregation.model.state import State
+from umbel.aggregation.phrases import agreeing
 from umbel.aggregation.plans.assignment import Assignment, assignment_id
 from umbel.aggregation.plans.codec import CodecPlan, Part
 from umbel.aggregation.plans.masks import ONE_STEP
@@ -64,6 +65,7 @@ from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, total
 from umbel.aggregation.types import ClientId, client_name
 from umbel.aggregation.update.grid import sum_sha256
 from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.ranks.names import RankNames
 from umbel.client.datacenter.train.cost import AttemptCost, CostMeter
 from umbel.client.datacenter.train.differences import RankUpdates, compared
 from umbel.client.datacenter.train.rank_client import RankClient, RankWork
@@ -255,26 +257,26 @@ class GroupFederation:
             reports = [_REPORT.validate_json(one) for one in self._group.gather(_REPORT.dump_json(mine))]
         for rank, one in enumerate(reports):
             if one.failed:
-                raise GroupError(f"the code of rank {rank} failed: {one.failed}")
+                raise GroupError(f"the code of {self._group.names.of(rank)} failed: {one.failed}")
             if one.leaves and not self.leaving:
-                self.leaving = f"rank {rank} must leave: {one.leaves}"
-        _require_same([one.model_sha256 for one in reports], "the model that the round begins with")
+                self.leaving = f"{self._group.names.of(rank)} must leave: {one.leaves}"
+        _require_same([one.model_sha256 for one in reports], "the model that the round begins with", self._group.names)
         return reports
 
     def _look_at_times(self, plan: RoundPlan, reports: Sequence[RankReport]) -> None:
         """Note which rank has needed longer than the window. If only its first step counts, rank 0 logs that once."""
         rank, slowest = max(enumerate(reports), key=lambda one: one[1].elapsed_s)
-        is_over, work = slowest.elapsed_s > plan.window_s, slowest.work
+        is_over, work, names = slowest.elapsed_s > plan.window_s, slowest.work, self._group.names
         self._too_slow = (
-            f"Rank {rank} has needed {slowest.elapsed_s:.3g} s, and window_s is {plan.window_s:g}: set it to "
-            f"{math.ceil(2 * slowest.elapsed_s)} or more in [rounds], or give this rank less work"
+            f"{names.of(rank).capitalize()} has needed {slowest.elapsed_s:.3g} s, and window_s is {plan.window_s:g}: "
+            f"set it to {math.ceil(2 * slowest.elapsed_s)} or more in [rounds], or give this {names.noun} less work"
             if is_over
             else ""
         )
         has_one = isinstance(work, WorkDone) and work.steps_done == 1 < work.steps_planned
         if is_over and has_one and self._group.is_first and not self._has_warned:
             self._has_warned = True
-            log.warning("round %d counts only the first step of a rank. %s", plan.number, self._too_slow)
+            log.warning("round %d counts only the first step of a %s. %s", plan.number, names.noun, self._too_slow)
 
     def _shared_elapsed(self, began: float) -> float:
         """Seconds since the attempt began on rank 0's clock, the same number on every rank."""
@@ -399,9 +401,10 @@ def _gathers(n_ranks: int, update_bytes: int, n_sums: int) -> bool:
     return n_ranks * update_bytes < 2 * _SUM_BYTES * n_sums
 
 
-def _require_same(values: Sequence[str], what: str) -> None:
+def _require_same(values: Sequence[str], what: str, names: RankNames) -> None:
     """Raise `GroupError`, which names the ranks that differ from most others."""
     usual = max(values, key=values.count)
     if odd := [rank for rank, one in enumerate(values) if one != usual]:
-        ranks = ", ".join(map(str, odd))
-        raise GroupError(f"{what} is not the same on all ranks: rank {ranks} differs from the others")
+        ranks = names.of(odd[0]) if len(odd) == 1 else names.of_several(", ".join(map(str, odd)))
+        differs = agreeing(len(odd), "differs", "differ")
+        raise GroupError(f"{what} is not the same on all {names.plural}: {ranks} {differs} from the others")

@@ -19,7 +19,7 @@ class Leaving:
     def __call__(self) -> str | None:
         if (reason := self.own()) is not None:
             if not self._has_told:
-                self._group.tell_all(f"rank {self._group.rank} must leave: {reason}")
+                self._group.tell_all(f"{self._group.names.of(self._group.rank)} must leave: {reason}")
                 self._has_told = True
             return reason
         now = time.monotonic()

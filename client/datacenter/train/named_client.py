@@ -44,7 +44,7 @@ def _numbered(found: object, app: str, wanted: tuple[str, ...]) -> tuple[str, ..
     needed = [one.name for one in parameters.values() if one.default is inspect.Parameter.empty and one.kind in kinds]
     if "mesh" in needed and "mesh" not in wanted:
         raise AppError(
-            f"{app} takes the mesh of its client's ranks, and only `umbel train` with --ranks-per-client gives one"
+            f"{app} takes the mesh of its client's ranks, so say how many ranks a client has: --ranks-per-client"
         )
     if parameters.keys() >= {*wanted}:
         return wanted

@@ -34,6 +34,7 @@ from umbel.client.errors import WorkRefused
 from umbel.client.files import make_private
 from umbel.client.local.devices import seed_generators
 from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.inexactness import MissingGamma
 from umbel.client.rounds.site_code import Trained, asked_of_site, train_from, with_kept
 from umbel.client.rounds.work import (
     NO_HASH,
@@ -88,7 +89,7 @@ class RankClient:
         """`told_to_stop`: why training should end with what is done, None while it may go on."""
         self.app, self.name, self.told_to_stop = app, name, told_to_stop
         self.shared = SharedState(app).under(rules)
-        self._first_private = self.shared.private()
+        self._first_private, self._missing = self.shared.private(), MissingGamma()
         self._kept, self._waiting = _KeptByRank(SiteState()), _KeptByRank(SiteState())
 
     def train(self, weights: State, offer: Assignment, composition: Composition | None, deadline: float) -> RankWork:
@@ -104,7 +105,7 @@ class RankClient:
                 deadline=deadline,
                 within=GradientProjections(offer.codec, self.shared.layout_in(offer.training)),
             )
-            done = train_from(self.app, self.shared, weights, plan)
+            done = train_from(self.app, self.shared, weights, plan, self._missing)
             self.shared.require_base()
             with unfit_refused(offer):
                 done = with_fair_metrics(self.shared, lambda: weights, offer, done)

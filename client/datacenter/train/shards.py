@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.group import Group, GroupError
+from umbel.client.datacenter.ranks.names import RankNames
 from umbel.client.datacenter.ranks.samples import gathered_hashes
 
 SAMPLES_MAX = 5_000
@@ -35,7 +36,7 @@ def compared_shards(group: Group, app: Client, counts: Sequence[int], *, may_sha
     """
     by_rank = gathered_hashes(group, app, SAMPLES_MAX)
     if not may_share:
-        _require_different([set(one) for one in by_rank], counts)
+        _require_different([set(one) for one in by_rank], counts, group.names)
     return [
         Shard(count, len(one), hashlib.sha256(b"".join(one)).hexdigest() if one else "")
         for count, one in zip(counts, by_rank, strict=True)
@@ -51,15 +52,15 @@ def changed_data(before: Sequence[Shard], now: Sequence[Shard]) -> list[int]:
     return [rank for rank, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
 
 
-def _require_different(by_rank: Sequence[set[bytes]], counts: Sequence[int]) -> None:
+def _require_different(by_rank: Sequence[set[bytes]], counts: Sequence[int], names: RankNames) -> None:
     for rank, mine in enumerate(by_rank):
         for other, theirs in enumerate(by_rank[:rank]):
             share = _share(len(mine & theirs), len(mine), len(theirs), counts[other])
             if share > SHARED_MAX:
                 raise GroupError(
-                    f"about {share:.0%} of the training samples of rank {rank} are on rank {other} too: give each rank "
-                    "its own share, such as by `make_client(number, of)`, or pass --shared-data if they are to train "
-                    "on the same"
+                    f"about {share:.0%} of the training samples of {names.of(rank)} are on {names.of(other)} too: give "
+                    f"each {names.noun} its own share, such as by `make_client(number, of)`, or pass --shared-data if "
+                    "they are to train on the same"
                 )
 
 

@@ -33,6 +33,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
+from umbel.client.datacenter.ranks.names import RankNames
 from umbel.client.datacenter.ranks.versions import versions
 from umbel.client.datacenter.silo.client import leading
 from umbel.client.datacenter.silo.rank import SiloRank, follow
@@ -137,7 +138,7 @@ def _carried_out(
     if group.from_first(b"0" if saved is None else b"1") == b"1":
         start = next_checkpoint(group, file, on, saved or b"", own)
         if group.is_first:
-            _tell_of_changes(start, shards, out, first)
+            _tell_of_changes(start, shards, out, first, group.names)
     else:
         start = first_checkpoint(group, file, on, _first_model(group, first))
     start = replace(start, data=tuple(shards))
@@ -153,7 +154,9 @@ def _carried_out(
         return folder.close()
 
 
-def _tell_of_changes(start: GroupCheckpoint, shards: Sequence[Shard], out: Path, first: Path | None) -> None:
+def _tell_of_changes(
+    start: GroupCheckpoint, shards: Sequence[Shard], out: Path, first: Path | None, names: RankNames
+) -> None:
     """Log what this run goes on without, or with other than before."""
     if first is not None:
         log.info(
@@ -165,9 +168,9 @@ def _tell_of_changes(start: GroupCheckpoint, shards: Sequence[Shard], out: Path,
         )
     for rank in changed_data(start.data, shards):
         log.warning(
-            "rank %d has other training data than before this start (%s then, %d now), so the model will belong to "
+            "%s has other training data than before this start (%s then, %d now), so the model will belong to "
             "neither. If that is a mistake, stop the run, restore the data, and start the same command again",
-            rank,
+            names.of(rank),
             counted(start.data[rank].samples, "sample"),
             shards[rank].samples,
         )

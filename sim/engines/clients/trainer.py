@@ -20,6 +20,7 @@ from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.local.devices import seed_generators
 from umbel.client.local.gradients import Projection
 from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.inexactness import MissingGamma
 from umbel.client.rounds.site_code import Trained, asked_of_site, keep_state, train_from, with_kept
 from umbel.client.rounds.work import (
     NO_HASH,
@@ -48,6 +49,7 @@ class ClientTrainer:
         self._clients = clients
         self._layout: Layout | None = None
         self._weights: Mapping[str, Tensor] = {}
+        self._missing = MissingGamma()  # of all clients of this process
         self._within: tuple[CodecPlan, Mapping[str, Projection]] | None = None
 
     def begin(self, model: GlobalModel) -> None:
@@ -70,7 +72,7 @@ class ClientTrainer:
         try:
             client.shared.require_base()
             plan = self._plan(work, position, client, offer)
-            done = train_from(client.app, client.shared, self._weights, plan)
+            done = train_from(client.app, client.shared, self._weights, plan, self._missing)
             _require_stopped(client, done, int(work.steps_max[position]))
             client.shared.require_base()
             with unfit_refused(offer):

@@ -21,6 +21,7 @@ from umbel.client import ArrayClient, Client, LocalPlan, TorchClient, TrainResul
 from umbel.client.errors import RankFailed
 from umbel.client.local.arrays import ArrayData
 from umbel.client.local.checkpoint import Checkpoint
+from umbel.client.rounds.inexactness import MissingGamma
 from umbel.client.rounds.site_code import Trained, train_from
 from umbel.client.training.shared_state import SharedState
 
@@ -405,6 +406,17 @@ def test_what_cannot_be_measured_is_left_out_with_one_line_and_the_work_counts(
     assert re.search(why, line)
     for name, one in usual.model.state_dict().items():
         assert torch.equal(one.nan_to_num(), app.model.state_dict()[name].nan_to_num())
+
+
+def test_a_reason_is_logged_once_for_a_run_and_another_reason_again(caplog: pytest.LogCaptureFixture) -> None:
+    shared = SharedState(app := Solved())
+    missing, start = MissingGamma(), {name: one.detach().clone() for name, one in shared.shared().items()}
+    late = {"deadline": 1.0, "clock": lambda: 1.0 - 1e-9}
+    for number, run, other in [(1, "a", {}), (2, "a", {}), (3, "a", late), (4, "a", late), (1, "b", {})]:
+        plan = replace(PLAN, round=number, run=run, **other)  # type: ignore[arg-type]
+        train_from(app, shared, start, plan, missing)
+    said = [re.search(r"in round (\d): the (.*?)[ .]", one) for one in caplog.messages]
+    assert [one and one.groups() for one in said] == [("1", "gradient"), ("3", "round's"), ("1", "gradient")]
 
 
 def test_a_second_gradient_for_which_the_time_is_too_short_is_not_begun(caplog: pytest.LogCaptureFixture) -> None:

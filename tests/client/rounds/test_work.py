@@ -1,5 +1,6 @@
 """From a model to a weight change, or to measurements: the answers of the site's own code are checked."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,14 @@ def test_the_weights_that_came_are_measured_and_what_is_no_number_is_left_out(tm
     assert done is not None
     assert (done.sample_count, done.evaluation) == (7, {"sum": 2.5})
     assert 0 <= done.evaluate_s < 60
+
+
+def test_a_metric_that_no_report_can_have_is_logged_once_with_its_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured(tmp_path, Measuring(says=Evaluation(7, {"odd": math.nan, "fine": 0.5, "vast": -math.inf, "large": 1e31})))
+    (said,) = caplog.messages
+    assert said.startswith("round 1 canary: evaluate returned large = 1e+31, odd = nan, vast = -inf. The report")
 
 
 @pytest.mark.parametrize("says", [None, Evaluation(7, {})])

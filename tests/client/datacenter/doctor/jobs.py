@@ -16,7 +16,7 @@ N_SENT = 1_000_000  # values that no step computes with
 RUN_FILE = 'name = "job"\nrounds = { count = 1, target = 1 }\ntraining = { local_steps = 1, batch_size = 3 }\n'
 
 
-class _Samples(Dataset[tuple[Tensor, Tensor]]):
+class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Twelve samples; `pause_s`: for which each is awaited."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
@@ -30,7 +30,7 @@ class _Samples(Dataset[tuple[Tensor, Tensor]]):
         return torch.full((4,), float(index)), torch.tensor(index % 2)
 
 
-class _Small(nn.Module):
+class Small(nn.Module):
     """A layer, and values that are sent with it."""
 
     def __init__(self, n_sent: int = 0) -> None:
@@ -49,22 +49,22 @@ def _slow_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def make_input_bound(number: int, of: int) -> Client:
-    return TorchClient(_Small(), nn.CrossEntropyLoss(), _Samples(PAUSE_S / 3), device="cpu")
+    return TorchClient(Small(), nn.CrossEntropyLoss(), Samples(PAUSE_S / 3), device="cpu")
 
 
 def make_compute_bound(number: int, of: int) -> Client:
-    return TorchClient(_Small(), _slow_loss, _Samples(), device="cpu")
+    return TorchClient(Small(), _slow_loss, Samples(), device="cpu")
 
 
 def make_communication_bound(number: int, of: int) -> Client:
-    return TorchClient(_Small(N_SENT), nn.CrossEntropyLoss(), _Samples(), device="cpu")
+    return TorchClient(Small(N_SENT), nn.CrossEntropyLoss(), Samples(), device="cpu")
 
 
 class _Deaf(Client):
     """Never asks its plan whether it should stop."""
 
     def __init__(self) -> None:
-        self.model, self.sample_count = _Small(), 12
+        self.model, self.sample_count = Small(), 12
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,4 +88,4 @@ class _Failing(TorchClient):
 
 def make_failing_at_rank_1(number: int, of: int) -> Client:
     kind = _Failing if number == 1 else TorchClient
-    return kind(_Small(), nn.CrossEntropyLoss(), _Samples(), device="cpu")
+    return kind(Small(), nn.CrossEntropyLoss(), Samples(), device="cpu")

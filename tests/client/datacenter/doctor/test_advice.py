@@ -10,8 +10,12 @@ from umbel.client.datacenter.doctor.advice import (
     RARE,
     TARGET,
     Advice,
+    RefutedAdvice,
     StepTimes,
     advised,
+    advised_again,
+    cost_of_sum,
+    falls_short,
     least_every,
     utilisation,
 )
@@ -66,6 +70,25 @@ def test_two_bits_are_for_rare_means_alone() -> None:
     rare = advised(1.0, {"4bit": 20.0, "2bit": 10.0})
     assert (rare.codec, rare.every) == ("2bit", 90)
     assert advised(1.0, {"2bit": 1e-9}).every == RARE
+
+
+@given(SECONDS, SUMS, st.floats(0.01, 1.0))
+def test_after_a_trial_the_advice_reaches_the_target_with_the_sum_that_the_trial_has_shown(
+    alone_s: float, sums: dict[CodecName, float], measured: float
+) -> None:
+    first = advised(alone_s, sums)
+    shown_s = cost_of_sum(first.every, alone_s, measured)
+    assert utilisation(first.every, alone_s, shown_s) == pytest.approx(measured)
+    again = advised_again(RefutedAdvice(first, measured), alone_s, sums)
+    longer_s = max(0.0, shown_s - sums[first.codec])
+    assert utilisation(again.every, alone_s, sums[again.codec] + longer_s) >= TARGET - 1e-6
+    if falls_short(measured, first.utilisation):
+        assert again.every >= first.every
+
+
+def test_a_trial_refutes_what_it_misses_clearly() -> None:
+    assert not falls_short(0.82, 0.9)
+    assert falls_short(0.55, 0.9)
 
 
 BITS: dict[CodecName, int] = {"float32": 32, "8bit": 8, "4bit": 4, "2bit": 2}

@@ -40,6 +40,11 @@ def test_a_run_file_and_a_client_go_together_and_with_distributed(tmp_path: Path
         assert status == 2
         assert "go together" in text
 
+    for words in (["--distributed", "--ranks-per-client", "2"], ["--ranks-per-client", "2"]):
+        status, text = call(*words)
+        assert status == 2
+        assert "--ranks-per-client goes with --distributed" in " ".join(text.split())
+
 
 @pytest.mark.slow
 def test_one_process_is_the_only_rank() -> None:
@@ -63,6 +68,27 @@ def test_one_process_can_time_its_own_job(tmp_path: Path) -> None:
     assert status == 1
     (wrong,) = [one for one in json.loads(text)["findings"] if one["verdict"] == "wrong"]
     assert wrong["found"].endswith("call plan.should_stop() between two steps")
+
+
+@pytest.mark.nightly
+def test_clients_of_several_ranks_are_measured_as_a_person_calls_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN_FILE.replace("target = 1", "target = 2, minimum = 2, over_selection = 1.0"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    app = "tests.client.datacenter.train.divided_clients:sharded"
+    doctor = ["-m", "umbel", "doctor", "--distributed", str(tmp_path / "run.toml"), "--app", app]
+    done = subprocess.run(
+        [*launcher, *doctor, "--ranks-per-client", "2", "--json"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (len(found["ranks"]), found["job"]["ranks_per_client"], len(found["job"]["alone_s"])) == (4, 2, 2)
+    verdicts = {one["check"]: one["verdict"] for one in found["findings"]}
+    assert verdicts["advice"] == "skipped"
+    assert {"memory", "bottleneck", "codecs", "umbel train", "sum times"} <= verdicts.keys()
 
 
 @pytest.mark.slow

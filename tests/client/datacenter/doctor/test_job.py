@@ -14,14 +14,15 @@ from torch import Tensor
 from tests.aggregation.collective.ranks import in_ranks
 from tests.client.datacenter.doctor import jobs
 from umbel.aggregation.run.file import RunFile
-from umbel.client.datacenter.doctor.advice import Advice, StepTimes
+from umbel.client.datacenter.doctor.advice import Advice, RefutedAdvice, StepTimes
 from umbel.client.datacenter.doctor.facts import RankFacts
 from umbel.client.datacenter.doctor.job import JobCheck, finding_of_failure, findings_of, measured_job
 from umbel.client.datacenter.doctor.layers import LayerCost
-from umbel.client.datacenter.doctor.rounds import RoundAdvice
+from umbel.client.datacenter.doctor.rounds import RefutedSteps, RoundAdvice
 from umbel.client.datacenter.doctor.stages import divided
 from umbel.client.datacenter.doctor.steps import NotTimed, StepMemory
 from umbel.client.datacenter.ranks.group import Group
+from umbel.client.findings import ClientFinding
 
 HERE = "tests.client.datacenter.doctor.test_job"
 KINDS = ("input", "compute", "communication")
@@ -117,8 +118,12 @@ def job_of(**changes: Any) -> JobCheck:
     return JobCheck(**{**usual, **changes})
 
 
+def findings(**changes: Any) -> dict[str, ClientFinding]:
+    return {one.check: one for one in findings_of(job_of(**changes), FACTS)}
+
+
 def said(**changes: Any) -> dict[str, str]:
-    return {one.check: f"{one.verdict}: {one.found}" for one in findings_of(job_of(**changes), FACTS)}
+    return {check: f"{one.verdict}: {one.found}" for check, one in findings(**changes).items()}
 
 
 def test_predicted_and_measured_stand_side_by_side_with_what_to_write() -> None:
@@ -146,9 +151,83 @@ def test_advice_that_did_not_come_true_is_a_warning() -> None:
     assert "not tried, because one round takes longer than 60 s" in said(measured_utilisation=None)["advice"]
 
 
+def test_advice_that_a_trial_refutes_is_not_given_as_what_to_write() -> None:
+    short = findings(measured_utilisation=0.5)["advice"]
+    assert short.found == (
+        "every = 6 with 8bit: predicted 90% of the time in compute, but measured only 50%, which is 40 points less"
+    )
+    # 6 steps of 0.5 s and a sum took 6 s, so a sum took 3 s, 2.7 s longer than predicted. One in 4 bits or fewer
+    # was not measured here, and one of float32 would take 3.3 s: 9 x 3.3 / 0.5.
+    assert short.advice.startswith("by this measurement, take every = 60 with float32, or more steps. If that falls")
+    again = findings(refuted=(RefutedAdvice(Advice(6, "8bit", 0.9), 0.5),), advice=Advice(60, "float32", 0.9))["advice"]
+    assert (again.verdict, again.advice) == ("pass", "")
+    assert again.found == (
+        "every = 60 with float32: predicted 90% of the time in compute, measured 88%: "
+        'outer_sync(..., every=60, codec="float32"). every = 6 with 8bit was tried before, and reached only 50%'
+    )
+
+
+def test_where_more_steps_did_not_help_no_more_are_advised() -> None:
+    steps = findings(rounds=RoundAdvice(1.0, 18, 0.9, 0.5, (RefutedSteps(9, 0.9, 0.5),)))["umbel train"]
+    twice = {"refuted": (RefutedAdvice(Advice(6, "8bit", 0.9), 0.5),), "advice": Advice(60, "8bit", 0.9)}
+    for one in (steps, findings(**twice, measured_utilisation=0.45)["advice"]):
+        assert (one.verdict, one.advice[:48]) == ("warning", "more steps between two sums did not help, so the")
+    assert findings(**twice, measured_utilisation=0.6)["advice"].advice.startswith("by this measurement, take every")
+
+
+def test_what_follows_from_refuted_advice_but_takes_too_long_to_try_is_a_remedy_alone() -> None:
+    refuted = (RefutedAdvice(Advice(6, "8bit", 0.9), 0.5),)
+    found = findings(refuted=refuted, advice=Advice(60, "float32", 0.9), measured_utilisation=None)["advice"]
+    assert found.verdict == "warning"
+    assert found.found.endswith("but measured only 50%, which is 40 points less")
+    assert found.advice == ("take every = 60 with float32: one such round takes longer than 60 s, so it was not tried")
+
+
+def test_local_steps_that_a_trial_refutes_are_a_warning_with_the_number_that_the_trial_supports() -> None:
+    short = findings(rounds=RoundAdvice(1.0, 18, 0.9, 0.5, (RefutedSteps(9, 0.9, 0.4),)))["umbel train"]
+    assert short.found == (
+        "a round takes 1 s beside its steps; with local_steps = 18 predicted 90% of the time in compute, but measured "
+        "only 50%, which is 40 points less. local_steps = 9 was tried before, and reached only 40%"
+    )
+    assert short.advice.startswith(
+        "by this measurement, set local_steps = 162 or more in [training], or choose a codec"
+    )
+    untried = findings(rounds=RoundAdvice(1.0, 18, 0.9, None, (RefutedSteps(9, 0.9, 0.4),)))["umbel train"]
+    assert untried.verdict == "warning"
+    assert "not tried. local_steps = 9 was tried before, and reached only 40%" in untried.found
+    assert said(rounds=RoundAdvice(1.0, 18, 0.9, None))["umbel train"].endswith("of the time in compute, not tried")
+
+
 def test_a_slow_rank_is_named() -> None:
     assert said(alone_s=(0.1, 0.9))["slow rank"] == (
         "warning: a step of rank 1 (on south) takes 900 ms, and the median is 500 ms"
+    )
+
+
+def test_of_clients_of_several_ranks_what_cannot_be_said_is_skipped_with_the_reason() -> None:
+    usual = {"ranks_per_client": 2, "advice": None, "measured_utilisation": None}
+    found = findings(**usual)
+    assert found["advice"].verdict == "skipped"
+    assert "outer_sync adds up over all ranks of a job: see the local_steps of umbel train" in found["advice"].found
+    assert found["bottleneck"].advice == "add up less often, or in fewer bits; see umbel train"
+    assert found["umbel train"].verdict == "pass"
+    assert found["memory"].found.endswith("for a rank: it fits as the 2 ranks of a client divide it")
+    small = findings(**usual, device_bytes=8800)
+    assert small["memory"].advice.startswith(
+        "shard the model over the client's ranks (FSDP2), give a client more ranks"
+    )
+    assert (small["stages"].verdict, small["stages"].found.split(":")[0]) == (
+        "skipped",
+        "a division into pipeline stages is computed for clients of one rank only",
+    )
+
+
+def test_a_slow_client_is_named_with_its_first_rank() -> None:
+    facts = [RankFacts(host, {}, "processor", 0, 2) for host in ("north", "north", "south", "south")]
+    (slow,) = [one for one in findings_of(job_of(alone_s=(0.1, 0.9), ranks_per_client=2), facts) if "slow" in one.check]
+    assert (slow.check, slow.found) == (
+        "slow client",
+        "a step of client 1 (its first rank is rank 2 (on south)) takes 900 ms, and the median is 500 ms",
     )
 
 

@@ -4,13 +4,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from umbel.client.datacenter.ranks.group import Group
+from umbel.client.datacenter.ranks.names import RANKS, RankNames
 
 
 class SaidByRanks:
     """Stands in for a group whose other ranks have said what the last calls said."""
 
-    def __init__(self) -> None:
-        self.said = list[list[bytes]]()
+    def __init__(self, names: RankNames = RANKS) -> None:
+        self.names, self.said = names, list[list[bytes]]()
 
     def waiting_for(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()

@@ -1,5 +1,6 @@
 """A silo of several ranks trains as one process does, whatever its ranks hold of the model."""
 
+import logging.handlers
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from umbel.client.datacenter.silo.tensors import SiloTensors
 from umbel.client.errors import TrainingFailed
 from umbel.client.local.batches import WHOLE, BatchPart
 from umbel.client.local.plan import LocalPlan
+from umbel.client.rounds.inexactness import MissingGamma
 from umbel.client.rounds.site_code import train_from
 from umbel.client.training.shared_state import SharedState
 
@@ -174,10 +176,14 @@ def unmeasured(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """A round that asks for gamma, and another one after it."""
 
     def lead(silo: SiloClient) -> dict[str, Tensor]:
-        shared, plan = SharedState(silo), replace(PLAN, inexactness=True)
+        shared, plan, missing = SharedState(silo), replace(PLAN, inexactness=True), MissingGamma()
+        said = logging.handlers.BufferingHandler(100)
+        logging.getLogger("umbel.client").addHandler(said)
         for _ in range(2):
             start = {name: one.clone() for name, one in shared.shared().items()}
-            assert "gamma" not in train_from(silo, shared, start, plan).result.metrics
+            assert "gamma" not in train_from(silo, shared, start, plan, missing).result.metrics
+        (line,) = [one.getMessage() for one in said.buffer if "gamma" in one.getMessage()]
+        assert "a client of several ranks does not measure its inexactness. The log does not say so again" in line
         return {name: one.clone() for name, one in silo.model.state_dict().items()}
 
     app = client(ddp(group), BatchPart(dist.get_rank(group), dist.get_world_size(group)))
@@ -301,7 +307,7 @@ def test_a_metric_that_is_not_finite_is_told_with_its_rank(caplog: pytest.LogCap
     assert found is not None
     assert math.isnan(found.metrics["loss"])
     assert found.metrics["accuracy"] == 0.5
-    assert caplog.messages == ["rank 1 has measured loss = nan, so the silo reports no such metric"]
+    assert caplog.messages == ["rank 1 has measured loss = nan"]
 
 
 def refused(group: dist.ProcessGroup) -> dict[str, Tensor]:

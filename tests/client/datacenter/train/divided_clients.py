@@ -2,8 +2,10 @@
 
 import os
 import signal
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -40,10 +42,23 @@ def sharded(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
     return TorchClient(copied, "classes", samples(number), samples(number + of), part=rank_part(mesh))
 
 
-def mixed(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
+def unnamed(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
     """Each copy of the model has all ranks of the job."""
     copied = DistributedDataParallel(network())
     return TorchClient(copied, "classes", samples(number), part=rank_part(mesh))
+
+
+class _Mixed(TorchClient):
+    """Adds up over all ranks of the job, which its model does not show."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        dist.all_reduce(torch.ones(1))
+        return super().training_step(model, batch)
+
+
+def mixed(number: int, of: int, mesh: DeviceMesh) -> TorchClient:
+    copied = DistributedDataParallel(network(), process_group=mesh.get_group())
+    return _Mixed(copied, "classes", samples(number), part=rank_part(mesh))
 
 
 class _Killed(TorchClient):

@@ -22,6 +22,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.client import Client, LocalPlan, TrainResult
 from umbel.client.datacenter.ranks.group import Group, GroupError, joined
+from umbel.client.datacenter.ranks.names import CLIENTS, RANKS, RankNames
 from umbel.client.datacenter.train.beginning import agreed, first_checkpoint, next_checkpoint, require_possible
 from umbel.client.datacenter.train.checkpoint import GroupCheckpoint
 from umbel.client.datacenter.train.named_client import client_of
@@ -42,8 +43,8 @@ class _OtherRank:
 
     rank, size, is_first = 0, 2, True
 
-    def __init__(self, change: Callable[[dict[str, Any]], None]) -> None:
-        self._change = change
+    def __init__(self, change: Callable[[dict[str, Any]], None], names: RankNames = RANKS) -> None:
+        self._change, self.names = change, names
 
     def waiting_for(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -69,6 +70,16 @@ class _OtherRank:
 def test_ranks_that_differ_are_named(change: Callable[[dict[str, Any]], None], sentence: str) -> None:
     with pytest.raises(GroupError, match=sentence):
         agreed(cast(Group, _OtherRank(change)), run_file(), make_torch_client(0, 2))
+
+
+def test_first_ranks_of_clients_are_named_as_clients() -> None:
+    ranks = cast(Group, _OtherRank(lambda one: one.update(layout="other"), CLIENTS))
+    with pytest.raises(GroupError, match="client 1 has another model than the other clients; start all ranks alike"):
+        agreed(ranks, run_file(), make_torch_client(0, 2))
+    with pytest.raises(
+        GroupError, match="target is 4, but there are only 2 clients: set it to 2 at most, or start more"
+    ):
+        agreed(ranks, run_file(rounds={"target": 4}), make_torch_client(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +290,7 @@ def test_parameters_named_number_and_of_are_told_by_their_names() -> None:
         client_of(f"{__name__}:make_swapped", group.rank, group.size, 0)
         with pytest.raises(AppError, match=r"needs 3 arguments: write it as make_client\(number, of\)"):
             client_of(f"{__name__}:make_of_three", group.rank, group.size, 0)
-        with pytest.raises(AppError, match=r"takes the mesh of its client's ranks, and only .* --ranks-per-client"):
+        with pytest.raises(AppError, match=r"takes the mesh of its client's ranks, so say .* --ranks-per-client"):
             client_of(f"{__name__}:make_of_ranks", group.rank, group.size, 0)
 
 

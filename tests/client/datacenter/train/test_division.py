@@ -70,8 +70,20 @@ def test_code_that_adds_up_over_the_ranks_of_other_clients_is_refused(tmp_path: 
     assert "process_group=mesh.get_group()" in refused.stderr
 
 
+def test_a_model_over_the_ranks_of_other_clients_is_refused_before_a_client_that_does_not_train_could_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    refused = trained("unnamed", tmp_path / "unnamed", 4, "--ranks-per-client", "2")
+    assert refused.returncode != 0
+    assert (
+        "the model of client 0 adds up over the ranks 0, 1, 2, 3 of the job, but this client has only 0, 1, so its "
+        "work would be mixed with that of the clients that have 2, 3. Name the client's own ranks with the mesh"
+    ) in refused.stderr
+    assert not (tmp_path / "unnamed" / "out").exists(), "no round has begun"
+
+
 @pytest.mark.nightly
 def test_code_that_fails_on_a_rank_that_follows_is_named(tmp_path: Path) -> None:
     failed = trained("failing", tmp_path / "failed", 4, "--ranks-per-client", "2")
     assert failed.returncode != 0
-    assert "failed on rank 1 with ValueError: no such scanner (divided_clients.py, line " in failed.stderr
+    assert "failed on rank 1 of client 0 with ValueError: no such scanner (divided_clients.py, line " in failed.stderr
