@@ -285,10 +285,8 @@ def _page_in(response: httpx.Response, has_answered: bool) -> str | None:
     No coordinator sends text, and it redirects only to models, with 307. Another redirect is a wrong address, which no
     retry mends, unless the coordinator has answered there before.
     """
-    media_type, status = (
-        response.headers.get("content-type", "").partition(";")[0].strip().lower(),
-        response.status_code,
-    )
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    status = response.status_code
     is_text = media_type.startswith("text/") or media_type == "application/xhtml+xml"
     if response.is_success and is_text:
         return f"a {printable(media_type[:64])} page"

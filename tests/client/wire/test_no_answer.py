@@ -148,7 +148,7 @@ def test_a_refused_connection_and_an_unknown_name_have_plain_words() -> None:
 
 @pytest.mark.parametrize("head", [b"", HEAD])
 def test_an_answer_that_does_not_come_or_does_not_end_has_plain_words(head: bytes) -> None:
-    short = Timing(answer_s=0.1, stall_s=3.0, backoff=Backoff())
+    short = Timing(answer_s=0.5, stall_s=3.0, backoff=Backoff())
     words = r"no answer from the coordinator at 127.*: the answer did not come in time, or not all of it"
     with (
         dripping(b"", head) as url,

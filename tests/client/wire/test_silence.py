@@ -1,10 +1,11 @@
 """When a coordinator counts as silent, and what requests raise then."""
 
+import itertools
 import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -24,7 +25,7 @@ from umbel.client.errors import (
 from umbel.client.wire.addresses import CoordinatorAddresses
 from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.silence import Silence
-from umbel.client.wire.timing import IDLE, SLOWEST_BYTES_PER_S, Backoff, Timing
+from umbel.client.wire.timing import SLOWEST_BYTES_PER_S, Backoff, Timing
 from umbel.client.wire.transport import Transport, connect
 
 LIMIT_S = 60.0
@@ -122,12 +123,14 @@ def test_a_time_longer_than_any_timer_is_no_limit() -> None:
 
 def test_a_request_to_a_coordinator_that_says_nothing_ends_with_the_silence() -> None:
     ended = threading.Event()
-    silence = Silence(0.3, ended.set)
-    silence.failed("no answer")
+    silence = Silence(0.5, ended.set)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with connect(address) as there, pytest.raises(CoordinatorUnreachable):
-            Transport(there, lambda _target, _body: {}, silence).ask("GET", "/", hold_s=LIMIT_S * 60)
+        with connect(address) as there:
+            transport = Transport(there, lambda _target, _body: {}, silence)
+            silence.failed("no answer")  # after `connect`, which takes a while on a busy machine
+            with pytest.raises(CoordinatorUnreachable):
+                transport.ask("GET", "/", hold_s=LIMIT_S * 60)
     assert ended.wait(LIMIT_S)
 
 
@@ -140,10 +143,36 @@ def test_a_time_that_is_none_is_refused(max_s: float) -> None:
 # --- bodies that take long ---
 
 
+class Body(httpx.SyncByteStream):
+    """`pause_s`: before each piece."""
+
+    def __init__(self, pieces: Iterable[bytes], pause_s: float = 0.0) -> None:
+        self._pieces, self._pause_s, self.is_closed = pieces, pause_s, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            threading.Event().wait(self._pause_s)
+            yield piece
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 @contextmanager
-def downloading(url: str, silence: Silence, timing: Timing = IDLE) -> Generator[httpx.Response]:
+def answering(body: Body, silence: Silence) -> Generator[httpx.Response]:
+    """An answer with this body, which the caller reads."""
+    handle = httpx.MockTransport(lambda _request: httpx.Response(200, stream=body))
+    with (
+        CoordinatorAddresses(["http://umbel.test"], handle) as addresses,
+        Transport(addresses, lambda _target, _body: {}, silence).stream("GET", "/") as response,
+    ):
+        yield response
+
+
+@contextmanager
+def downloading(url: str, silence: Silence) -> Generator[httpx.Response]:
     """The answer to a request whose body the caller reads."""
-    with connect(url) as there, timed_by(timing):
+    with connect(url) as there:
         transport = Transport(there, lambda _target, _body: {}, silence)
         with transport.stream("GET", "/v1/models/0", until=time.monotonic() + LIMIT_S) as response:
             yield response
@@ -159,20 +188,24 @@ def test_the_head_of_an_answer_ends_no_silence_and_the_whole_body_does(silence: 
 
 def test_a_silence_ends_the_client_though_a_byte_of_an_answer_comes_now_and_then() -> None:
     silence = Silence(0.3)
-    silence.failed("no answer")
-    with dripping(b" ") as url, pytest.raises(CoordinatorUnreachable), downloading(url, silence) as response:
-        for _ in response.iter_raw():
-            pass
+
+    def download(url: str) -> None:
+        with downloading(url, silence) as response:
+            silence.failed("no answer to another request")
+            for _ in response.iter_raw():
+                pass
+
+    with dripping(b" ") as url, pytest.raises(CoordinatorUnreachable):
+        download(url)
     wait_until("the end of the silence", lambda: silence.is_too_long)
 
 
 def test_a_silence_begins_when_an_answer_comes_too_slowly(silence: Silence) -> None:
-    quick = Timing(answer_s=0.1, stall_s=3.0, backoff=Backoff())
-    with dripping(b" ", pause_s=0.05) as url, downloading(url, silence, quick) as response:
-        body = response.iter_raw()
-        wait_until("a byte after which it is noticed", lambda: next(body) and silence.cause)
+    quick = Timing(answer_s=0.05, stall_s=3.0, backoff=Backoff())
+    with timed_by(quick), answering(Body(itertools.repeat(b" "), pause_s=0.02), silence) as response:
+        pieces = response.iter_raw()
+        wait_until("a byte that comes too late", lambda: next(pieces) and silence.cause)
         assert silence.cause == "its answer comes too slowly, at less than 1200 bytes a second"
-        response.close()
 
 
 def test_a_model_that_arrives_keeps_deferring_the_end_of_a_silence(silence: Silence) -> None:
@@ -198,10 +231,24 @@ def test_bytes_defer_the_end_by_their_time_at_the_slowest_rate_and_never_beyond_
 
 def test_a_deferred_silence_ends_at_its_new_end() -> None:
     ended = threading.Event()
-    silence = Silence(0.6, ended.set)
+    silence = Silence(0.8, ended.set)
     silence.failed("no answer")
     first_end = silence.ends_at
-    threading.Event().wait(0.2)
+    threading.Event().wait(0.1)
     silence.received(10**6)
     assert ended.wait(LIMIT_S)
     assert time.monotonic() >= silence.ends_at > first_end
+
+
+def test_an_answer_ends_the_timer_of_a_silence() -> None:
+    silence = Silence(24 * 3600.0)
+    silence.failed("no answer")
+    silence.answered()
+    wait_until("no timer", lambda: not any(isinstance(one, threading.Timer) for one in threading.enumerate()))
+
+
+def test_a_body_that_is_left_early_is_closed(silence: Silence) -> None:
+    body = Body([b"one", b"two"])
+    with answering(body, silence) as response:
+        assert next(response.iter_raw()) == b"one"
+    assert body.is_closed
