@@ -95,7 +95,7 @@ class DiskCheckpoint(Checkpoint):
 
     def forget(self) -> None:
         for path in (self._path, self._aside):
-            path.unlink(missing_ok=True)
+            remove_checkpoint(path)
 
     def _write(self, state: Mapping[str, object]) -> None:
         packing = Packing()
@@ -121,10 +121,21 @@ def read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Any]] | None:
     Raises `CheckpointDamaged`.
     """
     try:
+        if not path.is_file():  # another thing, such as a pipe, may keep its reader waiting
+            path.lstat()
+            raise CheckpointDamaged("it is no file")
         metadata, tensors = read_tensors(path)
         kept: dict[str, Any] = json.loads(metadata[_KEY])
         return dict(kept["belongs"]), unpack(kept["state"], tensors)
     except FileNotFoundError:
         return None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointDamaged(str(error)) from error
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove it if it is there, or log why not."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s is in the place of a checkpoint and cannot be removed (%s): move it away", path, error)

@@ -21,6 +21,7 @@ from umbel.client.findings import ClientFinding, passed
 
 USUAL_BYTES = 4 << 20  # without a model
 _SERVER_S_MAX, _BUDGET_S = 3.0, 1.5  # of one sum by a parameter server, the slowest; of all sums of one algorithm
+_EXPLAINED = 2.0  # times the predicted seconds, or their half: further off, the cost model does not hold
 _ADDED_VALUES = 1 << 20
 
 
@@ -87,6 +88,8 @@ def findings_of(sums: SumTimes) -> Iterator[ClientFinding]:
         else:
             said = f"{sized(sums.n_bytes)} by {one.algorithm}: predicted {seconds(one.predicted_s)} (fitted "
             said += f"{seconds(one.fitted_s)}), measured {seconds(one.measured_s)}, {one.ratio:.2f} x"
+            if not 1 / _EXPLAINED < one.ratio < _EXPLAINED:
+                said += ". The measured links do not explain this time: ranks may wait for processors or other work"
             yield passed("sum times", said)
     if untried:
         yield passed("sum times", f"{sized(sums.n_bytes)}, predicted only: {', '.join(untried)}")

@@ -53,7 +53,7 @@ def outer_sync(
     `outer`: makes the outer optimizer of some parameters; by default Nesterov with a rate of 0.7 and a momentum of 0.9.
     `fragments`, `delay` and `keep`: see `outer_sync.py`. `seed`: of the rotations, the same on all ranks. `on_mean`:
     called by this rank's loop after each mean, with its record. Raises `ValueError` for numbers that do not fit
-    together.
+    together, `TypeError` for what is no number, and `GroupError` if another rank is lost.
     """
     device = next(model.parameters()).device
     terms = repr((every, codec, fragments, delay, keep, seed, [_kind(one) for one in model.state_dict().items()]))

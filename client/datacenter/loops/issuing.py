@@ -41,7 +41,7 @@ class Issuer:
     """Use it as a context, or call `close`: a thread that lives on at the end of the process can abort it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._thread = ThreadPoolExecutor(1, "umbel-collectives")
+        self._thread, self._is_closed = ThreadPoolExecutor(1, "umbel-collectives"), False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __enter__(self) -> "Issuer":
@@ -51,7 +51,15 @@ class Issuer:
         self.close()
 
     def submit(self, work: Callable[[], Tensor]) -> Pending:
-        """Do `work` after all that was submitted before. On a GPU, only the GPU waits for what `work` reads."""
+        """Do `work` after all that was submitted before. On a GPU, only the GPU waits for what `work` reads.
+
+        Raises `RuntimeError` after `close`.
+        """
+        if self._is_closed:
+            raise RuntimeError(
+                "a mean over the ranks was asked for after the block of outer_sync or comm_hook had ended: train "
+                "inside this block"
+            )
         ready = None
         if self._stream is not None:
             ready = torch.cuda.Event()
@@ -60,6 +68,7 @@ class Issuer:
 
     def close(self) -> None:
         """Wait for the last work, and end the thread."""
+        self._is_closed = True
         self._thread.shutdown()
 
     def _done(

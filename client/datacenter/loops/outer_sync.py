@@ -39,6 +39,7 @@ from umbel.aggregation.collective.mean import Mean
 from umbel.aggregation.seeds import derive_seed
 from umbel.client.datacenter.loops.issuing import Issuer, Pending
 from umbel.client.datacenter.loops.mean_record import LoopMeter, MeanRecord, norm_and_cosine
+from umbel.client.datacenter.ranks.group import losses_named
 
 Outer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -105,7 +106,12 @@ class OuterSync:
         seed: int = 0,
         on_mean: Callable[[MeanRecord], None] | None = None,
     ) -> None:
-        """Raises `ValueError` for numbers that do not fit together."""
+        """Raises `ValueError` for numbers that do not fit together, and `TypeError` for what is none."""
+        for name, number in {"every": every, "fragments": fragments, "delay": delay, "seed": seed}.items():
+            if not isinstance(number, int):
+                raise TypeError(f"{name} must be a whole number, not {number!r}")
+        if on_mean is not None and not callable(on_mean):
+            raise TypeError(f"on_mean must be a function that takes the record of a mean, not {on_mean!r}")
         tensors = [one for one in model.parameters() if one.requires_grad]
         buffers = [one for one in model.buffers() if one.is_floating_point()]
         if not tensors:
@@ -165,7 +171,8 @@ class OuterSync:
 
     def _apply(self, number: int, one: _Fragment, under_way: Pending) -> None:
         began, sent = time.monotonic(), one.sent
-        change = under_way.result()
+        with losses_named():
+            change = under_way.result()
         got = time.monotonic()
         is_told = self._on_mean is not None and number < self._n_of_parameters
         # Before the step, because an optimizer may change the gradient that it gets.

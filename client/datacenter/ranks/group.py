@@ -279,6 +279,22 @@ def lost_ranks_named() -> Generator[None]:
         raise lost_rank(error) from error
 
 
+@contextmanager
+def losses_named() -> Generator[None]:
+    """As `lost_ranks_named`, around code that may fail for other reasons, too."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        if is_loss(error):
+            raise lost_rank(error) from error
+        raise
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether torch says that another rank no longer answers."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
+
+
 def lost_rank(error: BaseException) -> GroupError:
     """What to raise because another rank no longer answers. `error`: as torch says it."""
     return GroupError(

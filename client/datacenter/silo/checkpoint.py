@@ -8,10 +8,10 @@ import json
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
@@ -20,11 +20,19 @@ from umbel.client.datacenter.silo.saved_shards import with_shards, without_shard
 from umbel.client.local.batches import BatchPart
 from umbel.client.local.checkpoint import Checkpoint
 from umbel.client.local.progress import measured_so_far
-from umbel.client.state.checkpoint import CheckpointDamaged, DiskCheckpoint, read_checkpoint
+from umbel.client.state.checkpoint import CheckpointDamaged, DiskCheckpoint, read_checkpoint, remove_checkpoint
 
 _SLOTS = range(2)
 _RANK, _RANKS, _PART = "rank", "ranks", "part"  # beside what the training is of
 log = logging.getLogger("umbel.client")
+
+
+_Moment: TypeAlias = tuple[int, int]
+"""The steps that were done, and the number of ranks: what saves that fit together have in common."""
+
+
+class _OfNoUse(Exception):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,7 @@ class _RankSave:
     state: dict[str, Any] = field(repr=False)
 
     @property
-    def moment(self) -> tuple[int, int]:
-        """What saves that fit together have in common."""
+    def moment(self) -> _Moment:
         return int(self.state["steps_done"]), self.n_ranks
 
 
@@ -87,9 +94,11 @@ class RankCheckpoint(Checkpoint):
     def load(self) -> dict[str, Any] | None:
         found = self._readable()
         usable = [moment for moment, saves in found.items() if self._suffice(moment, saves)]
-        common = set.intersection(*(_moments(one) for one in self._ranks.gather(json.dumps(usable).encode())))
+        by_rank = [_moments(one) for one in self._ranks.gather(json.dumps(usable).encode())]
+        common = set.intersection(*by_rank)
         if not common:
-            self._tell_of_unused(found)
+            if self._ranks.is_first:
+                self._tell_of_unused(found, by_rank)
             return None
         saves = found[max(common, key=lambda moment: (moment[0], moment[1] == self._ranks.size))]
         if (own := saves.get(self._ranks.rank)) is not None:
@@ -111,26 +120,31 @@ class RankCheckpoint(Checkpoint):
             if number >= self._ranks.size:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _readable(self) -> dict[tuple[int, int], dict[int, _RankSave]]:
+    def _readable(self) -> dict[_Moment, dict[int, _RankSave]]:
         """By moment and rank, what this rank can read of this training. Saves of others are removed."""
-        found = defaultdict[tuple[int, int], dict[int, _RankSave]](dict)
+        found = defaultdict[_Moment, dict[int, _RankSave]](dict)
         for number, _ in _folders(self._folder):
             for slot in _SLOTS:
                 path = _path(self._folder, number, slot)
                 try:
                     if (save := _save_in(path, slot, self._belongs_to)) is not None:
                         found[save.moment][save.rank] = save
-                except (CheckpointDamaged, KeyError, ValueError) as error:
-                    log.debug("%s is of no use (%s), and is removed", path, error)
-                    path.unlink(missing_ok=True)
+                except _OfNoUse as error:
+                    log.debug("%s is removed: %s", path, error)
+                    remove_checkpoint(path)
+                except (CheckpointDamaged, KeyError, TypeError, ValueError) as error:
+                    if number == self._ranks.rank:
+                        log.warning("the save %s is damaged (%s), and is removed", path, error)
+                    remove_checkpoint(path)
         return found
 
-    def _suffice(self, moment: tuple[int, int], saves: Mapping[int, _RankSave]) -> bool:
+    def _suffice(self, moment: _Moment, saves: Mapping[int, _RankSave]) -> bool:
         """Whether this rank could resume from these saves."""
         _, n_ranks = moment
         if n_ranks == self._ranks.size:
             return (own := saves.get(self._ranks.rank)) is not None and own.part == _told(self._part)
-        return sorted(saves) == [*range(n_ranks)] and not self._is_staged
+        is_whole = len(saves) == n_ranks and all(rank in saves for rank in range(n_ranks))
+        return is_whole and not self._is_staged
 
     def _resumed(self, saves: Mapping[int, _RankSave]) -> dict[str, Any]:
         """This rank's state, made of these saves."""
@@ -146,28 +160,29 @@ class RankCheckpoint(Checkpoint):
         log.info("the saves of %d ranks are divided among %d", n_ranks, size)
         return cast(dict[str, Any], with_shards(whole, [one.state for one in saves.values()], self._model))
 
-    def _tell_of_unused(self, found: Mapping[tuple[int, int], Mapping[int, _RankSave]]) -> None:
-        others = sorted({n_ranks for _, n_ranks in found} - {self._ranks.size})
-        if not others:
+    def _tell_of_unused(self, found: Mapping[_Moment, object], by_rank: Sequence[set[_Moment]]) -> None:
+        """On rank 0: log why the saves that are there cannot be used. `by_rank`: what suffices for each rank."""
+        without = [self._ranks.names.of(rank) for rank, usable in enumerate(by_rank) if not usable]
+        if not found and len(without) == len(by_rank):
             return
-        why = "ranks hold different parts of the model" if self._is_staged else "not every rank can read all of them"
-        log.warning(
-            "the saves of %d ranks are of no use to %d ranks (%s); training starts from the beginning",
-            others[-1],
-            self._ranks.size,
-            why,
-        )
+        if not without:
+            why = "the ranks have none of the same step"
+        elif self._is_staged:
+            why = "a pipeline goes on only with as many ranks as before, each with its own save"
+        else:
+            why = f"{', '.join(without)} cannot read all that this takes"
+        log.warning("this training was saved, but the saves cannot be used (%s); it starts from the beginning", why)
 
 
 def _save_in(path: Path, slot: int, belongs_to: Mapping[str, str]) -> _RankSave | None:
-    """What is saved there; None without a file. Raises `CheckpointDamaged`, `KeyError` or `ValueError` if it is of no
-    use to this training.
+    """What is saved there; None without a file. Raises `_OfNoUse` for another training, and `CheckpointDamaged`,
+    `KeyError`, `TypeError` or `ValueError` for a damaged file.
     """
     if (found := read_checkpoint(path)) is None:
         return None
     belongs, state = found
     if not belongs_to.items() <= belongs.items():
-        raise ValueError("it is of another training")
+        raise _OfNoUse("it is of another training")
     return _RankSave(int(belongs[_RANK]), int(belongs[_RANKS]), belongs[_PART], slot, state)
 
 
@@ -182,9 +197,9 @@ def _path(folder: Path, rank: int, slot: int) -> Path:
 def _folders(folder: Path) -> Iterator[tuple[int, Path]]:
     """The folder of each rank that this machine knows, by its number."""
     for one in sorted(folder.iterdir()):
-        if one.name.isdigit():
+        if one.name.isdecimal():
             yield int(one.name), one
 
 
-def _moments(text: bytes) -> set[tuple[int, int]]:
+def _moments(text: bytes) -> set[_Moment]:
     return {(step, n_ranks) for step, n_ranks in json.loads(text)}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -19,10 +18,9 @@ from umbel.aggregation.codec.vector_update import GradientProjections
 from umbel.aggregation.model.layout import Layout
 from umbel.client.app import Client
 from umbel.client.datacenter.ranks.apart import ApartFromJob, require_apart
-from umbel.client.datacenter.ranks.group import Group, GroupError, lost_rank
+from umbel.client.datacenter.ranks.group import Group, GroupError, is_loss, lost_rank
 from umbel.client.datacenter.ranks.names import RANKS, RankNames
 from umbel.client.datacenter.ranks.samples import require_same_samples
-from umbel.client.datacenter.ranks.torch_errors import loss_of
 from umbel.client.datacenter.silo.checkpoint import RankCheckpoint
 from umbel.client.datacenter.silo.orders import Order, OrderKind, planned
 from umbel.client.datacenter.silo.results import evaluation_as_json, training_as_json
@@ -219,7 +217,7 @@ class SiloRank:
 
     def _fail(self, error: BaseException) -> None:
         """Wait until all others have settled, too. Raises `RankFailed` if they do not: some may wait for this one."""
-        is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and loss_of(error) is not None)
+        is_lost = is_loss(error)
         self._settle("" if is_lost else f"{type(error).__name__} {where_raised(error)}")
         until = time.monotonic() + (_LOST_S if is_lost else _ALL_SETTLE_S)
         while len(found := self._settled()) < self.ranks.size and time.monotonic() < until:
@@ -296,9 +294,10 @@ def require_parts(parts: Sequence[BatchPart], names: RankNames = RANKS) -> None:
     """Raise `GroupError` unless all ranks take whole batches, or together take all parts of them."""
     counts = {one.count for one in parts}
     if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
+        own = "rank_part(mesh)" if names.suffix else "rank_part()"
         told = ", ".join(f"{names.of(rank)} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
         raise GroupError(
-            f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part=rank_part()), or none any"
+            f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part={own}), or none any"
         )
 
 

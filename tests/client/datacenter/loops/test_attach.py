@@ -16,6 +16,8 @@ from torch.optim import SGD
 
 from tests.aggregation.collective.ranks import in_ranks
 from tests.suite.nights import at_night
+from umbel.client.datacenter.loops.issuing import Issuer
+from umbel.client.datacenter.ranks.group import GroupError
 from umbel.datacenter import CodecName, MeanRecord, comm_hook, outer_sync
 
 pytestmark = pytest.mark.slow
@@ -406,3 +408,42 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     for setting, sentence in refused:
         with pytest.raises(ValueError, match=sentence), outer_sync(model, optimizer, **setting):
             pass
+    kinds: list[tuple[dict[str, Any], str]] = [
+        ({"every": 2.5}, "every must be a whole number, not 2.5"),
+        ({"every": 5, "seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"every": 5, "on_mean": 5}, "on_mean must be a function that takes the record of a mean, not 5"),
+    ]
+    for setting, sentence in kinds:
+        with pytest.raises(TypeError, match=sentence), outer_sync(model, optimizer, **setting):
+            pass
+
+
+def test_a_mean_after_the_block_is_refused() -> None:
+    with Issuer(torch.device("cpu")) as issuer:
+        assert issuer.submit(lambda: torch.ones(1)).result() == 1
+    with pytest.raises(RuntimeError, match="after the block of outer_sync or comm_hook had ended"):
+        issuer.submit(lambda: torch.ones(1))
+
+
+def alone_from_the_second_mean(group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Rank 1 fails after the first mean; the store that its process keeps stays."""
+    rank, model = dist.get_rank(group), network()
+    optimizer = SGD(model.parameters(), lr=RATE)
+
+    def told(_: object) -> None:
+        if rank == 1:
+            raise ZeroDivisionError
+
+    def train() -> None:
+        with outer_sync(model, optimizer, every=1, on_mean=told):
+            for _ in range(2):
+                optimizer.step()
+
+    with pytest.raises(ZeroDivisionError if rank == 1 else GroupError) as raised:
+        train()
+    return {"is_named": torch.tensor("another rank of this job is lost" in str(raised.value))}
+
+
+def test_a_rank_that_is_lost_is_named(tmp_path: Path) -> None:
+    found = in_ranks(f"{HERE}:alone_from_the_second_mean", 2, tmp_path)
+    assert [bool(one["is_named"]) for one in found] == [True, False]
