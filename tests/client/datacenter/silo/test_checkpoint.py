@@ -22,7 +22,7 @@ from umbel.client.datacenter.ranks.names import RANKS
 from umbel.client.datacenter.silo.checkpoint import RankCheckpoint
 from umbel.client.datacenter.silo.client import SiloClient
 from umbel.client.files import make_private
-from umbel.client.local.batches import WHOLE, BatchPart
+from umbel.client.local.batches import BatchPart
 from umbel.client.local.plan import LocalPlan
 from umbel.client.state.checkpoint import DiskCheckpoint
 from umbel.client.state.model_files import read_metadata
@@ -132,12 +132,13 @@ class OneOf:
 
 def of_rank(folder: Path, rank: OneOf, *, is_staged: bool = False) -> RankCheckpoint:
     make_private(folder / str(rank.rank))
+    ranks: Any = rank
     part = BatchPart(rank.rank, rank.size)
-    return RankCheckpoint(folder, BELONGS, nn.Linear(1, 1), rank, part, 0, is_staged=is_staged)  # type: ignore[arg-type]
+    return RankCheckpoint(folder, BELONGS, nn.Linear(1, 1), ranks, part, 0, is_staged=is_staged)
 
 
 def saved(folder: Path, n_ranks: int) -> None:
-    measured = {"sums": {}, "counts": {}, "first": {}, "own": []}
+    measured: dict[str, object] = {"sums": {}, "counts": {}, "first": {}, "own": []}
     for rank in range(n_ranks):
         of_rank(folder, OneOf(rank, n_ranks)).save({"steps_done": 7, "means": measured})
 
@@ -209,13 +210,9 @@ def test_without_any_save_the_log_says_nothing(tmp_path: Path, caplog: pytest.Lo
 
 def test_what_another_training_has_saved_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path, 3)
-    other = RankCheckpoint(  # on rank 0 of two
-        tmp_path,
-        {**BELONGS, "assignment": "silos.2.1.ward"},
-        nn.Linear(1, 1),
-        OneOf(0, 2, [[]]),
-        WHOLE,
-        0,  # type: ignore[arg-type]
+    rank: Any = OneOf(0, 2, [[]])
+    other = RankCheckpoint(
+        tmp_path, {**BELONGS, "assignment": "silos.2.1.ward"}, nn.Linear(1, 1), rank, BatchPart(0, 2), 0
     )
     assert other.load() is None
     assert not [*tmp_path.rglob("*.safetensors")]
