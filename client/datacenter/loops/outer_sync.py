@@ -107,7 +107,8 @@ class OuterSync:
         on_mean: Callable[[MeanRecord], None] | None = None,
     ) -> None:
         """Raises `ValueError` for numbers that do not fit together, and `TypeError` for what is none."""
-        for name, number in {"every": every, "fragments": fragments, "delay": delay, "seed": seed}.items():
+        numbers: dict[str, object] = {"every": every, "fragments": fragments, "delay": delay, "seed": seed}
+        for name, number in numbers.items():
             if not isinstance(number, int):
                 raise TypeError(f"{name} must be a whole number, not {number!r}")
         if on_mean is not None and not callable(on_mean):
