@@ -97,10 +97,12 @@ def doctor(
     still accepts it. It changes nothing, needs no token, and prints no secret. The exit status is 1 if something is
     wrong.
 
-    With --distributed, check the ranks of a job in a data center: that they have the same versions, and how fast their
-    network is. With a run file and --app, also time the steps of these clients: whether they wait for data or for the
-    network, whether the model fits, and how often to add up in how many bits. With --ranks-per-client, a step is one of
-    a whole client. Rank 0 prints what was found.
+    With --distributed, check the ranks of a job in a data center: that they
+    have the same versions, and how fast their network is. With a run file and
+    --app, also time the steps of these clients: whether they wait for data or
+    for the network, whether the model fits, and how often to add up in how
+    many bits. With --ranks-per-client, a step is one of a whole client. Rank 0
+    prints what was found.
 
     torchrun --standalone --nproc-per-node 4 -m umbel doctor --distributed [RUN.toml --app module:make_client]
     """

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.types import require_metric_name
 from umbel.client.local.arrays import array_of, tensor_of
 from umbel.client.local.batches import EndlessBatches
 from umbel.client.local.checkpoint import Checkpoint
@@ -51,8 +52,12 @@ class Means:
         return bool(self._sums)
 
     def add(self, batch_means: Mapping[str, Tensor | WeightedMean], n_samples: int) -> None:
-        """Raises `ValueError` for a name that has a weight of its own in some batches and none in others."""
+        """Raises `ValueError` for a name that no metric may have, or that has a weight of its own in some batches and
+        none in others.
+        """
         for name, mean in batch_means.items():
+            if name not in self._has_own_weight:
+                require_metric_name(name)  # now, because a whole training would be lost at its end
             has_own = isinstance(mean, WeightedMean)
             if self._has_own_weight.setdefault(name, has_own) is not has_own:
                 raise ValueError(
@@ -115,11 +120,15 @@ class CountSums:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, batch_counts: Mapping[str, Tensor]) -> None:
-        """Raises `ValueError` for counts that are no integers, or whose shape differs from the batches before."""
+        """Raises `ValueError` for a name that no metric may have, for counts that are no integers, and for those whose
+        shape differs from the batches before.
+        """
         for name, counts in batch_counts.items():
             if counts.is_floating_point() or counts.is_complex():
                 raise ValueError(f"the counts {name!r} must be integers, not {counts.dtype}")
             before = self._sums.get(name)
+            if before is None:
+                require_metric_name(name)
             if before is not None and before.shape != counts.shape:
                 raise ValueError(
                     f"the counts {name!r} have shape {tuple(counts.shape)}, but {tuple(before.shape)} in an earlier "

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from torch import nn
 
+from umbel.aggregation.phrases import agreeing
 from umbel.client.datacenter.ranks.group import Group
 from umbel.client.datacenter.silo.saved_shards import with_shards, without_shards
 from umbel.client.local.batches import BatchPart
@@ -157,7 +158,7 @@ class RankCheckpoint(Checkpoint):
             parts.setdefault(saves[number].part, saves[number].state)
         measured = measured_so_far([*parts.values()], takes_sums=self._part.index == 0)
         whole = {**base, **measured}
-        log.info("the saves of %d ranks are divided among %d", n_ranks, size)
+        log.info("the saves of %d %s are divided among %d", n_ranks, agreeing(n_ranks, "rank", "ranks"), size)
         return cast(dict[str, Any], with_shards(whole, [one.state for one in saves.values()], self._model))
 
     def _tell_of_unused(self, found: Mapping[_Moment, object], by_rank: Sequence[set[_Moment]]) -> None:

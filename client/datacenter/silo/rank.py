@@ -296,9 +296,7 @@ def require_parts(parts: Sequence[BatchPart], names: RankNames = RANKS) -> None:
     if len(counts) > 1 or {one.index for one in parts} != set(range(parts[0].count)):
         own = "rank_part(mesh)" if names.suffix else "rank_part()"
         told = ", ".join(f"{names.of(rank)} takes part {one.index} of {one.count}" for rank, one in enumerate(parts))
-        raise GroupError(
-            f"the ranks' parts of a batch make no whole: {told}. Give each rank its own (part={own}), or none any"
-        )
+        raise GroupError(f"the ranks' parts of a batch make no whole: {told}. Give each rank its own part: part={own}")
 
 
 def follow(rank: SiloRank) -> None:

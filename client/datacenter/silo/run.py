@@ -52,7 +52,7 @@ def run_silo(
             follow(rank)
             return None
         with leading(rank) as client:
-            log.info("this silo has %d ranks, which %s", ranks.size, _share_of(rank.app.part))
+            log.info("%s", _described(ranks.size, rank.app.part))
             return run_client(client, server, state_dir, run, **terms)
 
 
@@ -63,5 +63,8 @@ def _made(make_client: Callable[[], Client]) -> Client:
     return app
 
 
-def _share_of(part: BatchPart) -> str:
-    return f"each take one of {part.count} parts of every batch" if part.count > 1 else "all take the same batches"
+def _described(n_ranks: int, part: BatchPart) -> str:
+    if n_ranks == 1:
+        return "this silo has one rank"
+    share = f"each take one of {part.count} parts of every batch" if part.count > 1 else "all take the same batches"
+    return f"this silo has {n_ranks} ranks, which {share}"

@@ -65,7 +65,7 @@ def with_shards(value: Any, saves: Sequence[Any], model: nn.Module) -> Any:
 def _put_together(like: DTensor, pieces: Sequence[Mapping[str, Any]]) -> Tensor:
     """What this rank holds of a tensor that is sharded as `like` is, on the CPU."""
     shape, begins = like.to_local().shape, _begins(like)
-    found, n_found, seen = torch.empty(shape, dtype=pieces[0][_SHARD].dtype), 0, set[object]()
+    found, n_found, seen = torch.zeros(shape, dtype=pieces[0][_SHARD].dtype), 0, set[object]()
     for piece in pieces:
         shard, at = piece[_SHARD], piece[_BEGINS]
         if at is None or begins is None:

@@ -190,7 +190,9 @@ class SiloTensors:
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """By name in the whole model, in the order of the state dict; shards as DTensors."""
+    """By name in the whole model, in the order of the state dict; shards as DTensors. A stage may have none."""
+    if not model.state_dict():
+        return {}
     found: dict[str, Any] = get_model_state_dict(model)
     if other := [name for name, one in found.items() if not isinstance(one, Tensor)]:
         raise GroupError(f"the model's state has {other[0]!r}, which is no tensor: ranks of a silo cannot share it")

@@ -100,6 +100,13 @@ def test_a_metric_that_has_a_weight_of_its_own_only_sometimes_is_refused() -> No
         means.add({"recall": torch.tensor(0.5)}, 7)
 
 
+def test_a_name_that_no_metric_may_have_is_refused_at_the_first_batch() -> None:
+    with pytest.raises(ValueError, match="metric name '<b>' must be 1 to 64 letters"):
+        Means().add({"<b>": torch.tensor(0.5)}, 7)
+    with pytest.raises(ValueError, match="metric name 'two words' must be"):
+        CountSums().add({"two words": torch.tensor([1])})
+
+
 def test_the_ready_trainer_takes_weighted_metrics() -> None:
     """The sensitivity over 300 samples, in batches with very different numbers of positive ones."""
     draw = torch.Generator().manual_seed(3)

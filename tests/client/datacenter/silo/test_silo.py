@@ -390,3 +390,8 @@ def test_tied_weights_are_one_tensor_and_travel_once() -> None:
         assert whole.get_parameter("head.weight") is whole.get_parameter("embedding.weight")
         assert torch.equal(whole.get_parameter("head.weight"), model.get_parameter("embedding.weight"))
         assert SharedState(whole).layout.digest == SharedState(model).layout.digest
+
+
+def test_a_stage_without_tensors_holds_none() -> None:
+    with joined() as alone:
+        assert SiloTensors(nn.ReLU(), alone).names == []
