@@ -32,8 +32,8 @@ _Moment: TypeAlias = tuple[int, int]
 """The steps that were done, and the number of ranks: what saves that fit together have in common."""
 
 
-class _OfNoUse(Exception):
-    pass
+class _OfAnother(Exception):
+    """A save is of another training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +122,24 @@ class RankCheckpoint(Checkpoint):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _readable(self) -> dict[_Moment, dict[int, _RankSave]]:
-        """By moment and rank, what this rank can read of this training. Saves of others are removed."""
+        """By moment and rank, what this rank can read of this training. What is of no use is removed: by each rank in
+        its own folder, and by rank 0 in those of ranks that are no more.
+        """
         found = defaultdict[_Moment, dict[int, _RankSave]](dict)
         for number, _ in _folders(self._folder):
+            is_mine = number == self._ranks.rank or (self._ranks.is_first and number >= self._ranks.size)
             for slot in _SLOTS:
                 path = _path(self._folder, number, slot)
                 try:
                     if (save := _save_in(path, slot, self._belongs_to)) is not None:
                         found[save.moment][save.rank] = save
-                except _OfNoUse as error:
-                    log.debug("%s is removed: %s", path, error)
-                    remove_checkpoint(path)
+                except _OfAnother:
+                    if is_mine:
+                        remove_checkpoint(path)
                 except (CheckpointDamaged, KeyError, TypeError, ValueError) as error:
-                    if number == self._ranks.rank:
+                    if is_mine:
                         log.warning("the save %s is damaged (%s), and is removed", path, error)
-                    remove_checkpoint(path)
+                        remove_checkpoint(path)
         return found
 
     def _suffice(self, moment: _Moment, saves: Mapping[int, _RankSave]) -> bool:
@@ -176,14 +179,14 @@ class RankCheckpoint(Checkpoint):
 
 
 def _save_in(path: Path, slot: int, belongs_to: Mapping[str, str]) -> _RankSave | None:
-    """What is saved there; None without a file. Raises `_OfNoUse` for another training, and `CheckpointDamaged`,
+    """What is saved there; None without a file. Raises `_OfAnother`, and `CheckpointDamaged`,
     `KeyError`, `TypeError` or `ValueError` for a damaged file.
     """
     if (found := read_checkpoint(path)) is None:
         return None
     belongs, state = found
     if not belongs_to.items() <= belongs.items():
-        raise _OfNoUse("it is of another training")
+        raise _OfAnother
     return _RankSave(int(belongs[_RANK]), int(belongs[_RANKS]), belongs[_PART], slot, state)
 
 

@@ -210,10 +210,9 @@ def test_without_any_save_the_log_says_nothing(tmp_path: Path, caplog: pytest.Lo
 
 def test_what_another_training_has_saved_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path, 3)
-    rank: Any = OneOf(0, 2, [[]])
-    other = RankCheckpoint(
-        tmp_path, {**BELONGS, "assignment": "silos.2.1.ward"}, nn.Linear(1, 1), rank, BatchPart(0, 2), 0
-    )
-    assert other.load() is None
+    belongs = {**BELONGS, "assignment": "silos.2.1.ward"}
+    for number in range(2):
+        rank: Any = OneOf(number, 2, [[]])
+        assert RankCheckpoint(tmp_path, belongs, nn.Linear(1, 1), rank, BatchPart(number, 2), 0).load() is None
     assert not [*tmp_path.rglob("*.safetensors")]
     assert not caplog.text
