@@ -122,7 +122,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Any]] | None:
     """
     try:
         if not path.is_file():  # another thing, such as a pipe, may keep its reader waiting
-            path.lstat()
+            path.lstat()  # raises FileNotFoundError if nothing is there
             raise CheckpointDamaged("it is no file")
         metadata, tensors = read_tensors(path)
         kept: dict[str, Any] = json.loads(metadata[_KEY])

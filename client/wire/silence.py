@@ -1,8 +1,8 @@
 """How long a coordinator has given no usable answer, and what a client does once that is too long.
 
-An answer is usable once its whole body has been read, and if the request need not be repeated: a refusal with a reason
-is one, and a 429, a 5xx, a proxy's page or an endless body is none. A model may take hours to arrive, so bytes of a
-body defer the end of a silence, at the slowest useful rate (`timing.SLOWEST_BYTES_PER_S`).
+An answer is usable once its whole body has been read, and if the request need not be repeated. So a refusal with a
+reason is usable. A 429, a 5xx, a proxy's page and an endless body are not. A model may take hours to arrive, so bytes
+of a body defer the end of a silence, at the slowest useful rate (`timing.SLOWEST_BYTES_PER_S`).
 """
 
 import math
@@ -28,7 +28,7 @@ class Silence:
         self.max_s = max_s
         self.is_too_long = False
         self.ends_at = math.inf
-        """When this silence becomes too long, on `time.monotonic`'s clock; infinity while there is none."""
+        """When this silence becomes too long, on `time.monotonic`'s clock; infinity while requests succeed."""
         self.cause = ""
         """Why the last request of this silence got no usable answer."""
         self._gives_up = gives_up

@@ -81,7 +81,7 @@ class JobCheck:
     @property
     def sums_with_wait(self) -> dict[CodecName, float]:
         """Seconds of a mean after steps, by codec."""
-        return {codec: took + self.wait_s for codec, took in self.sums.items()}
+        return _with_wait(self.sums, self.wait_s)
 
 
 def measured_job(
@@ -115,7 +115,7 @@ def measured_job(
         agreed_time(group, normal_s), alone_s, None if synthetic_s is None else agreed_time(group, synthetic_s)
     )
     wait_s = max(0.0, times.normal_s - alone_s - sums["float32"])
-    with_wait: dict[CodecName, float] = {codec: took + wait_s for codec, took in sums.items()}
+    with_wait = _with_wait(sums, wait_s)
     advice, measured, refuted = None, None, tuple[RefutedAdvice, ...]()
     if group.size > 1 and several is None:
         advice, measured, refuted = _tried_advice(group, timer, alone_s, with_wait, values, _OF_ROUNDS * budget_s)
@@ -138,6 +138,10 @@ def measured_job(
         refuted=refuted,
         ranks_per_client=1 if several is None else several.n,
     )
+
+
+def _with_wait(sums: Mapping[CodecName, float], wait_s: float) -> dict[CodecName, float]:
+    return {codec: took + wait_s for codec, took in sums.items()}
 
 
 def finding_of_failure(error: NotTimed) -> ClientFinding:

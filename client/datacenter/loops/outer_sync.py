@@ -106,7 +106,7 @@ class OuterSync:
         seed: int = 0,
         on_mean: Callable[[MeanRecord], None] | None = None,
     ) -> None:
-        """Raises `ValueError` for numbers that do not fit together, and `TypeError` for what is none."""
+        """Raises `ValueError` for numbers that do not fit together, and `TypeError` for other types."""
         numbers: dict[str, object] = {"every": every, "fragments": fragments, "delay": delay, "seed": seed}
         for name, number in numbers.items():
             if not isinstance(number, int):

@@ -85,8 +85,7 @@ class SiloRank:
             if (told := must_leave()) is not None and time.monotonic() >= max(began, told) + _LEAVES_S:
                 raise GroupError(
                     f"{self._name(self.ranks.rank)} must leave, and {self._name(0)} has said nothing for "
-                    f"{_LEAVES_S:.0f} s: see its "
-                    "log. Start the same command again to go on"
+                    f"{_LEAVES_S:.0f} s: see its log. Start the same command again to go on"
                 )
         return Order.from_json(text)
 

@@ -3,7 +3,7 @@ shards of some ranks give those of others, whatever their number.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ _Path = tuple[object, ...]
 
 def without_shards(value: Any, model: nn.Module) -> Any:
     """The nested values with this rank's shard in the place of each sharded tensor, and the name of a parameter that is
-    sharded alike. Raises `ValueError` if there is none.
+    sharded alike. Raises `ValueError` if no parameter is.
     """
     alike = {_place(one): name for name, one in model.named_parameters() if isinstance(one, DTensor)}
 
@@ -114,7 +114,7 @@ def _is_piece(value: Any) -> bool:
     return isinstance(value, Mapping) and _SHARD in value
 
 
-def _pieces(value: Any) -> Iterator[tuple[_Path, Mapping[str, Any]]]:
+def _pieces(value: Any) -> list[tuple[_Path, Mapping[str, Any]]]:
     found = list[tuple[_Path, Mapping[str, Any]]]()
 
     def noted(value: Any, path: _Path) -> Any:
@@ -124,7 +124,7 @@ def _pieces(value: Any) -> Iterator[tuple[_Path, Mapping[str, Any]]]:
         return None
 
     _mapped(value, noted)
-    yield from found
+    return found
 
 
 def _mapped(value: Any, change: Callable[[Any, _Path], Any], path: _Path = ()) -> Any:
